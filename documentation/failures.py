@@ -62,7 +62,9 @@ SOURCES = {
         "full_disks", "bus_error", "cpu_limit", "missing_interpreter", "closed_output",
         "local_rank", "hard_cpu_limit", "_shm_remedy", "_full",
     ),
-    "host/oom_detector.py": ("explain_kill", "explain_child_kill", "_counted", "_place", "_other", "NOBODY"),
+    "host/oom_detector.py": (
+        "explain_kill", "explain_child_kill", "_counted", "_place", "_other", "NOBODY",
+    ),
     "agent/shutdown.py": ("as_unfit", "as_preempted"),
     "agent/link.py": ("JobEnded",),
     "agent/postmortem.py": ("_explain_full_disk",),

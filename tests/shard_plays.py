@@ -81,7 +81,8 @@ def main() -> None:
     stayed = len(re.findall(r"ranks kept running", result.stderr))
     lost = re.findall(r"lost in rank 0: (.*)", result.stdout)
     print(
-        f"{arguments.kills} kills: 3 ranks kept running {stayed} times; state lost {len(lost)} times"
+        f"{arguments.kills} kills: 3 ranks kept running {stayed} times; "
+        f"state lost {len(lost)} times"
     )
     print(*lost, sep="\n")
     if result.returncode or stayed != arguments.kills:

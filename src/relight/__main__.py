@@ -9,7 +9,7 @@ from relight.base.exit_signals import exit_on_signals
 def entry() -> NoReturn:
     """Run this process's command line."""
     exit_on_signals()
-    # Hardly any imported object is ever freed: repeated garbage collections would cost 2 ms.
+    # Imported objects are rarely freed, so repeated garbage collection would waste 2 ms.
     gc.set_threshold(50_000)
     from relight.cli import main
 

@@ -4,11 +4,11 @@ entrypoint)(*args)`.
     from relight.torch_launcher import LaunchConfig, elastic_launch
     results = elastic_launch(LaunchConfig(1, 1, 4, rdzv_backend="c10d"), train)(0.1)
 
-Arguments, results and errors are those of torch 2.13 (`torch/distributed/launcher/api.py`,
-`torch/distributed/elastic/multiprocessing/errors`); docs/embedding.md lists what differs. torch's
-own LaunchConfig also works, because only the field names matter; torch is not imported. If the
-caller has imported torch, errors are also instances of torch's classes, so that `except` clauses
-catch them.
+Arguments, results and errors match torch 2.13 (`torch/distributed/launcher/api.py`,
+`torch/distributed/elastic/multiprocessing/errors`); docs/embedding.md lists the differences.
+torch's own LaunchConfig also works, because only the field names matter. torch is not imported. If
+the caller has imported torch, errors are also instances of torch's classes, so that `except`
+clauses catch them.
 
     python -m relight.torch_launcher accelerate launch … train.py
 
@@ -67,10 +67,10 @@ class DefaultLogsSpecs:
     Args:
         log_dir: the directory for log files. If neither this nor `redirects` or `tee` is set, no
             logs are kept.
-        redirects: streams that are written to files only: 0 none, 1 stdout, 2 stderr, 3 both; or a
-            mapping from local ranks to these values.
+        redirects: streams that are written to files only. The value is 0 (none), 1 (stdout), 2
+            (stderr) or 3 (both), or a mapping from local ranks to these values.
         tee: streams that are written to files and to the console, in the same format.
-        local_ranks_filter: local ranks that are shown on the console; None for all.
+        local_ranks_filter: the local ranks that are shown on the console, or None for all.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class LaunchConfig:
 
 @dataclass
 class ProcessFailure:
-    """How one worker failed, with the fields of torch's class with the same name.
+    """A worker's failure, with the same fields as torch's class of that name.
 
     `error_file` is always `<N/A>`: its content is in `error_file_data`. `message` describes an
     exception, as `{"message": …, "extraInfo": {"py_callstack": …, "timestamp": …}}`, or is a
@@ -221,8 +221,8 @@ class elastic_launch:  # noqa: N801  # torch's name
 
     Args:
         config: this module's LaunchConfig, or torch's.
-        entrypoint: a function, called with the arguments of the call; or a program, which receives
-            them as strings.
+        entrypoint: a function, which is called with the arguments passed to the instance; or a
+            program, which receives them as strings.
         health_check_server: must be None, because relight's agents don't run a health check server.
     """
 
@@ -237,8 +237,8 @@ class elastic_launch:  # noqa: N801  # torch's name
         self._health_check_server = health_check_server
 
     def __call__(self, *args: Any) -> dict[int, Any]:
-        """Run the entrypoint until it finishes. Return the result of each worker on this node by
-        global rank, always None for a program.
+        """Run the entrypoint until it finishes. Return the result of each worker on this node, by
+        global rank. For a program, all results are None.
 
         Raises:
             ChildFailedError: if workers failed.
@@ -246,7 +246,7 @@ class elastic_launch:  # noqa: N801  # torch's name
                 have exited by then.
             WorkersFailedError: if the job failed although no worker did, because nodes were
                 missing.
-            UsageError: if the configuration is invalid; nothing was started.
+            UsageError: if the configuration is invalid. Nothing was started.
         """
         return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
 
@@ -293,7 +293,7 @@ def _call(config: Any, function: Callable[..., Any], args: list[Any]) -> dict[in
         warm = warm_flags((), environment.read().variables)
         with _signals_raise(config):
             spec = _spec(config, WORKER, [], *warm)
-            env = {**spec.env, CALL_DIRECTORY: directory}  # all nodes have the same arguments
+            env = {**spec.env, CALL_DIRECTORY: directory}  # all nodes get the same arguments
             result = run(spec._replace(module=True, env=env))
         raised = function_results.raised(directory)
         if result.exit_code:
@@ -385,7 +385,7 @@ def _numa(options: Any) -> str:
     """Convert torch's NumaOptions to a flag.
 
     Raises:
-        UsageError: if it is something else.
+        UsageError: if the value has another type.
     """
     if options is None:
         return ""
@@ -446,7 +446,7 @@ def _error(
 def _failure(failure: Failure, raised: function_results.Raised | None) -> ProcessFailure:
     report = failure.report if failure.is_explained else None
     if raised is not None and isinstance(raised.error, SystemExit):
-        raised = None  # no error of its own, as in torch
+        raised = None  # as in torch, not an error
     timestamp = int(raised.time) if raised else _seconds(failure.when)
     message: Any = ""
     if raised is not None or report is not None:
@@ -492,7 +492,7 @@ def _class(own: type[Exception], module: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def _signals_raise(config: Any) -> Iterator[None]:
-    """Raise SignalException for signals, as torch does; only the main thread receives them."""
+    """Raise SignalException for signals, as torch does. Only the main thread receives them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -535,7 +535,7 @@ def replace_torchs() -> None:
 
 
 def replace_in(module: ModuleType) -> None:
-    """Replace `elastic_launch` and `launch_agent` in one torch module that has them."""
+    """Replace `elastic_launch` and `launch_agent` in a torch module that defines them."""
     for own in (elastic_launch, launch_agent):
         if hasattr(module, own.__name__):
             setattr(module, own.__name__, own)

@@ -183,8 +183,11 @@ def test_agent_with_different_protocol_is_refused_with_a_reason(
         with connection.makefile("rb") as stream:
             answer = stream.read()
     line = line_of(here, "refused a connection")
-    assert re.search(rf"from 127\.0\.0\.1:\d+: it runs {named} \(protocol 987\), but this node runs {OURS}; "
-                     "install the same version on all nodes", line)  # fmt: skip
+    assert re.search(
+        rf"from 127\.0\.0\.1:\d+: it runs {named} \(protocol 987\), "
+        rf"but this node runs {OURS}; install the same version on all nodes",
+        line,
+    )
     assert answer.startswith(wire.GREETING)
     assert f'"version":"{relight.__version__}"'.encode() in answer
 
@@ -207,5 +210,8 @@ def test_agent_explains_protocol_mismatch_with_coordinator(agent: Any) -> None:
         line = line_of(here, "it runs")
         said.set()
         answering.join(LIMIT_S)
-    assert re.search(rf"coordinator at 127\.0\.0\.1:\d+: it runs relight 9\.8\.7 \(protocol 987\), "
-                     rf"but this node runs {OURS}; install the same version on all nodes", line)  # fmt: skip
+    assert re.search(
+        rf"coordinator at 127\.0\.0\.1:\d+: it runs relight 9\.8\.7 \(protocol 987\), "
+        rf"but this node runs {OURS}; install the same version on all nodes",
+        line,
+    )

@@ -1,4 +1,4 @@
-"""The agent: one process for each node of a job.
+"""The agent, which is one process on each node in a job.
 
     start.py, prepare.py     from checked flags to an `AgentConfig`, or a one-line error
     agent.py                 the main loop of one node; read this first

@@ -1,5 +1,5 @@
-"""Runs one node of a job in three repeating steps: get ready, run a generation, react. Read this
-first.
+"""Runs one node in a job, by repeating three steps: get ready, run a generation, react. Read this
+module first.
 
     get ready   run the health check, if configured; bind a store for the workers; tell the
                 group that this node is ready, and how the previous generation ended
@@ -11,12 +11,12 @@ first.
 
 When a worker fails, WorkerGroup immediately stops the other workers on this node, and the agent
 reports the failure. The group (core/group/membership) decides whether there is another generation
-and which nodes are in it. In a single-node job, the group runs in this process too. The agent
+and which nodes are in it. In a single-node job, the group also runs in this process. The agent
 itself decides to leave if it receives a signal, its node is preempted, a health check fails, or a
 worker is stuck in an uninterruptible call for longer than
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, if that is set.
 
-While the agent waits, its event loop runs: `Node` handles messages from the group, and
+While the agent is waiting, its event loop runs, in which `Node` handles messages from the group and
 `Interruption` handles signals and preemption notices. `Node.state` is one of the following:
 
     NodeReady           this node waits for a generation; this is its latest report
@@ -28,7 +28,8 @@ In any of these states the job may end (`Node.end`), or a signal may tell this a
 (`Interruption.signals`).
 
 Workers may run only until their lease expires (`Node.lease_until`). Replies from the coordinator
-renew it. After it expires, the workers are frozen until it is renewed or they are stopped.
+renew the lease. After the lease expires, the workers are frozen until it is renewed or they are
+stopped.
 """
 
 import socket
@@ -92,9 +93,8 @@ _LOADED_LATER = (
     "relight.agent.recovery",
     "relight.agent.status.answers",
 )
-"""Modules that any job may need while it runs and when it ends. They are imported early because the
-job can outlive the files that it was started from: an upgrade may remove or replace them, or a file
-server may fail.
+"""Modules that any job may need while it runs and when it ends. They are imported early because an
+upgrade may remove or replace the files that the job was started from, or a file server may fail.
 """
 _LOADED_FOR_NODES = (
     "relight.agent.coordinator",
@@ -106,20 +106,20 @@ _LOADED_FOR_NODES = (
     "relight.core.group.group_replay",
 )
 """Modules needed for the first late heartbeat, for a new coordinator or spawner, and for a flag
-that only another node was given.
+that was only given on another node.
 """
 _END_LIMIT_S = 30.0
-"""How long an embedding program waits for the spawner to exit."""
+"""How long a program that embeds the agent waits for the spawner to exit."""
 _LOADED_FOR_RESTARTS = (
     "relight.host.free_memory",
     "relight.warm.preloading",
     "relight.warm.import_profile",
 )
-"""For workers that are forked warm after a restart (--preload=background)."""
+"""Modules for workers that are forked warm after a restart (--preload=background)."""
 
 
 class Agent:
-    """Runs one node of a job, from its first worker to its last.
+    """Runs one node in a job, from its first worker to its last.
 
     Args:
         job: the configuration.
@@ -142,7 +142,7 @@ class Agent:
         self._inspector: JobInspector | None = None
         self._shown = Alarm(self.loop, self._show_job)
         self._unshown = UnshownOutput(self.loop, consoles, self.interruption.signals)
-        if job.local_world_size > 8:  # raising it costs an import, and few workers never need it
+        if job.local_world_size > 8:  # only then is the import worthwhile
             raise_limit()
         self._spawner = SpawnerProcess()
         self._services = AgentContext(
@@ -159,11 +159,11 @@ class Agent:
         self._spawner.held = self.link.held
 
     def run(self, *, keeps_process: bool = False) -> int:
-        """Run the job; return its exit code.
+        """Run the job and return its exit code.
 
         Args:
-            keeps_process: whether this process outlives the job (`relight.run`). If so, close all
-                descriptors and wait for the spawner to exit.
+            keeps_process: whether this process outlives the job (`relight.run`). If it does, close
+                all descriptors and wait for the spawner to exit.
 
         Raises:
             RelightError: if the job can't be started here.
@@ -204,7 +204,7 @@ class Agent:
             self.loop.close()  # last: from here on, signals have their default effect
 
     def _run(self) -> tuple[int, str]:
-        """Run generations until this agent leaves; return its exit code and the reason."""
+        """Run generations until this agent leaves. Return its exit code and the reason."""
         outcome, node, signals = GenerationResult(), self.node, self.interruption.signals
         while True:
             unfit = self._check_health(outcome)
@@ -236,7 +236,7 @@ class Agent:
 
     def _check_health(self, outcome: GenerationResult) -> "HealthCheckFailure | None":
         """Return why this node must not run workers, or None."""
-        # Without a restart, no more workers start here, so this node's health doesn't matter.
+        # If there is no restart, no more workers start here, so this node's health doesn't matter.
         no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
         if self.job.command.spec.health_check is None or no_restart or self._is_over():
             return None
@@ -255,7 +255,7 @@ class Agent:
         bad_node.remember(self.loop, self.journal, place, why, self.job.command.env)
 
     def _get_ready(self, outcome: GenerationResult) -> None:
-        """Bind a store for the next generation; report that no workers are running here, and how
+        """Bind a store for the next generation. Report that no workers are running here, and how
         the previous ones ended.
 
         The store is bound before its port is announced. A store is never reused for another
@@ -291,8 +291,8 @@ class Agent:
         return formed
 
     def _has_room_for(self, formed: GenerationFormed) -> bool:
-        """Return whether the workers of a generation can start now. Survivors that aren't part of
-        it are ended first; the generation may be stopped in the meantime.
+        """Return whether a generation's workers can start now. Survivors that aren't part of the
+        generation are ended first, and the generation may be stopped in the meantime.
         """
         workers = self.node.workers
         stay = workers is not None and workers.has_survivors and formed.survivors_stay
@@ -327,7 +327,7 @@ class Agent:
         self.journal.clear_status()
 
     def _end_survivors(self) -> bool:
-        """Stop surviving workers that are in no generation; return whether there were any."""
+        """Stop surviving workers that are not in any generation. Return whether there were any."""
         workers = self.node.workers
         if workers is None or not workers.end_survivors():
             return False
@@ -348,7 +348,7 @@ class Agent:
         self._services.consoles.close()
 
     def _leaving(self) -> "Leaving":
-        """Stop everything that may still be running; return the object that handles leaving."""
+        """Stop everything that may still be running. Return the object that handles leaving."""
         from relight.agent.shutdown import Leaving
 
         self._end_survivors()
@@ -369,7 +369,7 @@ class Agent:
         self.loop.run_guarded(self._open_inspector, "showing the job")
 
     def _open_inspector(self) -> None:
-        """Make the job visible to commands and programs."""
+        """Make the job visible to commands and other programs."""
         from relight.agent.status.inspector import JobInspector
         from relight.agent.status.view import View
 
@@ -397,14 +397,14 @@ def _load(loop: Loop, modules: Iterator[str]) -> None:
     """Import modules while workers are running, so that a restart is a third faster and needs no
     files.
 
-    Heartbeats are answered between imports because a file server may be slow.
+    Heartbeats are handled between imports because a file server may be slow.
     """
     module = next(modules, None)
     if module is None:
         return
     try:
         __import__(module)
-    except Exception:  # the disk is already gone; harmless unless the job fails
+    except Exception:  # the disk is already gone, which is harmless unless the job fails
         return
     loop.call_after(0, lambda: _load(loop, modules))
 

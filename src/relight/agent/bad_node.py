@@ -1,4 +1,4 @@
-"""Records this node as bad (`--bad-nodes`). Loaded only after a hardware failure."""
+"""Records this node as bad (`--bad-nodes`). This module is loaded only after a hardware failure."""
 
 from relight.base.env import Environment
 from relight.base.values import BadNodesDirectory
@@ -15,8 +15,8 @@ _LIMIT_S = 3.0
 def remember(
     loop: Loop, journal: Journal, place: BadNodesDirectory, why: str, env: Environment
 ) -> None:
-    """Record this node as bad for later jobs, and report success or the error; the loop keeps
-    running.
+    """Record this node as bad for later jobs, and report success or the error. The loop keeps
+    running in the meantime.
     """
     results: list[BadNode | Exception] = []
     background.call(loop, lambda: bad_nodes.remember(place, why, env), results.append)

@@ -1,17 +1,17 @@
-"""Serves groups to the agents on other nodes, with their connections and heartbeats.
+"""Serves groups to the agents on other nodes, and handles their connections and heartbeats.
 
 The agent that holds the endpoint runs a `Coordinator`. It listens on that endpoint for all jobs
 that use it, passes messages from nodes to their groups, and reports nodes that stop responding.
 
 A node sends heartbeats over its connection. When packets are lost, TCP delays everything after
-them, so each heartbeat is also sent as a datagram to the same port; whichever copy arrives first
+them, so each heartbeat is also sent as a datagram to the same port. The copy that arrives first
 counts. A datagram carries an authentication code that only the two ends of the connection can
 compute.
 
-A closed connection proves nothing about its node: the node reconnects, and its group waits for it
-(core/group/silence). In the meantime the coordinator probes the node's heartbeat port. Once the
-machine reports that no process holds that port, neither the agent nor any of its workers is left
-(net/heartbeats).
+A closed connection proves nothing about its node, because the node may reconnect, and its group
+waits for it (core/group/silence). In the meantime the coordinator probes the node's heartbeat port.
+Once the machine reports that no process holds that port, neither the agent nor any of its workers
+is left (net/heartbeats).
 """
 
 import socket
@@ -59,12 +59,12 @@ _MAX_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
 """Minimum time between two messages about refused connections."""
 _NOTE_AFTER_S = 5.0
-"""How long several jobs wait for nodes before their nodes learn about the other jobs."""
+"""How long several jobs wait for nodes before their nodes are notified about the other jobs."""
 _CHECK_S = 0.25
 """How often to check for nodes that have stopped responding."""
 _SILENT_AFTER_S = 1.3
-"""A node's heartbeats are at most 0.5 s apart, and longer in large groups
-(core/link/heartbeat_rate).
+"""When a node counts as silent. Its heartbeats are at most 0.5 s apart, or further apart in large
+groups (core/link/heartbeat_rate).
 """
 _STALL_S = 0.5
 """A longer delay means that this process was suspended, not that other nodes were silent."""
@@ -81,7 +81,7 @@ class Coordinator:
         finder: reports whether this process is currently the coordinator, and elects the
             coordinator if the endpoint has several hosts.
         divert: called with each client of torch's TCPStore that connects to the endpoint's port.
-        say: prints a line to the user about a refused connection.
+        say: prints a line about a refused connection to the user.
         is_held: whether processes that outlive this one will inherit the datagram socket.
     """
 
@@ -100,7 +100,7 @@ class Coordinator:
         self.own_node = ""
         """The name of the node in this process, or empty."""
         self.seen_address = ""
-        """The address at which other nodes reach this machine; empty until one has connected."""
+        """The address at which other nodes reach this machine, or empty until one has connected."""
         self.settings: dict[str, GroupSettings] = {}
         """The settings of the agent in this process, by job. Nodes with different settings are
         refused, even if they connect first.
@@ -133,11 +133,11 @@ class Coordinator:
 
     @property
     def others(self) -> int:
-        """Number of connected agents on other nodes."""
+        """The number of connected agents on other nodes."""
         return len(self._peers)
 
     def group(self, job: str, settings: GroupSettings) -> Group:
-        """Return a job's group; create it when the job's first node arrives."""
+        """Return a job's group, which is created when the job's first node arrives."""
         if job not in self.groups:
             self.on_job(job, "its first node has connected")
             settings = self.settings.get(job, settings)
@@ -148,7 +148,7 @@ class Coordinator:
         return self.groups[job]
 
     def coordinates(self) -> bool:
-        """Return whether this process is currently the coordinator; checked before each
+        """Return whether this process is currently the coordinator. This is checked before each
         decision.
         """
         self._notice_sleep()
@@ -186,7 +186,7 @@ class Coordinator:
     # Called by the listener.
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Accept the connection from a new agent, whatever its job."""
+        """Accept the connection from a new agent, which may belong to any job."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender == "elector":
             self._finder.take_connection(connection, settings)
@@ -211,7 +211,7 @@ class Coordinator:
         if own and (not self.seen_address or is_loopback(self.seen_address)):
             self.seen_address = own
         self._peers.add(_Peer(connection, group))
-        # Peers can get this far without a token.
+        # Peers without a token can get this far.
         if len(self._peers.unjoined) > self._listener.most_strangers // 2:
             oldest = next(iter(self._peers.unjoined)).connection
             self._peers.remove(oldest)
@@ -297,7 +297,7 @@ class Coordinator:
         return message._replace(generation=generation._replace(master_addr=address))
 
     def _reached_at(self, address: str) -> str:
-        """Return the address at which other nodes can reach the node that reported this one as its
+        """Return the address at which other nodes can reach the node that reported `address` as its
         own.
         """
         if address not in LOCAL_HOSTS and not is_loopback(address):
@@ -311,8 +311,8 @@ class Coordinator:
         self.report_refused(f"{connection.peer}: {reason}")
 
     def _on_refused(self, line: str) -> None:
-        """Print which peer was refused, unless it sent nothing: port probes and the standby of
-        `relight coordinator` connect without sending data.
+        """Print which peer was refused, unless it sent nothing. Port probes and the standby process
+        of `relight coordinator` connect without sending data.
         """
         if not line.endswith(SAID_NOTHING):
             self.report_refused(line)
@@ -333,8 +333,8 @@ class Coordinator:
         self._listener.hello = self._hello()
 
     def _drop(self, group: Group, node: str) -> None:
-        """Disconnect a node that the group has dropped. It no longer gets echoes, so its workers'
-        lease expires.
+        """Disconnect a node that the group has dropped. It no longer receives echoes, so its
+        workers' lease expires.
         """
         group.recipients.pop(node, None)
         absent = self._absent.pop((group, node), None)
@@ -354,8 +354,8 @@ class Coordinator:
         return any(each.lost() for each in memberships if each.end is None)
 
     def _forget_empty_groups(self) -> None:
-        """Forget jobs whose nodes have all left. If nodes come back, the job starts over at
-        generation 0.
+        """Forget jobs whose nodes have all left. If nodes return, the job starts over at generation
+        0.
         """
         empty = [
             job for job, group in self.groups.items()
@@ -370,10 +370,10 @@ class Coordinator:
 
     def _hello(self) -> Message:
         """Return the hello message. It lists the jobs served here, so that an agent whose token is
-        refused can tell whether its own job's coordinator refused it.
+        refused can determine whether it was refused by its own job's coordinator.
         """
         hello: Message = {"sender": "coordinator", "relays": True, "held": self._is_held}
-        if len(self.groups) > _MAX_JOBS_NAMED:  # every agent would have to read all of them
+        if len(self.groups) > _MAX_JOBS_NAMED:  # every agent would have to read the whole list
             return hello
         longer: Message = {**hello, "jobs": list(self.groups)}
         return longer if len(wire.encode_body(longer)) <= wire.MAX_HELLO // 2 else hello
@@ -399,9 +399,9 @@ class Coordinator:
         return heartbeat_rate.extra_s(len(self._peers), group.membership.settings.lost_after_s)
 
     def _notice_sleep(self) -> None:
-        """Handle a suspension of this process: if the check for silent nodes is overdue, run it
-        now. Nodes that seem silent may be healthy, and the first events after a suspension are how
-        the other nodes reacted to it.
+        """Detect whether this process was suspended. If the check for silent nodes is overdue, run
+        it now. Nodes that seem silent may be healthy, and the first events after a suspension are
+        the other nodes' reactions to it.
         """
         if self._slept():
             self._check_silence()
@@ -439,7 +439,9 @@ class Coordinator:
             peer.group.step(NodeHeard(peer.node))
 
     def _probe(self, peer: "_Peer", *, on: bool = True) -> None:
-        """Ask the machine of a silent node whether any processes of its agent are left."""
+        """Find out from a silent node's machine whether any processes that belong to its agent are
+        left.
+        """
         if peer.address:
             self._heartbeats.probe(peer.address, on=on)
 
@@ -451,8 +453,8 @@ class Coordinator:
                 return
 
     def _note_waiting_jobs(self, now: float) -> None:
-        """Tell the nodes of waiting jobs about each other, once. They may belong to one job whose
-        nodes were given different ids.
+        """Notify the nodes in waiting jobs about the other jobs, once. They may actually belong to
+        one job whose nodes were given different ids.
         """
         lacking: dict[str, Group] = {}
         for job, group in self.groups.items():
@@ -483,13 +485,13 @@ class _Peer:
         """The number of the peer's connection."""
         self.is_silent = False
         self.extra_s = 0.0
-        """How much longer than usual it waits between two heartbeats, as told in the last echo."""
+        """How much longer than usual it waits between two heartbeats, as sent in the last echo."""
         self.claimed = "", 0
         """The address that it claims to send its heartbeat datagrams from."""
         self.address: Address = ()
         """That address, once it is verified."""
         self.key = b""
-        """The prefix of its datagrams; empty until one has arrived."""
+        """The prefix of its datagrams, or empty until one has arrived."""
         self.node = ""
         self._latest_heartbeat = -1
 

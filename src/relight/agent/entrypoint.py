@@ -1,6 +1,6 @@
 """Checks that the workers' script, program or module exists, before anything starts.
 
-It only rejects commands that can't possibly work; the workers report everything else.
+This only rejects commands that can't possibly work. The workers report everything else.
 """
 
 import os
@@ -81,7 +81,7 @@ def check(spec: LaunchSpec, env: Environment, python: str) -> None:
 
 def check_streams(spec: LaunchSpec, local_world_size: int) -> list[str]:
     """Refuse a script that is a pipe if a worker could not open it, or would find it empty and
-    succeed without running anything; return a note for each argument that is such a pipe.
+    succeed without running anything. Return a note for each argument that is such a pipe.
 
     Raises:
         UsageError: if at most one worker could read the script.
@@ -148,13 +148,13 @@ def misplaced_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
 
 
 def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool) -> list[str]:
-    """Return a note if a script that takes its local rank as an argument appears not to get it, to
-    get an argument that it doesn't know, or to get the same value in all workers.
+    """Return a note if a script that takes its local rank as an argument appears not to receive it,
+    to receive an argument that it doesn't support, or to receive the same value in all workers.
 
     Args:
         spec: the launch options.
         local_world_size: the number of workers.
-        is_passed: whether each script gets `--local-rank=N` (`relight launch`).
+        is_passed: whether each script receives `--local-rank=N` (`relight launch`).
     """
     given = same_local_rank(spec.script_args)
     if given and local_world_size > 1:
@@ -172,7 +172,7 @@ def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool
     except OSError:
         return []  # the workers will report it
     if b"--local" not in text:
-        return []  # even if another file of the program defines it: reading them all takes too long
+        return []  # another file may define it, but reading all files takes too long
     if any(word.startswith(("--local_rank", "--local-rank")) for word in spec.script_args):
         return []
     from relight.warm.script_scan import local_rank_flags
@@ -199,7 +199,7 @@ def find_program(name: str, env: Environment) -> str | None:
 
 
 def _is_for_shells(path: str) -> bool:
-    """Return whether a file is something other than Python source, whatever its name."""
+    """Return whether a file contains something other than Python source, regardless of its name."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
@@ -229,7 +229,7 @@ def check_preload(names: "Sequence[str]", python: str) -> None:
 
 def _check_module(name: str) -> None:
     """Look for a module in this Python, without running code if possible. The workers use the same
-    Python, which searches the same places plus the current directory.
+    Python, which searches the same directories plus the current one.
     """
     if _hides_places():
         return
@@ -242,7 +242,7 @@ def _check_module(name: str) -> None:
 
 
 def _hides_places() -> bool:
-    """Return whether this Python skips places where the workers search for modules."""
+    """Return whether this Python skips directories in which the workers search for modules."""
     flags = sys.flags
     return bool(flags.isolated or flags.no_site or flags.ignore_environment or flags.no_user_site)
 
@@ -253,7 +253,7 @@ def _missing(
     """Look up the parts of a module's name from left to right.
 
     Returns the package that was found, the name up to the first missing part, and where that part
-    was searched for; None if the module may exist.
+    was searched for. Returns None if the module may exist.
 
     Args:
         parts: the parts of the name.

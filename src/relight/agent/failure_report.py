@@ -1,7 +1,7 @@
-"""The machine-readable report of a failed job: `--failure-report=FILE`, one JSON object.
+"""The machine-readable report on a failed job (`--failure-report=FILE`), which is one JSON object.
 
 The fields are described in docs/failure-report.md. `VERSION` is raised when a field is removed or
-changes its meaning; adding fields doesn't raise it.
+changes its meaning, but not when fields are added.
 """
 
 import json
@@ -54,14 +54,14 @@ def write(
     """Write the report on a failed job.
 
     Args:
-        path: the file; it is always either complete or absent.
+        path: the file, which is always either complete or absent.
         end: how the job ended.
         ready: this node's last message, with the failures of its own workers.
         job: this node's configuration.
         restarts: how often the job has been restarted.
 
     Returns:
-        The reason if the write failed; an empty string on success.
+        The reason if the file could not be written, or an empty string on success.
     """
     spec = job.command.spec
     own = ready.failures if ready is not None else ()

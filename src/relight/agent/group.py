@@ -1,4 +1,4 @@
-"""One job's membership, driven by a clock: its deadlines, and where its messages go.
+"""Drives one job's membership state machine. Handles its deadlines, and delivers its messages.
 
 In a single-node job, the group is inside the agent (`LocalLink`). With several nodes, the
 coordinator has a group for each job, and agents reach it through a `link.RemoteLink`.
@@ -31,7 +31,7 @@ LOADED_LATER = (
     "relight.core.group.survivors",
     "relight.core.group.restart_decision",
 )
-"""Modules that a group needs after it has formed; loading them earlier would slow down startup."""
+"""Modules that a group needs after it has formed. Loading them earlier would slow down startup."""
 LOADED_FOR_NODES = (
     "hashlib",
     "relight.core.group.env_diff",
@@ -45,7 +45,7 @@ _RETRY_S = 0.05
 
 
 class LinkOwner(Protocol):
-    """The agent, as its link sees it."""
+    """The part of the agent that its link uses."""
 
     @property
     def generation(self) -> GenerationId:
@@ -55,15 +55,17 @@ class LinkOwner(Protocol):
         """Return this node's current or latest generation, for a new coordinator."""
 
     def messages_after_join(self) -> Sequence[FromAgent]:
-        """Return the messages to send after `Join`: either that this node is ready, or what
-        happened to it.
+        """Return the messages to send after `Join`. They state either that this node is ready, or
+        what happened to it.
         """
 
     def received(self, message: FromCoordinator) -> None:
         """Handle a message from the coordinator."""
 
     def set_lease(self, until: float) -> None:
-        """Let the workers run until this time on the loop's clock; infinity means no limit."""
+        """Let the workers run until this time on the loop's clock. Infinity means that there is no
+        limit.
+        """
 
     def say(self, message: str) -> None:
         """Print a message to the user."""
@@ -97,7 +99,7 @@ class Group:
         self.recipients: dict[str, Recipient] = {}
         """The connected nodes, each with the function that delivers a message to it."""
         self.on_drop: Callable[[str], None] = lambda *_: None
-        """Called with each node that is dropped; its messages must no longer be answered."""
+        """Called with each node that is dropped. Its messages must no longer be answered."""
         self.on_step: Callable[[Event, float, list[Effect]], None] | None = None
         """Called with each step, its time and its effects, before the effects are carried out."""
         self.on_change: Callable[[StateChanged], None] = lambda _: None
@@ -106,13 +108,13 @@ class Group:
         self._alarm = Alarm(loop, lambda: self.step(Tick()))
         self._deferred_events: list[Event] = []
         """Events that arrived while this process wasn't the coordinator."""
-        self._questions: Questions | None = None  # None until a node sends a question to all nodes
+        self._questions: Questions | None = None  # None until a node sends a query to all nodes
 
     def step(self, event: Event) -> None:
         """Process an event and carry out its effects. If this process isn't the coordinator right
         now, for example after a suspension, it defers the event, so that nothing is lost if it
-        becomes the coordinator again. After the end of the job nothing is left to decide; the nodes
-        only receive the result and leave.
+        becomes the coordinator again. After the end of the job, nothing is left to decide, and the
+        nodes only receive the result and leave.
         """
         if self.membership.end is None and not self._coordinates():
             if not isinstance(event, Tick):
@@ -152,7 +154,7 @@ class Group:
         self.recipients.clear()
 
     def _relay(self, node: str, message: AskNodes | Answer) -> None:
-        """Forward a node's question to all nodes, or one node's answer to it."""
+        """Forward a node's query to all nodes, or handle one node's reply to it."""
         from relight.core.group.cluster_query import LIMIT_S, Questions
 
         if self._questions is None:
@@ -176,7 +178,7 @@ class Group:
 
 
 class LocalLink:
-    """The link of a single-node job, whose group is in this process.
+    """The link in a single-node job, whose group is in this process.
 
     Args:
         loop: the agent's loop.
@@ -195,7 +197,7 @@ class LocalLink:
         return True
 
     def unheard_s(self) -> float:
-        """Return 0: the group is in this process."""
+        """Return 0, because the group is in this process."""
         return 0.0
 
     @property

@@ -1,6 +1,6 @@
 """Watches from outside whether this node's workers are still making progress (--hang-timeout).
 
-It periodically reads the system's counters for each worker and its descendants; the rules are in
+It periodically reads the system's counters for each worker and its descendants. The rules are in
 core/workers/hang_detector.
 """
 
@@ -21,10 +21,11 @@ class QuietWatch:
 
     Args:
         loop: the agent's loop.
-        limits: how long workers must do nothing to count as quiet.
-        running: returns the pids of the running workers, by local rank; None while they are frozen.
+        limits: how long workers must have done nothing to count as quiet.
+        running: returns the pids of the running workers, by local rank, or None while they are
+            frozen.
         signs: returns how many bytes the workers have printed and the highest step that they have
-            reported; None while one of them is at a breakpoint.
+            reported, or None while one of them is at a breakpoint.
         on_change: called when the workers have been quiet for too long, and when one of them
             becomes active again.
     """
@@ -38,7 +39,7 @@ class QuietWatch:
         on_change: Callable[[], None],
     ) -> None:
         self.quiet: Quiet | None = None
-        """How long the workers have done nothing, if longer than the limit."""
+        """How long the workers have done nothing, if this is longer than the limit."""
         self._every_s = min(max(limits.idle_s / _LOOKS, _MIN_S), _MAX_S)
         self._loop = loop
         self._running = running

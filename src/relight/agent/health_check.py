@@ -1,8 +1,9 @@
 """Checks this node before its workers start (--health-check), with a command or with named checks.
 
 A check may block, for example on an unresponsive file system, and a command may take a long time.
-So both run in a separate process (`processes/helper.py`) while the agent serves its loop and does
-nothing else. During the check the node isn't ready, and the group waits for it or forms without it.
+Therefore both run in a separate process (`processes/helper.py`), while the agent only runs its
+event loop. During the check, the node isn't ready, and the group either waits for it or forms
+without it.
 """
 
 import json
@@ -36,7 +37,7 @@ _SHOWN = 200
 """Maximum number of characters shown from a command's output."""
 _READ = 64 * 1024
 _SMI_S = 20.0
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its room is looked at
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - only its free space is checked
 _MAX_USED_MIB = 1024
 """An idle GPU has at most a few hundred MiB in use, for the driver and a desktop."""
 _REPAIR = "repair the node or leave it out; the --health-check flag lists what is checked"
@@ -44,9 +45,9 @@ _DRIVER_REMEDY = "check dmesg; restart the driver or the machine"
 
 
 class HealthCheckFailure(NamedTuple):
-    """Result of a health check: the failure reason (empty if healthy) and the remedy. `is_proof` is
-    true if the node is unfit for any job, because its hardware is broken or the site's own check
-    failed.
+    """The result of a health check, which consists of the failure reason (empty if the node is
+    healthy) and the remedy. `is_proof` is true if the node is unfit for any job, because its
+    hardware is broken or the site's own check failed.
     """
 
     why: str
@@ -60,13 +61,14 @@ _FIT = HealthCheckFailure("")
 def run(
     loop: Loop, journal: Journal, job: AgentConfig, is_over: Callable[[], bool]
 ) -> HealthCheckFailure:
-    """Check this node; return the result.
+    """Check this node and return the result.
 
     Args:
         loop: the agent's loop, served during the check.
         journal: receives the `HealthChecked` event.
         job: the node's configuration.
-        is_over: returns whether the agent no longer needs the result; the node then counts as fit.
+        is_over: returns whether the agent no longer needs the result. If so, the node counts as
+            fit.
     """
     spec = job.command.spec
     check = spec.health_check
@@ -97,9 +99,9 @@ def _is_site_check(check: HealthCheck, env: Environment) -> bool:
 def _wait_for_result(
     loop: Loop, check: HealthCheck, job: AgentConfig, is_over: Callable[[], bool], until: float
 ) -> HealthCheckFailure | None:
-    """Return the result of a check; None after the time limit, or once the result is no longer
-    needed. If relight itself lost the process of a check, the check is repeated, because the loss
-    proves nothing about this node.
+    """Return the result of a check, or None if the time limit has passed or the result is no longer
+    needed. If relight itself lost the process that ran a check, the check is repeated, because the
+    loss proves nothing about this node.
     """
     while loop.now() < until and not is_over():
         try:
@@ -121,11 +123,12 @@ def _await(loop: Loop, running: Helper, is_over: Callable[[], bool], until: floa
 
 
 class _Check:
-    """The process that runs a check. It is either a program, which gets the workers' environment
-    and passes by exiting with 0, or a fork of this process, which runs named checks.
+    """The process that runs a check. It is either a program, which receives the workers'
+    environment and passes the check by exiting with 0, or a fork of this process, which runs named
+    checks.
 
     Raises:
-        OSError: if it can't be started.
+        OSError: if the process can't be started.
     """
 
     def __init__(self, check: HealthCheck, job: AgentConfig) -> None:
@@ -166,7 +169,7 @@ class _Check:
 
 
 def _print_result(find: Callable[[], HealthCheckFailure]) -> None:
-    """Print the result; runs in the check's process."""
+    """Print the result. This runs in the check's process."""
     try:
         unfit = find()
     except Exception as error:
@@ -249,7 +252,7 @@ def _gpu(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheck
 
 def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:
     """Check for NVIDIA GPUs that have memory in use, or that have had uncorrectable ECC memory
-    errors since the driver was loaded. A GPU that doesn't count such errors passes.
+    errors since the driver was loaded. A GPU that does not count such errors passes the check.
     """
     command = [
         "nvidia-smi",

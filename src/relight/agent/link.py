@@ -1,5 +1,5 @@
-"""One agent's link to the coordinator of a multi-node job; carries out what `core/link/link_state`
-decides.
+"""One agent's link to the coordinator of a multi-node job. Carries out the decisions made by
+`core/link/link_state`.
 
     core/link/link_state    the link's state, until when workers may run, when to retry
     rendezvous/discovery    finds the coordinator, possibly in this process
@@ -85,7 +85,7 @@ note.
 
 
 class RemoteLink(finders.Seeker):
-    """The link of a multi-node job.
+    """The link in a multi-node job.
 
     Args:
         loop: the agent's loop.
@@ -118,10 +118,10 @@ class RemoteLink(finders.Seeker):
         self._connection: Connection | None = None
         self._connections = 0
         self._second: Connection | None = None
-        """A second connection, opened to replace one on which nothing arrives."""
+        """A second connection, opened to replace a connection on which nothing arrives."""
         self._heartbeats: dict[int, Heartbeats] = {}
-        """By address family. They are opened before the spawner and its guard are forked, so that
-        both inherit them.
+        """The heartbeat sockets by address family. They are opened before the spawner and its guard
+        are forked, so that both inherit them.
         """
         self._peer = _Coordinator(())
         """The coordinator at the other end of the connection."""
@@ -164,20 +164,22 @@ class RemoteLink(finders.Seeker):
         return self._group is not None or (connection is not None and connection.is_open)
 
     def unheard_s(self) -> float:
-        """Return for how long no coordinator has answered; 0 if it is in this process."""
+        """Return how long it has been since a coordinator responded, or 0 if the coordinator is in
+        this process.
+        """
         return 0.0 if self._group is not None else self.core.unheard_s(self._loop.now())
 
     @property
     def relays(self) -> bool:
-        """Whether the coordinator forwards questions to all nodes (`AskNodes`)."""
+        """Whether the coordinator forwards queries to all nodes (`AskNodes`)."""
         connection = self._connection
         if connection is None or not connection.is_open:
             return self._group is not None
         return (connection.opening.peer_hello or {}).get("relays") is True
 
     def send(self, message: FromAgent) -> None:
-        """Send a message to the coordinator. Without a coordinator the message is dropped; the next
-        one receives `LinkOwner.messages_after_join`.
+        """Send a message to the coordinator. If there is no coordinator, the message is dropped,
+        and the next coordinator receives `LinkOwner.messages_after_join`.
         """
         if self._group is not None:
             self._group.step(Received(self.join.node, message))
@@ -189,7 +191,7 @@ class RemoteLink(finders.Seeker):
             self._connection.send(fields.to_json(message))
 
     def share_port(self, store: "StorePort") -> int:
-        """Let workers reach `store` at the endpoint's port; return that port, or 0 if this host
+        """Let workers reach `store` at the endpoint's port. Return that port, or 0 if this host
         doesn't own the endpoint.
         """
         if not (self._meeting.fixed_port and self._meeting.hosted):
@@ -199,7 +201,7 @@ class RemoteLink(finders.Seeker):
 
     @property
     def _others_run(self) -> bool:
-        """Whether other nodes are still running after this node is done."""
+        """Whether other nodes are still running after this node has finished."""
         return self._end is not None and self._end.others_run
 
     def leave(self) -> None:
@@ -211,8 +213,9 @@ class RemoteLink(finders.Seeker):
             self._step(Left())
 
     def close(self, stop_waiting: Callable[[], bool]) -> None:
-        """Leave the job. A coordinator first waits until the other nodes know how the job ended,
-        and a host that takes part in elections stays as long as other nodes need its vote.
+        """Leave the job. A coordinator first waits until the other nodes have been notified how the
+        job ended, and a host that takes part in elections stays as long as other nodes need its
+        vote.
         """
         if self._others_run:
             self._serve_others(stop_waiting)
@@ -274,7 +277,7 @@ class RemoteLink(finders.Seeker):
         before = self.core.state
         effects = self.core.step(event, self._loop.now())
         after = self.core.state
-        if after is not before:  # first, because the rest may lead to the next step
+        if after is not before:  # this comes first, because the rest may lead to the next step
             self.record(changed("link", before.value, after.value, event))
         for effect in effects:
             match effect:
@@ -302,7 +305,7 @@ class RemoteLink(finders.Seeker):
         if exit_code == EXIT_GROUP:
             report = f"error: {reason}", *self._examine_endpoint()
         self._deliver(JobEnded(exit_code, reason, report, None))
-        self._finder.retire()  # its workers may keep running for a while without being reported
+        self._finder.retire()  # this node's workers may keep running without being reported
 
     def _examine_endpoint(self) -> list[str]:
         """Diagnose the endpoint from this machine, for at most 2 s."""
@@ -310,13 +313,13 @@ class RemoteLink(finders.Seeker):
             return []
         try:
             from relight.health.endpoint import at_timeout
-        except Exception:  # the modules are gone or of another version
+        except Exception:  # the modules are gone, or belong to another version
             return []
         return at_timeout(self._meeting.host, self._meeting.port)
 
     def _deliver(self, message: FromCoordinator) -> None:
-        """Pass a message to the agent; if the nodes never met, add the command that
-        diagnoses why.
+        """Pass a message to the agent. If the nodes never met, add the command that diagnoses the
+        reason.
         """
         if isinstance(message, JobEnded):
             self._end = message
@@ -379,8 +382,8 @@ class RemoteLink(finders.Seeker):
             self._finder.set_enough_nodes(enough=present >= self._settings.min_nodes)
 
     def step_down(self, reason: str, again_s: float) -> None:
-        """Stop coordinating. If the job has ended, nothing is left to decide, and connected nodes
-        still receive the result.
+        """Stop acting as the coordinator. If the job has ended, nothing is left to decide, and
+        connected nodes still receive the result.
         """
         if self._group is not None and self._group.membership.end is not None:
             return
@@ -428,7 +431,7 @@ class RemoteLink(finders.Seeker):
             self.say(f"note: {self._meeting.warning}")
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
-        # A coordinator can't lose its own node, so no stop time is sent.
+        # A coordinator can't lose the node that it runs on, so no stop time is sent.
         join = self.join._replace(
             announce=self._owner.announce(),
             stop_s=None,
@@ -440,7 +443,7 @@ class RemoteLink(finders.Seeker):
             self.send(message)
 
     def _note_loopback(self) -> None:
-        """If no other machine has connected, print that other machines' nodes may be waiting
+        """If no other machine has connected, print that nodes on other machines may be waiting
         separately.
         """
         group, coordinator = self._group, self._coordinator
@@ -479,15 +482,15 @@ class RemoteLink(finders.Seeker):
         return dial(self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s)
 
     def _dial_second(self, address: tuple[str, int]) -> None:
-        """Open a second connection alongside the silent one, and retry every `_SYN_RETRY_S` until
-        the machine answers, because TCP would wait a second before it resends the first packet.
+        """Open a second connection alongside the silent one. Retry every `_SYN_RETRY_S` until the
+        machine responds, because TCP would wait a second before it resends the first packet.
         """
         self._close_second()
         self._second_at = address
         try:
             self._second = self._connect(address, REDIAL_LIMIT_S)
         except OSError:
-            return  # the first one may still recover
+            return  # the first connection may still recover
         self._dial_again.set(self._loop.now() + _SYN_RETRY_S)
 
     def _dial_unanswered(self) -> None:
@@ -501,7 +504,7 @@ class RemoteLink(finders.Seeker):
             self._second = None
 
     def opened(self, connection: "Connection", hello: "Message") -> None:
-        """Join the group because the coordinator has answered."""
+        """Join the group because the coordinator has responded."""
         if hello.get("sender") != "coordinator":
             connection.fail("a program other than a relight coordinator listens there")
             return
@@ -511,7 +514,7 @@ class RemoteLink(finders.Seeker):
             self._enter(connection)
 
     def _enter(self, connection: "Connection") -> None:
-        """Join the group of the coordinator that answered."""
+        """Join the group served by the coordinator that responded."""
         hello = connection.opening.peer_hello or {}
         self._peer.is_held = hello.get("held") is True
         self._connections += 1
@@ -521,8 +524,8 @@ class RemoteLink(finders.Seeker):
     def _on_second(
         self, second: "Connection", heard: FromCoordinator | Heartbeat | Redirect
     ) -> None:
-        """Replace the silent connection with the second one if a coordinator answers on it. Nothing
-        else may end a connection to the coordinator.
+        """Replace the silent connection with the second one if a coordinator responds on the second
+        one. A connection to the coordinator must not be ended for any other reason.
         """
         if isinstance(heard, Heartbeat):
             self._second = None
@@ -613,15 +616,17 @@ class RemoteLink(finders.Seeker):
         self._step(Broken(better or reason, refusal, turned_away))
 
     def _lets_run(self, message: FromCoordinator) -> bool:
-        """Return whether a message lets the workers here, including those yet to be
-        started, run.
+        """Return whether a message allows the workers on this node to run, including those that
+        have yet to be started.
         """
         if isinstance(message, Confirm):
             return message.generation == self._owner.generation
         return isinstance(message, GenerationFormed)
 
     def _serves_other_jobs(self, connection: "Connection") -> bool:
-        """Return whether the coordinator that turned us away serves other jobs but not ours."""
+        """Return whether the coordinator that rejected this node serves other jobs but not this
+        one.
+        """
         jobs = (connection.opening.peer_hello or {}).get("jobs")
         return isinstance(jobs, list) and self._meeting.job not in jobs
 
@@ -684,9 +689,9 @@ class RemoteLink(finders.Seeker):
 
 
 class _Coordinator:
-    """The known facts about a coordinator: its datagram address, its node's group rank or -1,
-    whether it has sent a message, whether it has answered a datagram, and whether the processes
-    that outlive its agent share the socket.
+    """The known facts about a coordinator. These are its datagram address, its node's group rank or
+    -1, whether it has sent a message, whether it has replied to a datagram, and whether the
+    processes that outlive its agent share the socket.
     """
 
     def __init__(self, address: "Address") -> None:
@@ -696,7 +701,7 @@ class _Coordinator:
 
     @property
     def is_proof(self) -> bool:
-        """Whether its workers are certainly gone once its machine reports that no process has that
-        address.
+        """Whether its workers are certainly gone once its machine reports that no process is bound
+        to that address.
         """
         return self.rank >= 0 and self.answers_datagrams and self.is_held

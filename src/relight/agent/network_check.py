@@ -1,5 +1,5 @@
-"""This node's part in --health-check=network: the other nodes try to connect to it, and it tries to
-connect to them.
+"""This node's part in --health-check=network. The other nodes try to connect to this node, and it
+tries to connect to them.
 
 The coordinator starts the check and decides which nodes to exclude (core/group/reachability). The
 probes are the same as in `relight doctor`.
@@ -35,13 +35,14 @@ class NetworkCheck:
 
     @property
     def prober(self) -> Target:
-        """The address at which other nodes may probe this one next. Only TCP is probed: workers
-        need nothing else, and datagrams dropped by a firewall would use up the whole time limit.
+        """The address at which other nodes may probe this one next. Only TCP is probed, because
+        workers need nothing else, and datagrams dropped by a firewall would use up the whole time
+        limit.
         """
         return Target("", self._next.tcp_port, 0)
 
     def start(self, begin: StartProbes, done: Callable[[NodesProbed], None]) -> None:
-        """Try to connect to the other nodes; call `done` within 2.5 s.
+        """Try to connect to the other nodes, and call `done` within 2.5 s.
 
         Raises:
             Malformed: if the cookie is invalid.

@@ -6,8 +6,8 @@
     prints   why it is waiting, and each new generation
 
 The agent moves between states (listed in `agent/agent.py`) and runs the workers. The link leads to
-the group, whose decisions core/group/membership makes, either in this process or in the
-coordinator's.
+the group, whose decisions are made by core/group/membership, either in this process or in the
+coordinator's process.
 """
 
 import os
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
     from relight.agent.network_check import NetworkCheck
 
 _POLL_S = 12.0
-"""How long hanging workers are examined before they are stopped (agent/stacks_before_stop.py)."""
+"""How long hung workers are examined before they are stopped (agent/stacks_before_stop.py)."""
 WITHOUT_COORDINATOR_S = 2.0
-"""After this time without an answer from a coordinator, a preempted node acts alone because it has
-little time left.
+"""After this time without a response from a coordinator, a preempted node acts alone, because it
+has little time left.
 """
 _READY_S = 30.0
-"""How long it may take from SIGKILL until this node has reported that its workers have exited.
-Large processes take a while to exit.
+"""The maximum time between SIGKILL and this node's report that its workers have exited. Large
+processes take a while to exit.
 """
 
 
@@ -75,11 +75,11 @@ class Node:
     def __init__(self, job: AgentConfig, loop: Loop, journal: Journal) -> None:
         self.state: NodeReady | GenerationFormed | WorkerGroup | None = None
         self.workers: WorkerGroup | None = None
-        """The workers of the latest generation, kept after it ends because reports read
+        """The workers in the latest generation. They are kept after it ends, because reports read
         their logs.
         """
         self.end: JobEnded | None = None
-        """How the job ended according to the group; None if this node left earlier."""
+        """How the job ended according to the group, or None if this node left earlier."""
         self.preempted = ""
         """Why this node will soon be preempted, or empty."""
         self.taken_away_at = FOR_EVER
@@ -93,7 +93,7 @@ class Node:
         self.lease_until = FOR_EVER
         """The time until which workers may run, on the loop's clock."""
         self.on_question: Callable[[Question | NodeAnswered], None] = lambda _: None
-        """Called with each message about a question from one node to all nodes."""
+        """Called with each message about a query from one node to all nodes."""
         self._job = job
         self._loop = loop
         self._journal = journal
@@ -141,8 +141,8 @@ class Node:
 
     @property
     def unheard_s(self) -> float:
-        """How long no coordinator has answered this node; 0 if the coordinator is in this
-        process.
+        """How long it has been since a coordinator responded to this node, or 0 if the coordinator
+        is in this process.
         """
         return self._link.unheard_s()
 
@@ -182,8 +182,8 @@ class Node:
         self._link.send(self._preemption())
 
     def save_alone(self) -> None:
-        """Make this node's workers save a checkpoint and leave, unless the group has set a time for
-        that.
+        """Make this node's workers save a checkpoint and leave, unless the group has already set a
+        time for that.
         """
         workers = self.running
         if workers is None or workers.stopped_by is not None:
@@ -196,7 +196,7 @@ class Node:
 
     def wait_for_saving(self, is_over: Callable[[], bool]) -> None:
         """Stay connected, without workers, until the workers on the other nodes have saved, the
-        coordinator is gone, or the time until the preemption has passed.
+        coordinator is gone, or the preemption is due.
 
         Args:
             is_over: returns whether the coordinator has released this node or a signal has arrived.
@@ -264,8 +264,8 @@ class Node:
         return Announce(identity, restart, rank, size, done, nodes, lapsed, ended, saves)
 
     def messages_after_join(self) -> Sequence[FromAgent]:
-        """Return the messages to send after `Join`: either that this node is ready, or what
-        happened to its workers and to itself.
+        """Return the messages to send after `Join`. They state either that this node is ready, or
+        what happened to its workers and to itself.
         """
         match self.state:
             case NodeReady() as ready:
@@ -289,7 +289,7 @@ class Node:
             case JobEnded(reason=reason):
                 self.end = message
                 if not message.others_run:
-                    self.preempted = ""  # a coordinator has time to tell the other nodes
+                    self.preempted = ""  # a coordinator has time to notify the other nodes
                 if self.running is not None:
                     self.running.stop(StopWorkers(self.generation, reason, checkpoint_first=False))
             case WaitReason(text, _, generation):
@@ -311,10 +311,12 @@ class Node:
             case Question() | NodeAnswered():
                 self.on_question(message)
             case StartProbes() | GenerationFormed() | CheckpointLimit() | SlowRanks():
-                pass  # outdated; this node will send NodeReady again
+                pass  # outdated, because this node will send NodeReady again
 
     def set_lease(self, until: float) -> None:
-        """Let the workers run until this time on the loop's clock; infinity means no limit."""
+        """Let the workers run until this time on the loop's clock. Infinity means that there is no
+        limit.
+        """
         self.lease_until = until
         if self.running is not None:
             self.running.set_lease(until)
@@ -322,8 +324,8 @@ class Node:
             self.workers.set_lease(until)
 
     def _with_given_endpoint(self, formed: GenerationFormed) -> GenerationFormed:
-        """With the static rendezvous, point workers to the store address that was given to this
-        node, as under torchrun, because nodes may know node 0 by different addresses and ports
+        """With the static rendezvous, set the workers' store address to the one that was given to
+        this node, as under torchrun, because nodes may know node 0 by different addresses and ports
         (NAT).
 
         An incomplete group may lack node 0, in which case its store is elsewhere.
@@ -364,8 +366,8 @@ class Node:
 
     @property
     def generation(self) -> GenerationId:
-        """The generation that this node is in; NO_GENERATION if it is in none, for example while it
-        waits for one.
+        """The generation that this node is in, or NO_GENERATION if it is not in any, for example
+        while it is waiting for one.
         """
         match self.state:
             case GenerationFormed(generation) | WorkerGroup(formed=GenerationFormed(generation)):
@@ -398,7 +400,9 @@ class Node:
         return workers.survivors if workers is not None and were_in else 0
 
     def _progressed(self, outcome: GenerationResult) -> bool | None:
-        """Return whether workers made progress over the previous generation; None if unknown."""
+        """Return whether workers progressed further than in the previous generation, or None if
+        unknown.
+        """
         step = outcome.step
         if step is None:
             return outcome.saved
@@ -415,7 +419,7 @@ class Node:
         return f"waiting for {what}{where}"
 
     def _say_wait(self, text: str) -> None:
-        """Report why no generation has formed yet; on a terminal, use the status line."""
+        """Report why no generation has formed yet. On a terminal, use the status line."""
         began = self._loop.now()
 
         def what() -> str:
@@ -455,7 +459,7 @@ class Node:
 
 
 def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | RemoteLink":
-    """Return the link between this node and its group; it has not been opened yet.
+    """Return the link between this node and its group, which has not been opened yet.
 
     Args:
         job: the configuration of this node.
@@ -494,8 +498,8 @@ def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | Remot
 
 
 def _stop_s(job: AgentConfig) -> float | None:
-    """Return the maximum time in seconds from `StopWorkers` until the group knows that the workers
-    have exited; None for a single-node job.
+    """Return the maximum number of seconds between `StopWorkers` and the moment when the group
+    knows that the workers have exited. Return None for a single-node job.
     """
     if job.meeting is None:
         return None

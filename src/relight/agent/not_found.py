@@ -1,5 +1,5 @@
-"""Errors for a script, program or module that does not exist, with a suggested correction. Only
-loaded once something is missing.
+"""Errors for a script, program or module that does not exist, with a suggested correction. This
+module is only loaded if something is missing.
 """
 
 import os
@@ -17,7 +17,7 @@ from relight.flags.suggestions import CARRIAGE_RETURN
 _SIMILAR = 0.75
 """Minimum similarity between a file's name, without its extension, and the name that was given."""
 _ADDRESS = r"(\d+\.){3}\d+(:\d*)?|[\da-fA-F]*:[\da-fA-F:]+"
-"""An IP address, perhaps with a port: `hostname -I` and `--ip-address` print several."""
+"""An IP address, perhaps with a port. `hostname -I` and `--ip-address` print several addresses."""
 _STARTERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
 
 
@@ -103,7 +103,7 @@ def no_module(
         name: the name given with the flag.
         package: the part of the name that could be found.
         missing: the name up to the first part that was not found.
-        where: the package's directories; None for a top-level module.
+        where: the package's directories, or None for a top-level module.
         flag: `-m ` or `--preload=`.
         roots: directories to search for similar top-level modules.
     """
@@ -114,7 +114,7 @@ def no_module(
     part = missing.rpartition(".")[2]
     folders = roots if where is None else where
     known = [one for each in folders for one in _modules(each, packages=name != missing)]
-    # Many package names resemble any short name, so the threshold is higher for them.
+    # Many top-level package names resemble any short name, so the threshold is higher for them.
     meant = closest_match(part, known, cutoff=0.6 if where is not None else 0.65)
     if meant:
         whole = ".".join(filter(None, (package, meant, name[len(missing) + 1 :])))
@@ -128,7 +128,7 @@ def no_module(
 
 
 def similar_file(path: str) -> str:
-    """Return a hint that names an existing file with a similar name, or the place that was
+    """Return a hint that names an existing file with a similar name, or the directory that was
     searched.
     """
     folder, name = os.path.split(path)
@@ -139,7 +139,7 @@ def similar_file(path: str) -> str:
         names = os.listdir(where)
     except OSError:
         return f"no such directory: {where}"
-    # The extension makes up most of a short name, so only stems are compared. And a configuration
+    # The extension makes up most of a short name, so only stems are compared. Also, a configuration
     # file is no substitute for the script that it is named after.
     stem, extension = os.path.splitext(name)
     split = {known: os.path.splitext(known) for known in names}

@@ -1,6 +1,6 @@
 """Gathers the facts about each failed worker for the diagnosis.
 
-The agent loads this module only after a failure. It only collects facts, using `host`;
+The agent loads this module only after a failure. This module only collects facts, using `host`, and
 `core/diagnosis/causes` interprets them.
 """
 
@@ -44,7 +44,7 @@ with torch.
 """
 _PYTHON_FRAME = '\n  File "'
 _LAST = 20
-"""Lines in a worker's output that may explain its failure."""
+"""Number of lines at the end of a worker's output that may explain its failure."""
 _CHILD_KILLED = "killed by signal: Killed"
 """The message that torch's data loader prints when one of its processes was killed with SIGKILL."""
 
@@ -57,9 +57,10 @@ def gather(
     host: str,
     loop: Loop,
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
-    """Return this node's failures in a generation (at least one) in the form sent to other nodes,
-    and the ranks that succeeded before the first failure. Ranks that succeeded but had printed an
-    error are also listed as failures, with exit code 0. The loop may run during the call.
+    """Return this node's failures in a generation (at least one), in the form in which they are
+    sent to other nodes, and the ranks that succeeded before the first failure. Ranks that succeeded
+    but had printed an error are also listed as failures, with exit code 0. The loop may run during
+    the call.
     """
     ends = [causes.without_late_signal(e, workers.had_handler.get(e.local_rank)) for e in ends]
     failed = [end for end in ends if end.exitcode]
@@ -89,7 +90,9 @@ def _has_error(failure: Failure) -> bool:
 
 
 def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> list[Failure]:
-    """Return the failures, with a hint if another Python has the module that a worker lacked."""
+    """Return the failures, with a hint if the module that a worker lacked is installed in another
+    Python.
+    """
     remedies: dict[str, str] = {}
     told = []
     for failure in found:
@@ -107,7 +110,7 @@ def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> li
 
 
 def with_gpu_errors(found: Sequence[Failure], workers: Workers, command: Command) -> list[Failure]:
-    """Return the failures, with their GPUs' errors from the kernel log."""
+    """Return the failures, with the errors that the kernel log contains about their GPUs."""
     errors = gpu_errors.recent(max(failure.at for failure in found))
     if not errors:
         return list(found)
@@ -160,7 +163,7 @@ def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
         end: how the job ended.
         ready: this node's last message, with its failures.
         env: the workers' environment. In a `relight submit` job, whose logs are read together, only
-            the node with the root cause prints the full report; the others refer to it.
+            the node with the root cause prints the full report, and the others refer to it.
     """
     root = end.root
     if not end.report or root is None:
@@ -179,7 +182,8 @@ def tell_parent(path: str, failure: Failure, logs: Logs | None, headline: str) -
     Args:
         path: the error file.
         failure: the failure that ended the job.
-        logs: the failed worker's logs; None if it was on another node or in an earlier generation.
+        logs: the failed worker's logs, or None if it was on another node or in an earlier
+            generation.
         headline: why the job failed, in one line.
     """
     source = logs.error_file(failure.local_rank) if logs is not None else ""
@@ -197,7 +201,8 @@ def tell_container(headline: str, env: Environment) -> None:
     if not path:
         return
     try:
-        # Only write to an existing file: the kubelet creates it before the container starts.
+        # Only write to an existing file, because the kubelet creates it before the container
+        # starts.
         fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "wb") as log:
             log.write(headline.encode(errors="replace")[:_MAX_MESSAGE])
@@ -237,7 +242,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         went_on=went_on,
     )
     raised = report is not None and report.kind is FailureKind.RAISED
-    if raised and not failure.is_explained:  # nothing shows where its message ends
+    if raised and not failure.is_explained:  # it is not known where its message ends
         printed = _reported(logs, end.local_rank, stderr, program._replace(went_on=True))
         failure = failure._replace(report=printed)
     return failure
@@ -268,8 +273,8 @@ def _add_output(
     command: Command,
     elsewhere: frozenset[str],
 ) -> Failure:
-    """Return the failure with the worker's other relevant output, besides the exception, and what
-    the machine knows about it.
+    """Return the failure with the worker's other relevant output besides the exception, and with
+    the facts reported by the machine.
     """
     stderr = _stderr(logs, end.local_rank)
     evidence = (
@@ -286,7 +291,7 @@ def _add_output(
 def _reported(
     logs: Logs, local_rank: int, stderr: str, program: tracebacks.ProgramFacts
 ) -> ErrorReport | None:
-    """Return a worker's exception with its complete traceback; torch's `@record` writes only the
+    """Return a worker's exception with its complete traceback. Torch's `@record` writes only the
     frames below itself.
     """
     recorded = error_files.read(logs.error_file(local_rank))
@@ -299,7 +304,7 @@ def _reported(
 
 def _stderr(logs: Logs, local_rank: int) -> str:
     """Return the end of a worker's stderr. The stack that faulthandler prints on an abort at exit
-    is left out: the program had already ended, so it isn't a separate crash.
+    is left out, because the program had already ended and the abort isn't a separate crash.
     """
     text = _text(logs.stderr_of, local_rank)
     before, at_exit, stack = text.rpartition(_AT_EXIT)
@@ -316,7 +321,7 @@ def _text(read: Callable[[int], str], local_rank: int) -> str:
 
 
 def _went_on(logs: Logs, local_rank: int) -> bool | None:
-    """Return whether the program kept running after its last traceback; None if that was not
+    """Return whether the program kept running after its last traceback, or None if that was not
     observed.
     """
     printed = logs.printed(local_rank)
@@ -327,7 +332,7 @@ def _printed(
     end: WorkerEnd, logs: Logs, report: ErrorReport | None
 ) -> tuple[float | None, bool | None]:
     """Return how many seconds before its end a worker printed the exception in its report, and
-    whether its program kept running; None for whatever was not observed.
+    whether its program kept running. Each is None if it was not observed.
     """
     printed = logs.printed(end.local_rank)
     if printed is None or printed.at is None or report is None:
@@ -344,10 +349,10 @@ def _informative_line(
     elsewhere: frozenset[str],
     program: tracebacks.ProgramFacts,
 ) -> str:
-    """Return the most informative line of a worker's output and, if a thread or the program printed
-    another exception before the fatal one, that exception. A line on stdout may predate the
-    traceback, unless the program kept running after it, and may predate a crash, unless the line
-    reports an error.
+    """Return the most informative line in a worker's output. If a thread or the program printed
+    another exception before the fatal one, include that exception. A line on stdout may have been
+    printed before the traceback, unless the program kept running after it. It may also have been
+    printed before a crash, unless the line reports an error.
     """
     report, local_rank = failure.report, failure.local_rank
     is_exception = report is not None and report.kind is not FailureKind.CRASHED
@@ -385,7 +390,7 @@ def _explain_start_failure(evidence: str, command: Command) -> str:
 
 
 def _explain_signal(end: WorkerEnd, command: Command) -> str:
-    """Return what the machine knows about a signal sent by the kernel."""
+    """Return the facts reported by the machine about a signal sent by the kernel."""
     number = -end.exitcode if end.exitcode < 0 else end.exitcode - 128
     if number == signal.SIGBUS:
         return exit_evidence.bus_error(command.env)
@@ -395,7 +400,7 @@ def _explain_signal(end: WorkerEnd, command: Command) -> str:
 def _explain_exception(
     failure: Failure, stderr: str, logs: Logs, command: Command, local_world_size: int
 ) -> str:
-    """Return what the machine knows about a worker's exception."""
+    """Return the facts reported by the machine about a worker's exception."""
     report = failure.report
     closed = exit_evidence.closed_output(report, failure.exitcode, is_closed=logs.reader_is_gone)
     if closed:
@@ -413,7 +418,9 @@ def _explain_exception(
 
 
 def _explain_full_disk(end: WorkerEnd, log: str) -> str:
-    """Return a note if a worker's output may have been lost because of a full disk (statvfs(3))."""
+    """Return a note if a worker's output may have been lost because the disk was full
+    (statvfs(3)).
+    """
     if end.stop_signal or end.exitcode < 0 or not log:
         return ""
     try:

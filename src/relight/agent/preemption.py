@@ -1,14 +1,14 @@
 """Handles external interruptions of a job on this node: signals and preemption notices.
 
-A node counts as preempted if it gets SIGTERM or the --on-preempt notice while its workers can save
-a checkpoint, as shown by their calls to `relight.worker.should_checkpoint`. The workers on all
-nodes then save and leave at the same step, this node leaves the job, and the others continue
+A node counts as preempted if it receives SIGTERM or the --on-preempt notice while its workers can
+save a checkpoint. They can if they have called `relight.worker.should_checkpoint`. The workers on
+all nodes then save and leave at the same step, this node leaves the job, and the others continue
 without it. Workers that take longer than the grace time are killed. If no coordinator can be
-notified, this node's workers save on their own.
+reached, this node's workers save on their own.
 
-Workers that have not called it but have a handler for the --on-preempt signal receive that signal.
-If one of them exits, this node's other workers may finish saving before they are stopped
-(core/workers/supervision).
+Workers that have not called that function but have a handler for the --on-preempt signal receive
+that signal. If one of them exits, this node's other workers may finish saving before they are
+stopped (core/workers/supervision).
 
 Any other stop signal, or a second signal, stops this node's workers immediately.
 """
@@ -33,7 +33,7 @@ class Interruption:
     group.
 
     Args:
-        job: configures which signals and which notice.
+        job: the job's configuration, which defines the signals and the notice.
         loop: the agent's loop.
         journal: for messages to the user, and events.
         node: the node, with its workers and its link to the group.
@@ -41,8 +41,9 @@ class Interruption:
 
     def __init__(self, job: AgentConfig, loop: Loop, journal: Journal, node: Node) -> None:
         self.signals: list[int] = []
-        """The stop signals that this agent has received, or acts on as if it had (when its node is
-        preempted): after the first one it leaves the job."""
+        """The stop signals that this agent has received. If its node is preempted, it acts as if it
+        had received one. After the first signal, it leaves the job.
+        """
         self._spec = job.command.spec
         self._grace_s = job.grace_s
         self._loop = loop
@@ -81,7 +82,7 @@ class Interruption:
         elif number in self._spec.signals_to_handle:
             self._stop_by(number)
         elif self._node.workers is not None:
-            # The node may stay up for a while: the workers may finish in time, or handle the
+            # The node may stay up for a while, so the workers may finish in time or handle the
             # signal.
             self._node.workers.forward_signal(number, is_notice=True)
 

@@ -55,16 +55,16 @@ _WRITABLE = 0o022
 def prepare(
     spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> tuple[AgentConfig, list[str]]:
-    """Check the request against this machine; return the configuration and notes for the user.
+    """Check the request against this machine. Return the configuration and notes for the user.
 
     Args:
         spec: the launch options.
-        given: names of the flags that the user set.
+        given: the names of the flags that the user set.
         env: the environment.
-        local_rank_argument: whether each script gets `--local-rank=N` (`relight launch`).
+        local_rank_argument: whether each script receives `--local-rank=N` (`relight launch`).
 
     Raises:
-        RelightError: if it can't run here.
+        RelightError: if the job can't run here.
     """
     found: list[str] = []
     if not _CLUSTER.isdisjoint(env.variables):
@@ -196,8 +196,8 @@ def _job(
 
 
 def _wait_for_name(host: str) -> None:
-    """Wait for a name to resolve, as torchrun does: a pod's own name may take some seconds. Binding
-    the workers' store reports the error if it never does.
+    """Wait for a name to resolve, as torchrun does, because a pod's own name may take some seconds.
+    If it never resolves, the error is reported when the workers' store is bound.
     """
     from relight.net.ports import why_unresolved
 
@@ -213,7 +213,7 @@ def _wait_for_name(host: str) -> None:
 
 
 def _store_ports(env: Environment) -> range:
-    """Return the ports for the workers' store; empty means any port."""
+    """Return the ports for the workers' store. An empty range means any port."""
     text = env.get(PORT_RANGE)
     try:
         return parse_port_range(text) if text else range(0)
@@ -255,8 +255,8 @@ def _worker_program(command: Command, local_world_size: int) -> "WorkerProgram |
 
 
 def _tracking(spec: LaunchSpec, env: Environment, run_id: str) -> dict[str, str]:
-    """Return the --tracker variables. The run gets the job's id or, if several nodes each run as a
-    job, the id that they share.
+    """Return the --tracker variables. The run is assigned the job's id or, if several nodes each
+    run as a job, the id that they share.
     """
     from relight.agent.status.view import format_job_id
     from relight.base import trackers
@@ -300,7 +300,9 @@ def _grace(spec: LaunchSpec, env: Environment) -> float:
 
 
 def _stuck_after(env: Environment, notes: list[str]) -> float:
-    """Return how many seconds a worker may spend in an uninterruptible call; 0 means no limit."""
+    """Return how many seconds a worker may spend in an uninterruptible call, or 0 if there is no
+    limit.
+    """
     name = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
     text = env.get(name, "0")
     try:
@@ -322,13 +324,13 @@ def _timer_file(env: Environment) -> str:
 
 
 def _breakpoint(spec: LaunchSpec, env: Environment, python: str) -> dict[str, str]:
-    """Return the variables that make `breakpoint()` wait for relight debug; empty if the user has
-    configured it, or if the system lacks the necessary support.
+    """Return the variables that make `breakpoint()` wait for relight debug. There are none if the
+    user has configured `breakpoint()`, or if the system lacks the necessary support.
     """
     if "PYTHONBREAKPOINT" in env.variables or sys.platform != "linux":
         return {}
     root, package = os.path.split(os.path.dirname(os.path.abspath(relight.__file__)))
-    # The first entry of sys.path applies to this program only; it is a directory or a zip archive.
+    # The first entry in sys.path applies to this program only. It is a directory or a zip archive.
     if python == sys.executable and not spec.no_python and root != os.path.abspath(sys.path[0]):
         return {"PYTHONBREAKPOINT": "relight.worker.breakpoint.wait"}
     own, theirs = os.path.join(root, package, "worker", "path"), env.get("PYTHONPATH")
@@ -362,7 +364,7 @@ def _run_path() -> tuple[str, ...]:
 
 
 def _check_status_token(spec: LaunchSpec, env: Environment) -> None:
-    """Reject a token that the status page, served later, could not use."""
+    """Reject a token that the status page could not use when it is served later."""
     token = env.get(STATUS_TOKEN)
     if spec.status is not None and token:
         try:
@@ -398,7 +400,9 @@ def _find_python(spec: LaunchSpec, env: Environment) -> str:
 
 
 def _no_logs_specs(name: str) -> UsageError:
-    """Return the error for `--logs-specs`: torchrun loads these plug-ins, which import torch."""
+    """Return the error for `--logs-specs`, whose plug-ins are loaded by torchrun and import
+    torch.
+    """
     from relight.base import plugins
 
     hint = "--log-dir, --redirects, --tee and --local-ranks-filter control where output goes; "

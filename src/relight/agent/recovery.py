@@ -1,4 +1,4 @@
-"""Lets workers keep their process after a failure; carries out the effects of
+"""Lets workers keep their process after a failure. Carries out the effects of
 core/workers/recovery.
 
     a worker fails,    `begin`: request that the others, through memory shared with this agent,
@@ -6,8 +6,8 @@ core/workers/recovery.
     the group formed   `resume`: give survivors the next generation's variables in a file, and
                        start the missing workers; poll until all run the function
 
-To the rest of the agent, this looks like an ordinary restart: no worker of the old generation is in
-a group.
+To the rest of the agent, this looks like an ordinary restart, because no worker from the old
+generation is in a group.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -19,7 +19,7 @@ from relight.processes.shared_pages import WorkerMemory
 from relight.processes.supervisor import Supervisor
 
 _POLL_S, _LONGEST_POLL_S = 0.002, 0.05
-"""Poll intervals for the workers' response, at first and after a while."""
+"""Intervals at which to poll for the workers' response, at first and after a while."""
 
 
 class Recovery:
@@ -29,7 +29,7 @@ class Recovery:
         loop: the agent's loop.
         limit_s: how long survivors may take to leave their group, in seconds.
         memory: returns the memory shared with the workers.
-        refuse: reports to the user why all ranks restart.
+        refuse: reports to the user why all ranks have to restart.
         on_recovered: called when all ranks are running again, with the replaced ranks, the number
             of ranks that kept their process, and the seconds since the failure.
     """
@@ -59,13 +59,14 @@ class Recovery:
     def begin(
         self, supervisor: Supervisor, failed: int | None, *, is_hang: bool
     ) -> SurvivorsLeave | None:
-        """Make the workers leave their group; return the event for their supervisor, or None if
-        they can't leave it.
+        """Make the workers leave their group. Return the event for their supervisor, or None if
+        they can't leave the group.
 
         Args:
             supervisor: the workers' supervisor.
             failed: the local rank of the worker that just failed, or None.
-            is_hang: whether the workers hang. If so, their positions have already been recorded.
+            is_hang: whether the workers are hung. If so, their locations have already been
+                recorded.
         """
         self._look()  # all of them may already be running again
         memory = self._memory()
@@ -89,7 +90,7 @@ class Recovery:
         replaced: Collection[int],
         variables: Mapping[int, Mapping[str, str]],
     ) -> None:
-        """Let survivors join the next group; the other workers have been started.
+        """Let survivors join the next group. The other workers have already been started.
 
         Args:
             supervisor: the workers' supervisor.

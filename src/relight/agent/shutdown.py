@@ -1,4 +1,5 @@
-"""The ways an agent leaves its job, except after success. Loaded only when one is needed.
+"""The ways in which an agent leaves its job, except after success. This module is loaded only when
+one of them is needed.
 
     by_signal       the agent received a stop signal
     as_unfit        the node has failed its health check
@@ -6,8 +7,8 @@
     as_stuck        a worker can't be killed
     after_failure   the group reports that the job has failed
 
-In the second to fourth cases, no worker may be restarted on this node. If workers have failed here
-too, the agent reports that failure as if the job had ended.
+In the second, third and fourth case, no worker may be restarted on this node. If workers have also
+failed here, the agent reports that failure as if the job had ended.
 """
 
 import signal
@@ -31,8 +32,8 @@ _TELL_S = 3.0
 
 
 class Leaving:
-    """The ways to leave a job. Each method returns the agent's exit code and why the job ended
-    here.
+    """The ways to leave a job. Each method returns the agent's exit code and the reason why the job
+    ended here.
 
     Args:
         job: the configuration of this node.
@@ -87,7 +88,8 @@ class Leaving:
         self, workers: WorkerGroup, outcome: GenerationResult, is_over: Callable[[], bool]
     ) -> tuple[int, str]:
         """Leave after a preemption, once the workers have exited. The node stays up while workers
-        on other nodes save a checkpoint, because it may be their coordinator or needed to elect it.
+        on other nodes save a checkpoint, because it may be their coordinator or may be needed to
+        elect the coordinator.
 
         Args:
             workers: the workers, which have exited.
@@ -157,12 +159,12 @@ class Leaving:
         """Leave the job after a failure because no worker may be restarted on this node.
 
         Args:
-            workers: the group that failed.
+            workers: the worker group that failed.
             outcome: how it failed.
             why: the reason, for the other nodes.
             verdict_reason: the reason, for the report.
-            is_over: returns whether the coordinator has released this node or a signal has arrived;
-                None to leave without waiting for workers on other nodes to save.
+            is_over: returns whether the coordinator has released this node or a signal has arrived.
+                If it is None, leave without waiting for workers on other nodes to save.
         """
         from relight.core.group import restart_decision
 

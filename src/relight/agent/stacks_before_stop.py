@@ -1,7 +1,7 @@
 """Captures the workers' stacks before they are stopped, so that the report can show where each rank
 was.
 
-This happens if a worker has failed because of a peer, or if no worker makes progress
+This happens if a worker has failed because of a peer, or if no worker is making progress
 (--hang-timeout).
 """
 
@@ -14,7 +14,9 @@ from relight.processes.supervisor import Supervisor
 from relight.stacks.worker_state import doing
 
 _POLL_S = 0.2
-"""Polling interval for flight recorder dumps: torch writes these files without notification."""
+"""Interval for polling for flight recorder dumps, because torch does not notify anyone when it
+writes these files.
+"""
 
 
 def read(supervisor: Supervisor) -> None:
@@ -30,15 +32,15 @@ def collect_hang_evidence(
     limit_s: float,
     stop_in: Callable[[float], None],
 ) -> None:
-    """Collect the native stacks of hanging workers and the records of torch's flight recorder, then
-    stop the workers. There is time for this because the workers hang.
+    """Collect the native stacks of hung workers and the records from torch's flight recorder, then
+    stop the workers. There is time for this because the workers are hung.
 
     Args:
         loop: the agent's loop.
         supervisor: the workers' supervisor, after `read`.
         env: the workers' environment.
         limit_s: the minimum time in seconds that the workers keep running.
-        stop_in: stops the workers after the given number of seconds; called once.
+        stop_in: stops the workers after the given number of seconds. It is called once.
     """
     from relight.stacks import flight_recorder, native
 

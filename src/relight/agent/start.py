@@ -18,7 +18,7 @@ def make_agent(
         spec: the launch's options.
         given: the flags that were given explicitly.
         env: the environment.
-        local_rank_argument: whether each script gets `--local-rank=N` (`relight launch`).
+        local_rank_argument: whether each script receives `--local-rank=N` (`relight launch`).
 
     Raises:
         RelightError: if the job can't be started.

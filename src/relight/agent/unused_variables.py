@@ -1,5 +1,5 @@
-"""Notes on environment variables that users expect to have an effect but that a launcher doesn't
-read. Loaded only if one of them is set.
+"""Notes about environment variables that users expect to have an effect but that a launcher doesn't
+read. This module is loaded only if one of them is set.
 """
 
 from collections.abc import Mapping

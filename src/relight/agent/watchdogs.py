@@ -6,8 +6,9 @@ running.
     quiet workers      none of them makes progress                       (agent/hang_watch)
     slow workers       other workers are waiting for them                (stacks/wait_sampler)
 
-A job that uses none of these options doesn't load this module. What happens next is decided by
-core/workers/supervision for killed workers, and by core/group/membership for quiet and slow ones.
+A job that uses none of these options doesn't load this module. What happens after one of these
+conditions is decided by core/workers/supervision for killed workers, and by core/group/membership
+for quiet and slow ones.
 """
 
 import signal
@@ -89,16 +90,16 @@ class Watchdogs:
 
     @property
     def quiet(self) -> "Quiet | None":
-        """How long the workers have done nothing, if longer than the limit."""
+        """How long the workers have done nothing, if this is longer than the limit."""
         return self._quiet_watch.quiet if self._quiet_watch is not None else None
 
     def quiet_report(self) -> NodeIdle:
-        """Return the coordinator message on how long the workers have done nothing."""
+        """Return the message that tells the coordinator how long the workers have done nothing."""
         seconds, limit_s = self.quiet or (0.0, 0.0)
         return NodeIdle(self._formed.generation.id, seconds, limit_s)
 
     def report_slow_ranks(self, found: SlowRanks) -> None:
-        """Report to the user the slow ranks found by the coordinator."""
+        """Report the slow ranks found by the coordinator to the user."""
         from relight.processes import straggler_reports
 
         event = straggler_reports.event(found)
@@ -200,7 +201,7 @@ class Watchdogs:
 
     def _signs(self) -> tuple[int, int] | None:
         """Return how many bytes the workers have printed and the highest step that they have
-        reported; None while one of them is at a breakpoint.
+        reported. Return None while one of them is at a breakpoint.
         """
         if breakpoints.any_below(self._supervisor.workers.pids.values()):
             return None

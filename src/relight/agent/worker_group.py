@@ -1,5 +1,4 @@
-"""The workers of one generation on this node, from their start until none of their processes is
-left.
+"""One generation's workers on this node, from their start until none of their processes is left.
 
     __init__    opens log files and pipes for their output (output/worker_logs)
     run         starts them and waits until all have exited (processes/supervisor);
@@ -7,14 +6,14 @@ left.
                 looks for late workers (net/missing_at_init) and, if the user asks for it, for
                 stuck, idle or slow ones (agent/watchdogs)
 
-Before workers are stopped because one of them blames a peer, or because all of them hang, their
+Before workers are stopped because one of them blames a peer, or because all of them are hung, their
 stacks are captured (stacks_before_stop), so that the report can show where each rank was.
 
 If the script supports it, workers keep their process when another worker fails, here or on another
 node (agent/recovery). In that case `run` returns with `has_survivors` set, and after `resume` these
 workers continue as the next generation.
 
-Invariants: within a generation the workers are started once, and `stopped_by` and `failure` are
+Invariants: Within a generation, the workers are started once, and `stopped_by` and `failure` are
 never reset. After `run`, no worker process is left except survivors and processes that the kernel
 can't end. core/group/membership decides what happens to the job.
 """
@@ -78,12 +77,14 @@ _INIT_REPORT_S = 60
 _FINISHED_S = 5.0
 """When to first check for ranks that have finished before others (core/group/early_exits)."""
 _AFTER_ERROR = (1, -signal.SIGABRT)
-"""How a worker that blames a peer ends: with an exception, or killed by NCCL's watchdog."""
+"""The exit codes of a worker that blames a peer. It either raises an exception or is killed by
+NCCL's watchdog.
+"""
 _LEFT_S = 0.3
 """How long leftover processes of successful workers may take to exit on their own."""
 _NOTICE_SPREAD_S = 2.0
-"""How much later other nodes may receive a preemption notice. During this time, no worker there is
-stopped because a worker here has saved and exited.
+"""How much later other nodes may receive a preemption notice. During this time, workers on those
+nodes are not stopped because a worker here has saved and exited.
 """
 _HELD_S = 5.0
 """How long a traceback is held back after its worker has ended, on a terminal."""
@@ -106,11 +107,12 @@ class AgentContext(NamedTuple):
 
 
 class GenerationResult(NamedTuple):
-    """How a generation ended on this node: its failures, and the ranks that succeeded before them.
+    """How a generation ended on this node. This includes its failures, and the ranks that succeeded
+    before them.
 
-    `step` is the highest reported step, or None. `saved` is whether the workers saved a checkpoint,
-    or None if the user did not specify the checkpoint path. `waiting` contains the survivors of a
-    hang (core/group/messages).
+    `step` is the highest reported step, or None. `saved` states whether the workers saved a
+    checkpoint, or is None if the user did not specify the checkpoint path. `waiting` contains the
+    survivors of a hang (core/group/messages).
     """
 
     failures: tuple[Failure, ...] = ()
@@ -121,7 +123,7 @@ class GenerationResult(NamedTuple):
 
 
 class WorkerGroup:
-    """The workers of one generation on this node.
+    """One generation's workers on this node.
 
     Args:
         services: the agent's services.
@@ -147,14 +149,14 @@ class WorkerGroup:
         self.succeeded_nodes: tuple[int, ...] = ()
         """The group ranks of nodes whose workers have succeeded, as reported by the coordinator."""
         self.failure: WorkerFailed | None = None
-        """Set once a worker has failed without having been told to stop."""
+        """Set once a worker has failed that had not been told to stop."""
         self.stopped_by: StopWorkers | None = None
         """The coordinator's latest message that stops the workers."""
         self.supervisor: Supervisor | None = None
         """Set when the workers start."""
         self._noticed_until = 0.0
-        """Time until which other nodes may not have received a preemption notice that has arrived
-        here.
+        """The time until which other nodes may not have received a preemption notice that has
+        arrived here.
         """
         self.had_called = False
         """Whether any worker had called `should_checkpoint` by the time all had ended."""
@@ -172,7 +174,7 @@ class WorkerGroup:
         self._recovery: Recovery | None = None
         """Set once workers may keep their process after a failure."""
         self._is_hung = False
-        """Whether the workers are being stopped because they hang, after their positions were
+        """Whether the workers are being stopped because they are hung, after their locations were
         recorded.
         """
         self._is_closed = True
@@ -197,12 +199,12 @@ class WorkerGroup:
         lease_until: Callable[[], float],
         store: "StorePort | None",
     ) -> None:
-        """Start the workers; return when they and all their descendants have exited.
+        """Start the workers. Return when they and all their descendants have exited.
 
         Args:
-            signals: the signals that the agent received; may grow.
+            signals: the signals that the agent received. More may be added during the call.
             lease_until: returns the time until which the workers may run, on the loop's clock.
-            store: this node's store; the generation uses the one on the node with rank 0.
+            store: this node's store. The generation uses the store on the node with rank 0.
 
         Raises:
             MachineError: if the machine can't run them.
@@ -267,13 +269,13 @@ class WorkerGroup:
 
     @property
     def has_survivors(self) -> bool:
-        """Whether workers are waiting for the next generation: a worker has failed, and the others
-        have left their group.
+        """Whether workers are waiting for the next generation, because a worker has failed and the
+        others have left their group.
         """
         return self.supervisor is not None and self.supervisor.has_left
 
     def resume(self, formed: GenerationFormed) -> None:
-        """Prepare the next `run`, where the survivors join the next generation and new workers
+        """Prepare the next `run`, in which the survivors join the next generation and new workers
         replace those that have ended.
 
         Raises:
@@ -300,12 +302,12 @@ class WorkerGroup:
 
     @property
     def survivors(self) -> int:
-        """Number of workers that are waiting for the next generation."""
+        """The number of workers that are waiting for the next generation."""
         return len(self.supervisor.alive) if self.supervisor and self.has_survivors else 0
 
     def end_survivors(self) -> bool:
-        """Stop survivors that are not in the next generation, and return once all processes are
-        gone whether there were any.
+        """Stop survivors that are not in the next generation, and wait until all their processes
+        have exited. Return whether there were any survivors.
         """
         supervisor = self.supervisor
         if supervisor is None or self._is_closed:
@@ -350,11 +352,11 @@ class WorkerGroup:
         self._recovery.resume(supervisor, [plan.local_rank for plan in missing], variables)
 
     def _survivors_leave(self, failed: int | None) -> SurvivorsLeave | None:
-        """Make workers leave their group if they can keep their process; return the event for their
-        supervisor, or None if they can't.
+        """Make workers leave their group if they can keep their process. Return the event for their
+        supervisor, or None if they can't keep it.
 
         Args:
-            failed: the failed worker's local rank; None if the coordinator stops the workers.
+            failed: the failed worker's local rank, or None if the coordinator stops the workers.
         """
         supervisor, job = self.supervisor, self._job
         spec = job.command.spec
@@ -396,8 +398,8 @@ class WorkerGroup:
         self._services.journal.record(event)
 
     def _directory(self) -> str:
-        """Return the directory for the files of workers that start in this generation; empty for
-        none.
+        """Return the directory for the files of workers that start in this generation, or an empty
+        string if there is none.
         """
         generation = self.formed.generation
         directory = self._job.run_directory or self._services.scratch.make()
@@ -414,9 +416,9 @@ class WorkerGroup:
         )
 
     def _report_leftovers(self, supervisor: Supervisor) -> None:
-        """Report which leftover processes of successful workers are killed now, because users may
-        not expect that. Processes of multiprocessing and torch exit by themselves soon after their
-        worker.
+        """Report which processes left over from successful workers are about to be killed, because
+        users may not expect that. Processes started by multiprocessing and torch exit by themselves
+        soon after their worker.
         """
         left = supervisor.workers.left_running(_LEFT_S)
         if not left:
@@ -523,7 +525,7 @@ class WorkerGroup:
             self.supervisor.set_lease(until)
 
     def stop(self, stop: StopWorkers) -> None:
-        """Stop the workers; if `stop.checkpoint_first` is set, give them time to save a checkpoint
+        """Stop the workers. If `stop.checkpoint_first` is set, give them time to save a checkpoint
         first. They get that time only once, although the message may be repeated, even by a
         different coordinator.
         """
@@ -549,8 +551,8 @@ class WorkerGroup:
             loop.call_after(limit_s, lambda: self._stop_late(stop))
         else:
             if stop.capture_stacks:
-                # Deferred because it is slow: a coordinator in this process notifies all nodes
-                # first.
+                # This is slow, so it is deferred until a coordinator in this process has notified
+                # all nodes.
                 loop.call_after(0.0, lambda: self._stop_after_stacks(stop))
             else:
                 self._stop_now(stop)
@@ -595,14 +597,14 @@ class WorkerGroup:
         supervisor.step((self._survivors_leave(None) if stop.may_stay else None) or event)
 
     def reports(self) -> list[FromAgent]:
-        """Return the messages that tell a coordinator the state of these workers."""
+        """Return the messages that report the state of these workers to a coordinator."""
         if self.failure is not None:
             return [self.failure]
         watches = self._watches
         return [] if watches is None or watches.quiet is None else [watches.quiet_report()]
 
     def report_slow_ranks(self, found: SlowRanks) -> None:
-        """Report to the user the slow ranks found by the coordinator."""
+        """Report the slow ranks found by the coordinator to the user."""
         if self.supervisor is not None and not self.supervisor.has_ended:
             self._watch(self.supervisor).report_slow_ranks(found)
 
@@ -620,7 +622,7 @@ class WorkerGroup:
 
     @property
     def _quiet(self) -> "Quiet | None":
-        """How long the workers have done nothing, if longer than the limit."""
+        """How long the workers have done nothing, if this is longer than the limit."""
         return self._watches.quiet if self._watches is not None else None
 
     @property
@@ -637,8 +639,8 @@ class WorkerGroup:
         return self._memory
 
     def span(self) -> tuple[float, float] | None:
-        """Return when workers here first and last reported a step, on the loop's clock; None if
-        none has, or if they have ended.
+        """Return when workers here first and last reported a step, on the loop's clock. Return None
+        if no worker has reported one, or if the workers have ended.
         """
         supervisor = self.supervisor
         return self.memory.span() if supervisor is not None and not supervisor.has_ended else None
@@ -652,8 +654,8 @@ class WorkerGroup:
     def confirm(self, succeeded: tuple[int, ...]) -> None:
         """Process the coordinator's confirmation of this generation.
 
-        Release the held workers: either the coordinator is not negotiating a call of
-        `should_checkpoint`, or it sends the limit for it next.
+        Release the workers that are held. Either the coordinator is not negotiating a call of
+        `should_checkpoint`, or its next message will contain the limit for that call.
         """
         self.succeeded_nodes = succeeded
         if self._memory is not None:
@@ -724,8 +726,8 @@ class WorkerGroup:
             stdout=stdout,
             stderr=stderr,
             cpus=job.cpus[local_rank] if job.cpus else frozenset(),
-            # A Python script controls its own children: a data loader, for example, must not die
-            # before the checkpoint is saved. A shell script would not forward the signal.
+            # A Python script controls its own children, and a data loader, for example, must not
+            # die before the checkpoint is saved. A shell script would not forward the signal.
             signal_group=command.spec.no_python,
         )
 
@@ -765,14 +767,17 @@ class WorkerGroup:
                 self._early_alarm.set_after(_FINISHED_S if self._early_exits is None else 0.0)
 
     def _report_early_exits(self) -> None:
-        """Print which ranks have finished if others are still running and not meant to stop."""
+        """Print which ranks have finished if others are still running and have not been told to
+        stop.
+        """
         supervisor = self.supervisor
         if supervisor is None or not supervisor.is_running or self.stopped_by is not None:
             return
         from relight.core.group.early_exits import EarlyExits, describe_ranks
         from relight.processes import breakpoints
 
-        # Don't interrupt a debugger session: the user already knows why that rank is waiting.
+        # Don't interrupt a debugger session, because the user already knows why that rank is
+        # waiting.
         if supervisor.are_frozen or breakpoints.any_below(supervisor.workers.pids.values()):
             self._early_alarm.set_after(_FINISHED_S)
             return
@@ -789,7 +794,7 @@ class WorkerGroup:
         self._early_alarm.set(found.deadline())
 
     def _inspect_program(self, local_rank: int) -> "Program":
-        """Return what a worker that printed a traceback is doing."""
+        """Return what the program of a worker that printed a traceback is doing."""
         from relight.core.diagnosis.printed_traceback import Program
         from relight.stacks.worker_state import inspect_program
 
@@ -801,7 +806,7 @@ class WorkerGroup:
         return inspect_program(supervisor.workers.pids[local_rank])
 
     def _watch(self, supervisor: Supervisor) -> "Watchdogs":
-        """Return the watchdogs; start them if necessary."""
+        """Return the watchdogs, and start them if necessary."""
         if self._watches is None:
             from relight.agent.watchdogs import Watchdogs
 
@@ -868,7 +873,7 @@ class WorkerGroup:
             from relight.agent import stacks_before_stop
 
             # The other workers here may have failed in the same way, which leaves no stacks to
-            # capture; the worker that they waited for is on another node then.
+            # capture. In that case, the worker that they were waiting for is on another node.
             self._suspects_peer = True
             stacks_before_stop.read(supervisor)
         else:

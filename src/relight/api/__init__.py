@@ -1,7 +1,8 @@
-"""Launching from Python: `relight.run`, `relight.launch`, `relight.submit`, `relight.map`.
+"""The Python API for launching: `relight.run`, `relight.launch`, `relight.submit`, `relight.map`.
 
-`embedding` is `relight.run`, a job inside a longer-running program; `function` is `relight.launch`,
-a function on every rank, with `function_hosts` for other machines and `function_results`;
-`submission` is `relight.submit` and `relight.map`, functions as jobs, with their `futures`.
-`relight.torch_launcher` has the interface of torch.distributed.launcher.
+`embedding` implements `relight.run`, which runs a job inside a longer-running program. `function`
+implements `relight.launch`, which calls a function on every rank; `function_hosts` does so on other
+machines, and `function_results` collects the results. `submission` implements `relight.submit` and
+`relight.map`, which run functions as jobs and return `futures`. `relight.torch_launcher` has the
+same interface as torch.distributed.launcher.
 """

@@ -1,4 +1,4 @@
-"""`relight.run`: `relight run` for programs that embed it, such as frameworks.
+"""`relight.run` provides `relight run` to programs that embed it, such as frameworks.
 
     import relight
     spec = relight.RunSpec("train.py", ["--lr", "0.1"], nproc_per_node=4, max_restarts=3)
@@ -6,10 +6,10 @@
     if result.exit_code:
         print(result.cause)
 
-The spec is converted to a `relight run` command line. It runs either in this process or in a child
-process that exits together with this one. In both cases the job's state is derived from the agent's
-events. A child process sends them through a pipe as pickles. This is safe because both processes
-belong to the same user.
+The spec is converted to a `relight run` command line, which runs either in this process or in a
+child process that exits together with this one. In both cases, the job's state is derived from the
+agent's events. A child process sends its events through a pipe as pickles. This is safe because
+both processes belong to the same user.
 """
 
 import contextlib
@@ -65,14 +65,14 @@ from relight.host import system
 
 OnEvent = Callable[[Event], None]
 _NOT_IN_PROCESS = ("preload", "keep-warm")
-"""Flags that can't be used with `in_process`, because they start processes owned by the agent's
-process.
+"""Flags that can't be used with `in_process`, because they start processes that belong to the
+agent's process.
 """
 
 
 class RunSpec(NamedTuple):
-    """The job that `relight.run` runs on this node, as written by the user; `spec.LaunchSpec` has
-    the validated values of all flags.
+    """The job that `relight.run` runs on this node, as written by the user. `spec.LaunchSpec`
+    contains the validated values of all flags.
 
     Attributes:
         script: a script, module or program.
@@ -85,7 +85,7 @@ class RunSpec(NamedTuple):
         max_restarts: number of restarts after failures, or a string such as `3/1h`.
         rdzv_backend: the rendezvous backend for multi-node jobs, as for `--rdzv-backend`.
         rdzv_endpoint: its endpoint, as for `--rdzv-endpoint`.
-        rdzv_id: the job id; must be the same on all of its nodes.
+        rdzv_id: the job id, which must be the same on all of its nodes.
         env: variables for the workers, in addition to those of this process.
         flags: more `relight run` flags, such as `["--tee=3"]`. This process's PET_ variables are
             ignored.
@@ -116,14 +116,14 @@ class RunSpec(NamedTuple):
 
 
 class RunResult(NamedTuple):
-    """The outcome of a job on this node. A failed job is a result, not an exception.
+    """The outcome of a job on this node. A failed job is reported as a result, not an exception.
 
     Attributes:
         exit_code: the exit code of `relight run`: 0, the root cause's exit code, or one from
             docs/exit-codes.md; 124 if `timeout_s` expired.
         reason: a short phrase that says why the job ended.
-        exit_codes: exit codes of this node's workers in the last generation, keyed by rank;
-            negative if a signal killed the worker. Workers that never started are missing.
+        exit_codes: exit codes of this node's workers in the last generation, keyed by rank. They
+            are negative if a signal killed the worker. Workers that never started are missing.
         restarts: number of times the job was restarted after a failure.
         cause: the worker that was the root cause, on any node, or None if the cause wasn't a
             worker.
@@ -165,12 +165,12 @@ def run(
         timeout_s: seconds until the workers are stopped, at most 2,000,000 (23 days); None or
             infinity for no limit.
         in_process: run the agent in this process instead of a child process, which avoids starting
-            another Python interpreter. The agent forks, so use this only in programs without
-            threads or child processes and with a small memory footprint. A signal that stops the
-            job is delivered to this process once all workers have ended.
+            another Python interpreter. The agent forks, so use this only in programs that have no
+            threads or child processes and a small memory footprint. A signal that stops the job is
+            delivered to this process once all workers have ended.
 
     Raises:
-        UsageError: if the spec is wrong; nothing was started.
+        UsageError: if the spec is invalid. Nothing was started.
         MachineError: if this machine can't run the job.
     """
     limit_s = time_limit("timeout_s", timeout_s)
@@ -184,7 +184,7 @@ def run(
 
 
 def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
-    """Validate a spec with the command-line parser; return its command line and environment."""
+    """Validate a spec with the command-line parser. Return its command line and environment."""
     if not isinstance(spec, RunSpec):
         raise UsageError(
             f"relight.run takes a RunSpec, not {spec!r}",
@@ -225,7 +225,7 @@ class _Job:
         self._restarts = 0
         self._reason = ""
         self.exit_code: int | None = None
-        """The exit code that the agent reported, or None if it has not reported one yet."""
+        """The exit code reported by the agent, or None if there is none yet."""
         self._end: JobEnded | None = None
         self._failures: tuple[Failure, ...] = ()
 
@@ -276,7 +276,7 @@ class _Job:
 
 
 class _JobEnd(NamedTuple):
-    """The child's last message: how the job ended, and which of this node's workers failed."""
+    """The child's last message, which says how the job ended and which local workers failed."""
 
     end: JobEnded | None
     failures: tuple[Failure, ...]
@@ -328,7 +328,7 @@ def _start_child(
     """
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     output = _output()
-    # This process's stdout may be closed; its descriptor number must not be reused.
+    # This process's stdout may be closed, but its descriptor number must not be reused.
     read, tell = (_above_standard(fd) for fd in os.pipe())
     try:
         command = [sys.executable, "-m", "relight", "run", *words]
@@ -348,8 +348,8 @@ def _start_child(
 
 
 def _output() -> int | None:
-    """Return where an agent's output goes: this process's stdout and stderr, or pipes if Python
-    code displays them elsewhere, as in a notebook.
+    """Return the destination of an agent's output. This is either this process's stdout and stderr,
+    or pipes if Python code displays the output elsewhere, as in a notebook.
     """
     streams = sys.stdout, sys.stderr
     if None in streams or not all(map(_is_open, (1, 2))):
@@ -376,7 +376,7 @@ def _is_open(fd: int) -> bool:
 
 
 def _flush() -> None:
-    """Flush this process's output before other processes print."""
+    """Flush this process's output before another process prints."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -438,7 +438,7 @@ def entry(fd: int) -> NoReturn:
 
     def tell(message: object) -> None:
         data = memoryview(pickle.dumps(message))
-        with contextlib.suppress(OSError):  # the parent has exited; so will this process
+        with contextlib.suppress(OSError):  # the parent has exited, and so will this process
             while data:
                 data = data[os.write(fd, data) :]
 
@@ -497,7 +497,7 @@ def _run_here(
         stopped_after_s = timeout_s
         agent.interruption.stop()
 
-    spec = to_spec(parsed)._replace(preload=())  # its default also starts a process
+    spec = to_spec(parsed)._replace(preload=())  # the default also starts a process
     with _as_before():
         agent = make_agent(spec, parsed.given, env)
         agent.journal.listeners.append(lambda recorded: take(recorded.event))

@@ -1,10 +1,10 @@
-"""`relight.launch`: a function on every worker, from a script or a notebook.
+"""`relight.launch` runs a function on every worker, from a script or a notebook.
 
     import relight
     losses = relight.launch(train, 0.1, epochs=3, nproc_per_node=4)
 
-It runs `relight run` in a separate process, with the same guarantees: restarts, failure reports, no
-leftover processes. The function and its arguments are sent as a pickle.
+It runs `relight run` in a separate process, with the same guarantees, such as restarts, failure
+reports and no leftover processes. The function and its arguments are sent as a pickle.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ R = TypeVar("R")
 WORKER = "relight.worker.call"
 """The module that calls the function in each worker."""
 _SIMILAR = 0.85
-"""A keyword this similar to one of our parameters counts as a misspelling, if the function accepts
-arbitrary keywords.
+"""If the function accepts arbitrary keywords, a keyword this similar to one of our parameters
+counts as a misspelling.
 """
 
 
@@ -59,7 +59,7 @@ def launch(
 ) -> list[R]:
     """Call `function(*args, **kwargs)` on every worker and return the results by rank.
 
-    In a worker, RANK, WORLD_SIZE, MASTER_ADDR and the rest are set as `relight run` sets them.
+    In a worker, RANK, WORLD_SIZE, MASTER_ADDR and so on have the same values as with `relight run`.
     Worker output appears on this process's `sys.stdout` and `sys.stderr`. All workers are stopped
     on Ctrl-C, or if this process exits for any other reason.
 
@@ -70,8 +70,8 @@ def launch(
             with multiprocessing.
         args: passed to the function.
         nproc_per_node: number of workers per node, or a keyword that `--nproc-per-node` accepts.
-        nnodes: number of agents, all on this machine; with `hosts`, it is the number of hosts. The
-            job isn't elastic.
+        nnodes: number of agents, all of which run on this machine. With `hosts`, it is the number
+            of hosts. The job isn't elastic.
         max_restarts: number of times to restart the job after failures.
         env: variables for the workers, in addition to those of this process.
         flags: more `relight run` flags.
@@ -91,7 +91,7 @@ def launch(
             traceback as the cause.
         WorkersFailedError: if a worker failed in another way, for example by a signal, or exited
             with 0 before the function returned.
-        UsageError: if an argument is wrong, or can't be pickled; nothing was started.
+        UsageError: if an argument is invalid, or can't be pickled. Nothing was started.
     """
     __tracebackhide__ = True  # makes IPython and pytest show the caller's own line
     main_module.refuse_while_importing()
@@ -111,7 +111,7 @@ def launch(
     if ssh and not hosts:
         raise UsageError("ssh has no effect without hosts")
     variables = {**job_variables(), **(env or {})}
-    if nodes > 1:  # keeps other users of this machine out of the job
+    if nodes > 1:  # so that other users can't join the job
         variables.setdefault(TOKEN, secrets.token_hex(16))
     packed = pack(function, args, kwargs, hosts)
     with job_directory() as directory:
@@ -174,7 +174,7 @@ def put(packed: bytes, directory: str) -> None:
 
 def job_variables() -> dict[str, str]:
     """Return this process's environment variables for a job that it starts. If this process is
-    itself a worker, the variables set by the outer job are left out.
+    itself a worker, variables set by the outer job are omitted.
     """
     variables = environment.read().variables
     outer = ("PET_", "TORCHELASTIC_")
@@ -189,7 +189,7 @@ def job_directory() -> Iterator[str]:
     except OSError as error:
         raise MachineError(f"can't create a temporary directory: {error}") from None
     try:
-        directory = os.path.join(path, "call")  # ssh copies it all, so no lock file
+        directory = os.path.join(path, "call")  # ssh copies it, so omit the lock file
         os.mkdir(directory, 0o700)
         yield directory
     finally:
@@ -198,7 +198,7 @@ def job_directory() -> Iterator[str]:
 
 
 def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:
-    """Return the module that workers import instead of `__main__` to find its definitions."""
+    """Return the module in which workers find the definitions that `__main__` has here."""
     found = main_module.detect_main_module()
     if hosts:
         why = "which workers on other hosts can't import"
@@ -239,7 +239,7 @@ def check_call(
         )
     name = function_name(function)
     try:
-        # A decorator may accept different arguments from the function that it wraps.
+        # A decorator may accept different arguments than the function that it wraps.
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # some extension-module functions lack a signature
         signature = inspect.signature(lambda *_, **__: None)
@@ -349,9 +349,9 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """Return the flags that keep the workers' imports loaded for the next call while this process
-    is running. The list is empty if the caller sets such a flag explicitly, or if the system
-    doesn't support warm processes.
+    """Return the flags that keep the workers' imports loaded for the next call, as long as this
+    process is running. The list is empty if the caller sets such a flag explicitly, or if the
+    system doesn't support warm processes.
     """
     names = [flag.lstrip("-").replace("_", "-").partition("=")[0] for flag in flags]
     is_said = any(variables.get(name) for name in ("RELIGHT_PRELOAD", "RELIGHT_KEEP_WARM"))
@@ -409,7 +409,7 @@ def start_agent(
     Args:
         command: the command line.
         variables: its environment.
-        output: stdout and stderr, as in subprocess; None inherits this process's.
+        output: stdout and stderr, as in subprocess. None means those of this process.
         tell: a descriptor that the agent writes events to (`relight.api.embedding`), or None to
             disable them.
     """
@@ -431,7 +431,7 @@ def start_agent(
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
     """Delay this process's signal handlers until the block has finished. If a handler raised an
-    exception such as KeyboardInterrupt inside it, the agent being started would be lost.
+    exception such as KeyboardInterrupt inside the block, the agent being started would be lost.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -467,13 +467,13 @@ sys.argv[:] = ["relight", *sys.argv[3:]]
 from relight.__main__ import entry
 {entry}
 """
-"""Makes an agent exit together with this process. This isn't done right after the fork, because
-other threads may have held locks.
+"""Makes an agent exit together with this process. This can't be done between fork and exec, because
+other threads may have held locks at the time of the fork.
 """
 
 
 def copy_output(source: Any, name: str, refusal: LaunchRefusal | None = None) -> None:
-    """Copy output to the current `sys` stream, which in a notebook belongs to the running cell."""
+    """Copy output to the current `sys` stream. In a notebook, it belongs to the running cell."""
     with source:
         for line in source:
             if name == "stderr" and refusal and refusal.matches(line.decode(errors="replace")):

@@ -1,7 +1,7 @@
 """`relight.launch` on other hosts: an ssh scheduler job whose workers call the function.
 
 The pickled call is sent as the job's workspace. After a host's agent exits, its wrapper process
-(`main`) prints the workers' results on lines that begin with a secret random marker; `_copy_output`
+(`main`) prints the workers' results on lines that begin with a secret random marker. `_copy_output`
 removes those lines from the output.
 """
 
@@ -35,8 +35,8 @@ def run(
     variables: Mapping[str, str],
     cfg: Mapping[str, Any],
 ) -> list[int]:
-    """Call the function pickled in `directory` on workers on other hosts, and store their results
-    in the same directory.
+    """Call the function pickled in `directory` on workers on other hosts, and store the results in
+    the same directory.
 
     Args:
         directory: contains `call.pickle`.
@@ -47,10 +47,10 @@ def run(
 
     Returns:
         The exit code of each host's agent. Each host has its own results directory, because a rank
-            may have run on two hosts, one after the other.
+            may have run first on one host and later on another.
 
     Raises:
-        RelightError: if a host can't run the job; nothing was started.
+        RelightError: if a host can't run the job. Nothing was started.
     """
     word = secrets.token_hex(8)
     role = make_role(_ROLE, word, flags, len(hosts), variables)
@@ -82,7 +82,7 @@ def make_role(
 
     Args:
         name: its name.
-        word: the marker at the start of each result line.
+        word: the marker that begins each result line.
         flags: flags of `relight run`.
         hosts: the number of hosts.
         variables: variables for the workers.
@@ -125,8 +125,8 @@ def _copy_output(
 
 
 def _printed(line: str, word: str, directory: str) -> str:
-    """Return the part of a line that the function printed, and store the result, if there is
-    one.
+    """Return the part of a line that the function printed. If the line contains a result, store
+    it.
     """
     printed, ours, kept = line.partition(word)
     if not ours:

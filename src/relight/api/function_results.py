@@ -1,4 +1,4 @@
-"""Collects the results saved by `relight.launch` workers, or determines the error to raise."""
+"""Collects the results that `relight.launch` workers saved, or determines the error to raise."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from relight.worker.main_module import Unpickler
 
 
 class RemoteTraceback(Exception):  # noqa: N818  # as multiprocessing calls it
-    """The cause of an exception raised in a worker; `str()` is the full traceback."""
+    """The cause of an exception raised in a worker. `str()` returns the full traceback."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -55,8 +55,9 @@ def collect(
         refusal: the agents' error if they didn't start any workers.
 
     Raises:
-        Exception: the exception from the rank that failed first. WorkersFailedError: if a worker
-            failed in another way, or exited before the function returned.
+        Exception: the exception from the rank that failed first.
+        WorkersFailedError: if a worker failed in another way, or exited before the function
+            returned.
         UsageError: if a flag is invalid.
     """
     __tracebackhide__ = True  # IPython and pytest then show the caller's own line
@@ -81,7 +82,7 @@ def collect(
 
 
 def returned(directory: str, name: str) -> dict[int, Any]:
-    """Return the last attempt's results, keyed by rank; ranks without a result are missing.
+    """Return the last attempt's results, keyed by rank. Ranks without a result are missing.
 
     Raises:
         WorkersFailedError: if no rank reached the function.
@@ -92,8 +93,8 @@ def returned(directory: str, name: str) -> dict[int, Any]:
 
 
 class Raised(NamedTuple):
-    """A failed call on one rank: the exception, or None if it can't be pickled; its full traceback;
-    and when it was raised, in seconds since 1970.
+    """A failed call on one rank, with the exception (None if it can't be pickled), its full
+    traceback, and the time at which it was raised, in seconds since 1970.
     """
 
     error: BaseException | None
@@ -148,7 +149,7 @@ def first_exception(directory: str) -> Exception | None:
     _, rank, _, kept, text = min(failed, key=lambda each: (each[0], each[2]))
     if isinstance(kept, Exception):
         error = kept
-    else:  # it can't be pickled, or would end the caller: SystemExit, KeyboardInterrupt
+    else:  # it can't be pickled, or would end the caller (like SystemExit)
         error = WorkersFailedError(f"rank {rank} raised {text.strip().splitlines()[-1]}")
     if text:  # empty if the message is complete
         error.__cause__ = RemoteTraceback(text)
@@ -171,7 +172,7 @@ def _saved(directory: str, kind: str) -> Iterator[tuple[int, Any]]:
 def _load(path: str) -> Any:
     with open(path, "rb") as file:
         try:
-            return Unpickler(file.read()).load()  # written by our own workers
+            return Unpickler(file.read()).load()  # our own workers wrote it
         except Exception as error:
             name = os.path.basename(path)
             raise RelightError(f"the result file {name} can't be read: {error}") from None

@@ -1,6 +1,6 @@
-"""The futures of `relight.submit` and `relight.map`, and the threads that resolve them.
+"""The futures returned by `relight.submit` and `relight.map`, and the threads that resolve them.
 
-A job belongs to its scheduler; a future only holds the job's handle and its results directory. For
+A job belongs to its scheduler. A future only holds the job's handle and its results directory. For
 each scheduler, one thread polls the states of all jobs in a single query and starts the jobs that
 are waiting.
 """
@@ -27,18 +27,18 @@ from relight.schedulers.api import AppStatus
 ROLE = "main"
 SLURM = "slurm"
 _QUERY_SHARE = 20
-"""State queries may use up to 1/N of the time, where N is this number; status updates may be
-delayed by the same fraction of the time since the last change.
+"""State queries may use up to 1/N of the time, where N is this number. A status update may be
+delayed by the same fraction of the time since the previous change.
 """
 _MIN_PAUSE_S, _MAX_PAUSE_S, _MAX_SLURM_PAUSE_S = 0.02, 0.5, 10.0
 _LATE_S = 60.0
-"""How long to wait for the results of a finished Slurm job to become visible: NFS clients cache
+"""How long to wait for a finished Slurm job's results to become visible. NFS clients cache
 directories for up to 60 s (nfs(5), acdirmax).
 """
 
 
 class Started(NamedTuple):
-    """A started job, its results directory and, for ssh, its marker of result lines."""
+    """A started job, with its results directory and, for ssh, the marker of its result lines."""
 
     handle: str
     directory: str
@@ -46,7 +46,7 @@ class Started(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A slot that runs one job at a time: scheduler options, and variables for the workers."""
+    """A slot that runs one job at a time, with its scheduler options and worker variables."""
 
     cfg: Mapping[str, Any] = {}
     env: Mapping[str, str] = {}
@@ -57,14 +57,14 @@ class Future(concurrent.futures.Future[Any]):
     `as_completed`.
 
     If the job fails, `result` raises the exception from the rank that failed first, with its
-    traceback as the cause. Otherwise it raises a WorkersFailedError with the
-    reason.
+    traceback as the cause. If there is no such exception, or if the job ended in another way, it
+    raises a WorkersFailedError with the reason.
 
     Args:
         runner: submits the job.
         name: the name of the function.
         job: the job, or a function that starts it in a slot.
-        places: free slots, shared by all jobs started by one `map` call.
+        places: free slots, which all jobs started by one `map` call share.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Future(concurrent.futures.Future[Any]):
 
     @property
     def handle(self) -> str:
-        """The job's handle, for `relight.attach`, `relight status` and so on; empty while the job
-        waits for a free slot on this machine.
+        """The job's handle, for `relight.attach`, `relight status` and so on. It is empty while the
+        job is waiting for a free slot on this machine.
         """
         return self._job.handle if isinstance(self._job, Started) else ""
 
@@ -115,7 +115,7 @@ class Future(concurrent.futures.Future[Any]):
         return True
 
     def logs(self, node: int = 0) -> str:
-        """Return the output of one of the job's nodes so far; empty before the job starts."""
+        """Return what one of the job's nodes has printed so far. Empty before the job starts."""
         if not isinstance(self._job, Started):
             return ""
         mark = self._job.word or "\0"
@@ -142,7 +142,7 @@ class Future(concurrent.futures.Future[Any]):
                 self._job = self._job(place)
 
     def update(self, status: AppStatus | None) -> bool:
-        """Update the job's state, or start the job if it is waiting; return whether anything
+        """Update the job's state, or start the job if it is waiting. Return whether anything
         changed.
         """
         before = self._job_state
@@ -162,7 +162,7 @@ class Future(concurrent.futures.Future[Any]):
         return self.done() or self._job_state is not before
 
     def fail(self, error: Exception) -> None:
-        """Resolve the future with an error that is not the job's, unless it is resolved."""
+        """Resolve the future with an error outside the job, unless it is already resolved."""
         with self._lock:
             if not self.done():
                 self.set_exception(error)
@@ -170,7 +170,7 @@ class Future(concurrent.futures.Future[Any]):
     def _update(self, job: Started, status: AppStatus | None) -> None:
         is_slurm, unknown = job.handle.startswith(SLURM), AppState.UNKNOWN
         if status is None or status.state.is_over or status.state is unknown:
-            status = self.runner.status(job.handle)  # may be read from its files; records the end
+            status = self.runner.status(job.handle)  # may read the job's files, and records the end
         self._job_state = status.state
         if not status.state.is_over and status.state is not unknown:
             self._over_since = None  # it may have been requeued
@@ -226,13 +226,13 @@ def _follow(scheduler: str, watched: list[Future]) -> None:
 
 
 def _refresh(scheduler: str, futures: Sequence[Future]) -> bool:
-    """Update futures; return whether any of them changed."""
+    """Update futures, and return whether any of them changed."""
     ids = {future.handle: find_job(future.handle).app_id for future in futures if future.handle}
     try:
         found = futures[0].runner.scheduler(scheduler).status([*ids.values()]) if ids else {}
     except (RelightError, OSError):
         return False  # the scheduler, or this machine, may recover
-    except Exception as error:  # a defect: without this thread, the futures would wait forever
+    except Exception as error:  # a bug; futures can't be resolved without this thread
         for future in futures:
             future.fail(error)
         return True
@@ -241,7 +241,7 @@ def _refresh(scheduler: str, futures: Sequence[Future]) -> bool:
 
 
 def attach(handle: str) -> Future:
-    """Return the future of a job that `relight.submit` or `relight.map` started, perhaps in another
+    """Return a future for a job that `relight.submit` or `relight.map` started, possibly in another
     process.
 
     Raises:
@@ -265,8 +265,8 @@ def attach(handle: str) -> Future:
 
 
 def call_directory(app_id: str, cfg: Mapping[str, Any], cwd: str) -> str:
-    """Return the directory of a job's call and results; a job array has one for each of its jobs.
-    It is next to the logs, on a file system that the cluster's nodes share.
+    """Return the directory for a job's call and results. A job array has one for each of its jobs.
+    The directory is next to the logs, on a file system that the cluster's nodes share.
     """
     base = cfg.get("job_dir") or cfg.get("log_dir")
     return os.path.join(os.path.join(cwd, base, app_id) if base else records.path(app_id), "call")

@@ -1,4 +1,4 @@
-"""`relight.submit` and `relight.map`: run a function as a scheduler job and get a future for it.
+"""`relight.submit` and `relight.map` run a function as a scheduler job and return a future for it.
 
     trials = relight.map(train, [0.1, 0.01, 0.001], scheduler="slurm", resources={"gpu": 1})
     for trial in concurrent.futures.as_completed(trials):
@@ -75,7 +75,7 @@ def submit(
     hosts: Sequence[str] = (),
     **kwargs: Any,
 ) -> Future:
-    """Start a job that calls `function(*args, **kwargs)` on every worker; return its future.
+    """Start a job that calls `function(*args, **kwargs)` on every worker, and return its future.
 
     A job on Slurm outlives this process, and `relight.attach(future.handle)` finds it again. A job
     on this machine or over ssh is stopped when this process exits, unless `cfg` has `"detach":
@@ -84,23 +84,23 @@ def submit(
     Args:
         function: the function to call, as for `relight.launch`.
         args: passed to the function.
-        scheduler: `local`, `slurm`, `ssh` or `auto`; the default is taken from the settings, or
-            `local` otherwise.
+        scheduler: `local`, `slurm`, `ssh` or `auto`. The default is the scheduler in the settings,
+            or `local` if none is set.
         nproc_per_node: number of workers per node, or a keyword that `--nproc-per-node` accepts.
         nnodes: number of nodes, on Slurm.
         max_restarts: number of times to restart the workers after failures.
-        max_retries: how often the scheduler may requeue the job, for example after its time limit.
+        max_retries: how often the scheduler may requeue the job, for example after a time limit.
         env: variables for the workers.
         flags: more `relight run` flags.
         resources: resources for each node: `{"cpu": 8, "gpu": 1, "memMB": 32000}`, or a named
             resource.
         cfg: the scheduler's options, such as `{"partition": "gpu", "time": "4:00:00"}`.
         hosts: run on these hosts over ssh.
-        kwargs: passed to the function; names similar to the ones above are rejected, as in
+        kwargs: passed to the function. Names similar to the ones above are rejected, as in
             `relight.launch`.
 
     Raises:
-        UsageError: if an argument is wrong, or can't be pickled; nothing was started.
+        UsageError: if an argument is invalid, or can't be pickled. Nothing was started.
         MachineError: if the scheduler can't start the job.
     """
     __tracebackhide__ = True  # IPython and pytest then show the caller's own line
@@ -112,23 +112,23 @@ def submit(
 def map(
     function: Callable[..., Any], *iterables: Any, at_once: int | None = None, **kwargs: Any
 ) -> list[Future]:
-    """Start a job for each item of one or more iterables, like the built-in `map`; return the
-    futures in order.
+    """Start a job for each item of one or more iterables, like the built-in `map`, and return the
+    futures in the same order.
 
     On Slurm, the jobs form one job array. On this machine and over ssh, the next job starts when
     another one ends, which requires this process to keep running.
 
     Args:
         function: called with one item from each iterable and the keyword arguments.
-        iterables: of equal length.
+        iterables: one or more iterables of equal length.
         at_once: how many jobs run concurrently. On this machine, the default is the number that
             fits its CPUs, or its GPUs if `resources` requests any; each job then sees only its own
             GPUs. Over ssh, the default is one job per host, or per group of `nnodes` hosts.
-        kwargs: `scheduler`, `resources` and so on, as for `submit`; all others are passed to the
-            function.
+        kwargs: `scheduler`, `resources` and so on, as for `submit`. All other names are passed to
+            the function.
 
     Raises:
-        UsageError: if an argument is wrong, or can't be pickled; nothing was started.
+        UsageError: if an argument is invalid, or can't be pickled. Nothing was started.
         MachineError: if the scheduler can't start the jobs.
     """
     __tracebackhide__ = True
@@ -179,7 +179,7 @@ class _Jobs:
     """Starts the jobs for one call of `submit` or `map`.
 
     Raises:
-        UsageError: if an argument is wrong.
+        UsageError: if an argument is invalid.
     """
 
     def __init__(self, caller: str, name: str, options: _Options) -> None:
@@ -231,8 +231,8 @@ class _Jobs:
                 raise UsageError(f"functions can't use the option {name}", hint=hint)
 
     def places(self, at_once: int | None) -> list[Place]:
-        """Return the slots in which jobs run concurrently; none for Slurm, which queues jobs
-        itself.
+        """Return the slots in which jobs run concurrently. There are none for Slurm, which queues
+        jobs itself.
         """
         if self.kind == SLURM:
             return []
@@ -271,7 +271,7 @@ class _Jobs:
         return [Future(self.runner, self.name, job) for job in jobs]
 
     def _submitted(self, place: Place, parts: Mapping[str, bytes]) -> Started:
-        """Write the calls into subdirectories of the job's directory, and submit the job."""
+        """Write the calls to subdirectories of the job's directory, and submit the job."""
         app_id = records.new_id(self.name)
         directory = call_directory(app_id, self._values, os.getcwd())
         cfg, env = {**self._cfg, **place.cfg}, {**self._env, **place.env}

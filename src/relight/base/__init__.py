@@ -1,12 +1,12 @@
 """Foundations: errors, the environment, text, parsing of values and records.
 
     errors.py      user-visible errors: messages, hints, exit codes
-    exit_signals.py  exits with 128 + n on SIGINT or SIGTERM while no agent handles them
+    exit_signals.py  the exit with 128 + n on SIGINT or SIGTERM while no agent handles them
     env.py         the only reader of os.environ
     text.py        times, counts, lists of hosts and ranks, spelling suggestions
     values.py      parsers for the values of flags
     fields.py      input from other processes, checked field by field
-    redaction.py   hides secrets in output and records
+    redaction.py   hiding of secrets in output and records
 
 It doesn't import from any other package of relight.
 """

@@ -1,7 +1,7 @@
 """The only place that reads os.environ.
 
-The environment is read into an `Environment` once, at the start, and everything else takes that
-value as an argument. Tests and the workers' environment therefore never depend on hidden state.
+The environment is read into an `Environment` once, at the start. All other code takes this object
+as an argument, so that tests and the workers' environment never depend on hidden state.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Environment(NamedTuple):
-    """A copy of the process environment and the lookups that the launcher needs."""
+    """A copy of the process environment, with the lookups that the launcher needs."""
 
     variables: Mapping[str, str]
 
@@ -20,8 +20,8 @@ class Environment(NamedTuple):
 
 
 def mistakes() -> str:
-    """Return RELIGHT_MISTAKES: a file that collects relight's unexpected exceptions for tests, or
-    an empty string.
+    """Return RELIGHT_MISTAKES, the path of a file that collects relight's unexpected exceptions
+    for tests, or an empty string.
     """
     return os.environ.get("RELIGHT_MISTAKES", "")
 
@@ -29,8 +29,8 @@ def mistakes() -> str:
 def state_directory(env: Environment) -> str:
     """Return the directory for data that outlives a command, such as job records.
 
-    It is RELIGHT_STATE_DIR if set, and otherwise follows the XDG base directory standard. It may
-    not exist yet.
+    The directory is RELIGHT_STATE_DIR if that is set. Otherwise, it follows the XDG base directory
+    standard. It may not exist yet.
     """
     own = env.get("RELIGHT_STATE_DIR")
     if not own:

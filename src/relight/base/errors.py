@@ -1,15 +1,17 @@
-"""User-visible errors and their exit codes, grouped by who should act on them.
+"""User-visible errors and their exit codes, grouped by who should resolve them.
 
     RelightError
-    ├── WorkersFailedError  1   the user's function, called by relight.launch or submit
-    ├── UsageError      2   the user: the command line or the environment asks for the impossible
+    ├── WorkersFailedError  1   the user: a function called by relight.launch or submit failed
+    ├── UsageError      2   the user: the command line or the environment is invalid
     ├── MachineError    4   the operator: this machine refused a resource that the launcher needs
     └── InternalError  70   us: a state that must not occur; please report it
 
-Failed workers are not a launcher error; the job ends with the exit code of its root cause. A job
-whose nodes did not find each other in time, or lost each other permanently, ends with EXIT_GROUP.
+Failed workers are not a launcher error, and the job ends with the exit code of its root cause. A
+job whose nodes did not find each other in time, or lost each other permanently, ends with
+EXIT_GROUP.
 
-A message is one line that says what happened, to what, and why. The hint says what to do next.
+A message is one line that says what happened, what it happened to, and why. The hint says what to
+do next.
 """
 
 import signal
@@ -26,7 +28,7 @@ EXIT_PREEMPTED = 75
 EXIT_HUNG = 124
 """The exit code that timeout(1) uses."""
 EXIT_SIGNAL_BASE = 128
-"""A process that was ended by signal n has exit code 128 + n, as in every shell."""
+"""A process that was killed by signal n has exit code 128 + n, as in every shell."""
 _PLACES = 10
 
 
@@ -34,7 +36,7 @@ class RelightError(Exception):
     """Base class of all errors that are printed as one line and a hint.
 
     Args:
-        message: one line, without a final full stop.
+        message: a single line without a full stop at the end.
         hint: the next step, or an empty string.
     """
 
@@ -49,19 +51,19 @@ class RelightError(Exception):
 
 
 class WorkersFailedError(RelightError):
-    """The user's function failed in a worker, and left no exception that could be raised here."""
+    """The user's function failed in a worker, without an exception that could be raised here."""
 
     exit_code = EXIT_FAILED
 
 
 class UsageError(RelightError):
-    """The request is wrong; nothing has been started."""
+    """The request is invalid, and nothing has been started."""
 
     exit_code = EXIT_USAGE
 
 
 class MachineError(RelightError):
-    """The machine refused a resource that the launcher needs: a process, a socket, a directory."""
+    """The machine refused a resource that the launcher needs, such as a process or a socket."""
 
     exit_code = EXIT_MACHINE
 
@@ -76,8 +78,8 @@ def describe_bug(error: BaseException) -> str:
     """Return a one-line description of an unexpected exception in relight, as
     `format_exception_oneline` does.
 
-    It is also added to the file `env.mistakes`, if set: a test during which such an exception
-    occurs must not pass.
+    The description is also added to the file `env.mistakes`, if set, because a test must not pass
+    if such an exception occurs during it.
     """
     line = format_exception_oneline(error)
     if env.mistakes():
@@ -90,7 +92,7 @@ def describe_bug(error: BaseException) -> str:
 
 
 def format_exception_oneline(error: BaseException) -> str:
-    """Return an exception in one line: its message, and the lines of relight's code in its
+    """Return an exception in one line, with its message and the lines of relight's code in its
     traceback, innermost first.
     """
     places, trace = [], error.__traceback__
@@ -105,7 +107,7 @@ def format_exception_oneline(error: BaseException) -> str:
 
 
 def signal_exit_code(number: int) -> int:
-    """Return the exit code of a process that was ended by signal `number`."""
+    """Return the exit code of a process that was killed by signal `number`."""
     return EXIT_SIGNAL_BASE + number
 
 

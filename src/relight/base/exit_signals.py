@@ -3,8 +3,8 @@ it has ended.
 
 No workers are running at those times, so nothing has to be stopped. By default, Python turns SIGINT
 into an exception at an arbitrary point in the code, so the process may print a traceback or ignore
-the signal, and SIGTERM kills the process. Interpreter shutdown removes the handlers some
-milliseconds before the process ends, so `quick_exit` skips it.
+the signal. SIGTERM kills the process by default. Interpreter shutdown removes the handlers some
+milliseconds before the process ends, so `quick_exit` skips this shutdown.
 """
 
 import os
@@ -22,14 +22,14 @@ _DEFAULTS: dict[int, Any] = {
 
 
 def exit_on_signals() -> None:
-    """Exit with 128 + n on a signal from now on. Ignored signals stay ignored."""
+    """From now on, exit with 128 + n on a signal. Ignored signals stay ignored."""
     for number in NUMBERS:
         if signal.getsignal(number) == _DEFAULTS[number]:
             signal.signal(number, _exit)
 
 
 def restore_defaults(numbers: Collection[int] = NUMBERS) -> None:
-    """Restore Python's default handlers of these signals."""
+    """Restore Python's default handlers for these signals."""
     for number in numbers:
         if signal.getsignal(number) is _exit:
             signal.signal(number, _DEFAULTS[number])
@@ -44,7 +44,7 @@ def quick_exit(exit_code: int) -> NoReturn:
         try:
             stream.flush()
         except OSError:
-            pass  # already reported, if possible
+            pass  # reported already, if that was possible
     os._exit(exit_code & 0xFF)
 
 

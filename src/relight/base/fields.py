@@ -1,12 +1,12 @@
-"""Turns input from other processes into records, and checks each field. No other module does this.
+"""Turns input from other processes into records, and checks each field. Only this module does so.
 
 A record is a NamedTuple, and the annotations of its fields define the accepted values:
 
     bool
     int, float              finite, within the bounds for the field's name or for all numbers
-    str                     bounded; control characters are replaced, or rejected in a name; one
-                            line, except in texts for people; texts that only programs read, such
-                            as arguments and variables, stay unchanged
+    str                     bounded; control characters are replaced, or rejected in a name; limited
+                            to one line, except for text that people read; text that only programs
+                            read, such as arguments and variables, is left unchanged
     tuple[X, ...], dict     bounded
     a NamedTuple, an Enum   by its fields, by its name
     X | None
@@ -32,7 +32,7 @@ MAX_ITEMS = 1 << 20
 MAX_FACTS = 255
 MAX_FINDINGS = 100
 MAX_ANSWER = 1 << 18
-"""The maximum length of texts about a node and its workers."""
+"""The maximum length of text about a node and its workers."""
 
 Message = dict[str, Any]
 """A message as a JSON object."""
@@ -122,7 +122,7 @@ class Malformed(ValueError):  # noqa: N818
 
 
 def decode(text: bytes | str) -> Any:
-    """Parse JSON; all numbers must be finite.
+    """Parse JSON in which all numbers are finite.
 
     Raises:
         Malformed: if the text is invalid.
@@ -152,7 +152,7 @@ def message(kinds: Any, value: Message) -> Any:
 
 
 def record(kind: Any, value: object) -> Any:
-    """Convert an outside object into a record. Unknown keys are ignored.
+    """Convert an object from outside into a record. Unknown keys are ignored.
 
     Raises:
         Malformed: if a field without a default is missing, or a value has the wrong type or size.
@@ -176,7 +176,7 @@ def to_json(record: Any) -> Message:
 
 
 def plain(value: Any, field: str = "") -> Any:
-    """Convert a value to JSON, within bounds. A record becomes an object with its fields."""
+    """Convert a value to JSON, within the bounds. A record becomes an object with its fields."""
     kind = type(value)
     if kind is str:
         return fit(value, field)
@@ -226,7 +226,7 @@ def _fields(kind: Any) -> list[tuple[str, Check, Any]]:
 
 
 def _check(kind: Any, field: str, annotation: Any) -> Check:
-    """Return a function that converts an outside value into a value of the field."""
+    """Return a function that converts a value from outside into the field's value."""
     if isinstance(annotation, UnionType):  # only `X | None`
         (some,) = (each for each in annotation.__args__ if each is not type(None))
         check = _check(kind, field, some)
@@ -245,7 +245,7 @@ def _check(kind: Any, field: str, annotation: Any) -> Check:
 
 
 def _converter(kind: Any, field: str, annotation: Any) -> Check:
-    """Return a function that returns the field's value, or `_UNFIT`."""
+    """Return a function that returns the converted value, or `_UNFIT` if it does not fit."""
     origin = getattr(annotation, "__origin__", None)
     if annotation is bool:
         return lambda value: value if type(value) is bool else _UNFIT

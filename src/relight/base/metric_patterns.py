@@ -19,7 +19,8 @@ class MetricFinder:
 
     Args:
         patterns: regular expressions. Each one has either a named group per number, or a single
-            unnamed group, named after the word before it: `loss` in `loss: ([0-9.]+)`.
+            unnamed group. An unnamed group is named after the word before it, such as `loss` in
+            `loss: ([0-9.]+)`.
 
     Raises:
         ValueError: if an expression can't be used.
@@ -30,8 +31,8 @@ class MetricFinder:
         self.names = {name for _, groups in self._patterns for name in groups}
 
     def find(self, output: str) -> dict[str, float]:
-        """Return the last number for each name. A number at the very end of the output may be
-        incomplete and is ignored.
+        """Return the last number for each name. A number at the very end of the output is ignored,
+        because it may be incomplete.
         """
         found: dict[str, float] = {}
         for line in reversed(output.splitlines(keepends=True)):
@@ -54,11 +55,11 @@ def _number(name: str, text: str | None) -> Iterator[tuple[str, float]]:
     try:
         yield name, float((text or "").rstrip(".,;"))
     except ValueError:
-        return  # this line has something else in that place
+        return  # the group did not match a number in this line
 
 
 def _compiled(text: str) -> tuple[re.Pattern[str], dict[str, int | str]]:
-    """Return a compiled pattern, and its groups by the names of their numbers.
+    """Return a compiled pattern, and its groups by the name of the number in each.
 
     Raises:
         ValueError: if it can't be used.
@@ -84,7 +85,7 @@ def _compiled(text: str) -> tuple[re.Pattern[str], dict[str, int | str]]:
 
 
 def _word_before_group(text: str) -> str:
-    """Return the last literal word before the only group."""
+    """Return the last literal word before the pattern's only group."""
     plain = re.sub(r"\\.|\[[^\]]*\]|\{[\d,]*\}", " ", text)
     words = re.findall(r"[^\W\d](?:[\w/-]*\w)?", plain[: re.search(r"\((?!\?)", plain).start()])  # type: ignore[union-attr]
     if not words:
@@ -96,7 +97,7 @@ def _word_before_group(text: str) -> str:
 
 
 def _repeats_repeats(text: str) -> bool:
-    """Return whether an unlimited repeat contains another one. Failing to match may then take time
+    """Return whether an unlimited repeat contains another one. If so, a failed match may take time
     that is exponential in the length of a line, which would block the agent.
     """
     repeats = (_constants.MAX_REPEAT, _constants.MIN_REPEAT)

@@ -1,4 +1,4 @@
-"""Plug-ins: entry points of other packages
+"""Plug-ins, which are entry points in other packages
 (https://packaging.python.org/en/latest/specifications/entry-points/).
 """
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def find(*groups: str) -> "dict[str, EntryPoint]":
-    """Return the entry points in these groups by name; if a name occurs several times, the first
-    one counts.
+    """Return the entry points in these groups, by name. If a name occurs several times, the first
+    one is used.
     """
-    from importlib.metadata import entry_points  # 14 ms
+    from importlib.metadata import entry_points  # takes 14 ms
 
     found: dict[str, EntryPoint] = {}
     for group in groups:
@@ -31,11 +31,11 @@ def loaded(what: str, load: Callable[[], T]) -> T:
     """Return the result of `load`.
 
     Raises:
-        UsageError: if `load` raised an exception; the message says that `what` does not load.
+        UsageError: if `load` raised an exception. The message says that `what` does not load.
     """
     try:
         return load()
-    except Exception as error:  # another package may raise anything
+    except Exception as error:  # code from another package may raise anything
         raise UsageError(f"can't load {what}: {one_line(error)}") from None
 
 

@@ -1,6 +1,6 @@
 """Hides values that look like secrets in a job's records and output.
 
-A variable or flag is considered secret because of its name, and a token of a well-known service
+A variable or flag is considered secret because of its name, and a token for a well-known service
 because of its prefix. False positives do little harm.
 """
 
@@ -24,7 +24,8 @@ _WORD = (
 )
 _QUOTED = r"'[^']*'|\"[^\"]*\""
 _UP_TO_NEXT = r"(?:[^,;\s]|[,;](?![\w.-]+=))*"
-# Python caches the compiled pattern, so only code that redacts waits for it (10 ms).
+# Python compiles the pattern at its first use and caches it. Only code that redacts waits for this
+# (10 ms).
 _NAME = f"(?i){_WORD}"
 _ASSIGNED = rf"(?i)(?<![A-Za-z0-9_.-])((?:--?)?{_WORD}=)({_QUOTED}|{_UP_TO_NEXT})"
 _FOLLOWED = rf"(?i)(?<!\S)(--?{_WORD}\s+)({_QUOTED}|[^-\s]\S*)"
@@ -37,7 +38,7 @@ _LOGIN = rf"(?<!\S)(-p\s+)({_QUOTED}|[^-\s]\S*)"
 _PORTS = r"[\d.:/]+(?:tcp|udp)?"
 _ANOTHER_P = {"mkdir", "cp", "tar", "ps", "read", "pytest", "srun", "sbatch", "salloc", "squeue",
               "sinfo", "sacct", "scontrol", "unzip", "nc", "patch", "git"}  # fmt: skip
-"""Programs whose -p does not mean a password but, for example, a partition, parents, or a patch."""
+"""Programs whose -p does not mean a password but something else, such as a partition or a patch."""
 _USER = r"(?<!\S)((?:--user[=\s]\s*|-u\s+)[^\W\d][^:\s]*:)([^\s/]\S*)"
 _SERVICE_KEY = (
     r"(?<![\w-])(?:hf_[A-Za-z0-9]{20,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
@@ -47,7 +48,7 @@ _SERVICE_KEY = (
 )
 _URL = r"(://[^/\s:@]*):[^/\s@]+@"
 
-# Variables that show how a job was started, but nothing private about its owner.
+# Variables that show how a job was started, but reveal nothing private about its owner.
 _RECORDED = ("CUDA_", "NCCL_", "TORCH", "RELIGHT_", "PET_", "OMP_", "MKL_", "SLURM_", "PYTHON",
              "GLOO_", "UCX_", "FI_", "HSA_", "ROCR_", "HIP_", "LD_", "CONDA_", "VIRTUAL_ENV",
              "PATH", "LANG", "LC_", "HOSTNAME", "USER", "PWD", "SHELL", "LOGLEVEL",
@@ -75,8 +76,8 @@ def redact_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact_text(text: str) -> str:
-    """Redact secrets in text: values in `NAME=value`, `--name value` and `Name: value` if the name
-    is that of a secret, and passwords in URLs and after `--user NAME:`.
+    """Redact secrets in text. These are values in `NAME=value`, `--name value` and `Name: value` if
+    the name is that of a secret, and passwords in URLs and after `--user NAME:`.
     """
     text = re.sub(_SERVICE_KEY, HIDDEN, text)
     text = re.sub(_JSON, _hidden_in_json, text)
@@ -125,8 +126,8 @@ def _is_login(before: str, value: str) -> bool:
     """Return whether the value after `-p` is a password, as it is for `docker login`, `sshpass` and
     `mysql`.
 
-    It is treated as one unless it is a number, a port or a port mapping, or the command's `-p` is
-    known to have a different meaning.
+    The value is treated as a password unless it is a number, a port or a port mapping, or unless
+    the command's `-p` is known to have a different meaning.
     """
     command = re.split(r"[;|&\n(]", before)[-1].split()
     if re.fullmatch(_PORTS, value) or is_number(value):
@@ -135,8 +136,8 @@ def _is_login(before: str, value: str) -> bool:
 
 
 def _is_other(name: str, value: str) -> bool:
-    """Return whether a value is a token count, as used for language models, or a working
-    directory.
+    """Return whether a value isn't secret despite its name, because it is a number of tokens (for
+    language models) or a working directory.
     """
     name = name.rstrip("= :").lower()
     if name.endswith("tokens"):

@@ -1,12 +1,12 @@
-"""Text utilities: splitting incoming data into lines; formatting times, counts, and lists of hosts
-and ranks; and spelling suggestions.
+"""Text utilities, which split incoming data into lines, format times, counts and lists of hosts and
+ranks, and suggest spellings.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
 
 class LineBuffer:
-    """Splits data that arrives in pieces into lines. `rest` is the line that is still
+    """Splits data that arrives in pieces into lines. `rest` is the last line while it is
     incomplete.
     """
 
@@ -14,7 +14,7 @@ class LineBuffer:
         self.rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that this piece completes, without line ends."""
+        """Return the lines that this piece completes, without their line endings."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         return lines
 
@@ -30,15 +30,15 @@ def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not blank, without surrounding white space; empty if there is
-    none.
+    """Return the last line that is not blank, without surrounding white space. The result is empty
+    if there is none.
     """
     lines = text.strip().splitlines()
     return lines[-1].strip() if lines else ""
 
 
 def format_names(hosts: Sequence[str]) -> str:
-    """Return host names as a list, shortened if there are many."""
+    """Return host names as a list, which is shortened if there are many."""
     shown = ", ".join(hosts[:8])
     return f"{shown} and {len(hosts) - 8} more" if len(hosts) > 8 else shown
 
@@ -95,15 +95,15 @@ def closest_match(word: str, known: "list[str] | tuple[str, ...]", *, cutoff: fl
 
     `cutoff` is the minimum similarity, from 0 to 1 (difflib).
     """
-    import difflib  # only needed for error messages
+    import difflib  # rarely needed, only for error messages
 
     matches = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return matches[0] if matches else ""
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return a hint with the entry in `known` that is most similar to `word`, or `otherwise` if
-    none is similar.
+    """Return a hint with the entry in `known` that is most similar to `word`. If none is similar,
+    return `otherwise`.
     """
     meant = closest_match(word, list(known))
     return f"did you mean {meant}?" if meant else otherwise

@@ -1,11 +1,11 @@
-"""The variables that name a job's trackers. Their names and meanings are those of TorchX (0.7)."""
+"""The variables that specify a job's trackers. Names and meanings are the same as in TorchX 0.7."""
 
 import re
 from collections.abc import Mapping
 
 JOB_ID, TRACKERS = "TORCHX_JOB_ID", "TORCHX_TRACKERS"
 SESSION = "torchx"
-"""The session in TORCHX_JOB_ID for which relight's handles have a default of their own."""
+"""The session in TORCHX_JOB_ID if a job's handle has relight's own default session."""
 _FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
 
 
@@ -15,7 +15,7 @@ def config_variable(name: str) -> str:
 
 
 def variables(configs: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for trackers and their configurations; empty without trackers.
+    """Return the variables for trackers and their configurations. Empty without trackers.
 
     Raises:
         ValueError: if a tracker's name can't be part of a variable name.

@@ -1,6 +1,7 @@
 """Parsers for the values of individual flags. No I/O.
 
-Each `parse_…` takes the text of one flag, and raises a ValueError that describes the expected form.
+Each `parse_…` function takes the text of one flag. If the text is invalid, it raises a ValueError
+that describes the expected form.
 """
 
 import os
@@ -12,7 +13,7 @@ from relight.base.errors import signal_exit_code
 from relight.base.text import closest_match
 
 STDOUT, STDERR = 1, 2
-"""A worker's output streams as bits, as in `--redirects` and `--tee`; 3 means both."""
+"""A worker's output streams as bits, as in `--redirects` and `--tee`. 3 means both."""
 
 MAX_SECONDS = 2e6
 """23 days. epoll can't wait much longer."""
@@ -22,11 +23,11 @@ KEEP_WARM_S = 1800.0
 MAX_NAME = 60
 """The maximum length of a job name."""
 NO_LIMIT = -1
-"""Represents a missing limit."""
+"""Represents the absence of a limit."""
 AUTO = "auto"
 """Means that --preload imports the modules that the script imports."""
 BACKGROUND = "background"
-"""Like AUTO, but for restarts only: no worker waits for the imports, or starts while they are
+"""Like AUTO, but for restarts only. No worker waits for the imports or starts while they are
 running.
 """
 
@@ -52,8 +53,8 @@ class Nodes(NamedTuple):
 
 
 class RankOrder(NamedTuple):
-    """The order of nodes: by host name or number, or `by_topology`, optionally read from a
-    `file`.
+    """The order of nodes, which is by host name or number, or `by_topology`. The topology may be
+    read from a `file`.
     """
 
     by_topology: bool = False
@@ -64,8 +65,8 @@ class RankOrder(NamedTuple):
 
 
 class KeepWarm(NamedTuple):
-    """How long a warm process stays after its job: until it has been idle for `stays_s` seconds,
-    and no longer than the process `until` exists (0: no such process).
+    """How long a warm process outlives its job. It exits when it has been idle for `stays_s`
+    seconds, or when the process with the pid `until` has exited (0 means no such process).
     """
 
     stays_s: float
@@ -73,8 +74,8 @@ class KeepWarm(NamedTuple):
 
 
 class RestartBudget(NamedTuple):
-    """The restart limit, either per job or within `window_s` seconds. `per` is that time as written
-    by the user, such as `/1h`.
+    """The restart limit, either per job or within `window_s` seconds. `per` is this time in the
+    user's own notation, such as `/1h`.
     """
 
     most: int
@@ -86,15 +87,16 @@ class RestartBudget(NamedTuple):
 
 
 class BadNodesDirectory(NamedTuple):
-    """The directory in which bad nodes are recorded, and for how many seconds."""
+    """The directory in which bad nodes are recorded, and the time after which records expire."""
 
     path: str
     expiry_s: float
 
 
 class HangTimeout(NamedTuple):
-    """Limits for hang detection: `idle_s` seconds without any activity, or `silent_s` seconds with
-    CPU usage only. If `adapts`, `idle_s` grows with the pauses that the job makes.
+    """Limits for hang detection. A job has hung after `idle_s` seconds without any activity, or
+    after `silent_s` seconds with CPU usage only. If `adapts` is set, `idle_s` grows with the pauses
+    that the job makes.
     """
 
     idle_s: float
@@ -110,26 +112,26 @@ class BuiltinCheck(NamedTuple):
 
 
 class HealthCheck(NamedTuple):
-    """Checks that run before a node's workers start: a shell command, or built-in checks."""
+    """Checks that run before a node's workers start, either a shell command or built-in checks."""
 
     command: str
     names: tuple[BuiltinCheck, ...] = ()
 
     @property
     def checks_network(self) -> bool:
-        """Whether the nodes check that they can reach each other."""
+        """Whether the nodes check that they can reach one another."""
         return any(each.name == NETWORK for each in self.names)
 
 
 class PreemptionSource(NamedTuple):
-    """The source of preemption notices: signals in addition to SIGTERM, or a file."""
+    """The source of preemption notices, which is a file or signals in addition to SIGTERM."""
 
     signals: tuple[int, ...]
     file: str = ""
 
 
 class Endpoint(NamedTuple):
-    """The address at which nodes find each other. `port` may be None; `others` are additional hosts
+    """The address at which nodes find each other. `port` may be None. `others` are additional hosts
     that may take over. Text with a slash is kept unchanged in `host`.
     """
 
@@ -144,7 +146,7 @@ class Endpoint(NamedTuple):
 
 
 class PageAddress(NamedTuple):
-    """The address of a status page. `is_public` means that it can be read without a token."""
+    """The address of a status page. If `is_public` is set, the page can be read without a token."""
 
     endpoint: Endpoint
     is_public: bool = False
@@ -154,7 +156,7 @@ class PageAddress(NamedTuple):
 
 
 class StreamChoice(NamedTuple):
-    """A choice of output streams: a default, and exceptions by local rank."""
+    """A choice of output streams, with a default and exceptions for individual local ranks."""
 
     default: int
     by_rank: tuple[tuple[int, int], ...] = ()
@@ -261,8 +263,8 @@ def parse_page(text: str) -> PageAddress:
 
 
 def parse_status_token(text: str) -> str:
-    """Parse the token for status pages. It must be valid in an HTTP header (RFC 6750, 2.1) and hard
-    to guess.
+    """Parse the token for status pages, which must be valid in an HTTP header (RFC 6750, 2.1) and
+    hard to guess.
     """
     if len(text) < _MIN_TOKEN or not set(text.rstrip("=")) <= _TOKEN_LETTERS:
         raise ValueError(
@@ -285,14 +287,16 @@ def parse_host(text: str) -> str:
 
 
 def _check_ipv4(host: str) -> None:
-    """Reject addresses such as 123.456.123.456, which READMEs have as placeholders."""
+    """Reject addresses such as 123.456.123.456, which READMEs use as placeholders."""
     parts = host.split(".")
     if len(parts) == 4 and all(p.isdecimal() for p in parts) and any(int(p) > 255 for p in parts):
         raise ValueError("the numbers of an IPv4 address are at most 255")
 
 
 EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
-"""torch's names (torch 2.13, elastic/events/handlers.py). There, the last one also does nothing."""
+"""torch's names (torch 2.13, elastic/events/handlers.py). The last one does nothing in torch
+either.
+"""
 
 
 def parse_event_handler(text: str) -> str:
@@ -314,7 +318,7 @@ def parse_backend(text: str) -> str:
 
 
 def parse_port(text: str) -> int:
-    """Parse a TCP port; 0 means any free port."""
+    """Parse a TCP port. 0 means any free port."""
     try:
         port = int(text)
     except ValueError:
@@ -326,7 +330,7 @@ def parse_port(text: str) -> int:
 
 
 def parse_port_range(text: str) -> range:
-    """Parse `PORT` or `FIRST-LAST`; both ends are included."""
+    """Parse `PORT` or `FIRST-LAST`, a range that includes both ends."""
     first, dash, last = text.strip().partition("-")
     ports = range(parse_port(first), parse_port(last if dash else first) + 1)
     if not ports or 0 in ports:
@@ -364,7 +368,7 @@ def parse_streams(text: str) -> StreamChoice:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Parse a comma-separated list of local ranks; empty means all."""
+    """Parse a comma-separated list of local ranks. An empty list means all of them."""
     ranks = []
     for part in text.split(",") if text else []:
         rank = whole(part.strip())
@@ -375,7 +379,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def parse_filters(text: str) -> tuple[str, ...]:
-    """Parse comma-separated search strings; a double comma is a literal comma."""
+    """Parse comma-separated search strings. A double comma is a literal comma."""
     parts = text.replace(",,", "\0").split(",")
     return tuple(part.replace("\0", ",") for part in parts if part)
 
@@ -411,7 +415,7 @@ def parse_exit_codes(text: str) -> tuple[int, ...]:
 
 
 def parse_notice(text: str) -> PreemptionSource:
-    """Parse the source of preemption notices: signals, or the path of a file."""
+    """Parse the source of preemption notices, which is a list of signals or the path of a file."""
     if not text:
         raise ValueError("expected a signal such as SIGUSR1, or a file")
     is_signal = text.isupper() and "/" not in text
@@ -437,7 +441,7 @@ def parse_hang_timeout(text: str) -> HangTimeout | None:
 
 
 SLOW_RANKS_S = 120.0
-"""The default length of the window over which ranks are compared."""
+"""The default length of the window in which ranks are compared."""
 
 
 def parse_slow_ranks(text: str) -> float | None:
@@ -458,7 +462,7 @@ def parse_slow_ranks(text: str) -> float | None:
 
 NETWORK = "network"
 CHECKS = {"disk": 1 << 30, "memory": 1 << 30, "shm": 32 << 20, "gpu": 0, NETWORK: 0}
-"""The checks by name, with the minimum number of free bytes if applicable."""
+"""The checks by name, each with the minimum number of free bytes if applicable."""
 _UNITS_OF_SIZE = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -510,7 +514,7 @@ def _check_by_name(text: str) -> BuiltinCheck:
 
 
 def parse_preload(text: str) -> tuple[str, ...]:
-    """Parse `off`, `auto`, `background`, or comma-separated modules; empty means off."""
+    """Parse `off`, `auto`, `background`, or comma-separated modules. Empty text means off."""
     word = text.lower()
     if word in ("", "off"):
         return ()
@@ -553,7 +557,7 @@ def parse_keep_warm(text: str) -> KeepWarm | None:
 
 
 def parse_grace(text: str) -> float:
-    """Parse a time in seconds; 0 is allowed."""
+    """Parse a time in seconds. 0 is allowed."""
     seconds = _number(text)
     if seconds < 0:
         raise ValueError("the time can't be negative")
@@ -626,7 +630,7 @@ def parse_bad_nodes(text: str) -> BadNodesDirectory | None:
 
 
 def _time_s(text: str) -> float | None:
-    """Return the number of seconds in `90s`, `30m`, `1h`, `2d` or `h`; None for other text."""
+    """Return the number of seconds in `90s`, `30m`, `1h`, `2d` or `h`, or None for other text."""
     unit, number = _UNITS.get(text[-1:]), text[:-1] or "1"
     if unit is None or not (number.isascii() and number.isdecimal() and len(number) < 10):
         return None
@@ -634,9 +638,7 @@ def _time_s(text: str) -> float | None:
 
 
 def parse_pattern(text: str) -> str:
-    """Parse a path pattern. It is made absolute, because it is relative to the current
-    directory.
-    """
+    """Parse a path pattern. Make it absolute, because it is relative to the current directory."""
     if "\0" in text:
         raise ValueError("a path can't contain a null character")
     return os.path.abspath(text) if text else ""
@@ -644,7 +646,7 @@ def parse_pattern(text: str) -> str:
 
 def parse_metrics(text: str) -> tuple[str, ...]:
     """Parse regular expressions that find numbers in lines, one expression per line."""
-    from relight.base.metric_patterns import MetricFinder  # only with the flag: re takes 5 ms
+    from relight.base.metric_patterns import MetricFinder  # with the flag only: re takes 5 ms
 
     patterns = tuple(filter(None, text.split("\n")))
     MetricFinder(patterns)
@@ -690,8 +692,8 @@ def _not_a_choice(word: str, known: "tuple[str, ...] | list[str]") -> str:
 
 
 def whole(text: str) -> int | None:
-    """Return the number represented by at most 18 ASCII digits; None for any other text, such as
-    `²` or text that is too long for `int`.
+    """Return the number that is represented by at most 18 ASCII digits, or None for any other text,
+    such as `²` or text that is too long for `int`.
     """
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 

@@ -148,7 +148,7 @@ def _schedulers() -> list[str]:
 
 
 def _options() -> dict[str, list[str]]:
-    """Return the option names for -cfg by scheduler; the key `*` means no scheduler."""
+    """Return the option names for -cfg, by scheduler. The key `*` is for commands without one."""
     found = {}
     for name in registry.names():
         try:
@@ -159,7 +159,7 @@ def _options() -> dict[str, list[str]]:
 
 
 def _fish_options() -> Iterator[str]:
-    """Yield the lines that complete -cfg: a condition on the scheduler, and its option names."""
+    """Yield the lines that complete -cfg: one per scheduler, with a condition and its options."""
     for name, names in _options().items():
         is_it = f"string match -qr -- '(-s|--scheduler)[ =]*{name}' (commandline -c)"
         if name == "*":

@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     for module in (
         *LOADED_FOR_NODES,
         *LOADED_LATER,
-    ):  # files may become unreachable together with a node or the network
+    ):  # files may become unreachable when a node or the network fails
         __import__(module)
     loop = Loop()
     console = Consoles.open(loop).stderr  # if its buffer is full, messages are dropped
@@ -130,8 +130,8 @@ def main(argv: list[str]) -> int:
 
 
 class _Candidate(Seeker):
-    """Coordinates while the registry names this process, and otherwise checks whether the named
-    coordinator is still listening. The finder calls it back through the Seeker interface.
+    """Coordinates while this process is the one named in the registry, and otherwise checks whether
+    the named coordinator is still listening. The finder calls it through the Seeker interface.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class _Candidate(Seeker):
         verbose: bool,
     ) -> None:
         self.error: UsageError | None = None
-        """The reason why the registry will never answer, or None."""
+        """The reason why the registry will never respond, or None."""
         self._loop = loop
         self._meeting = meeting
         self._finder = finder
@@ -229,7 +229,7 @@ def _refuses(address: tuple[str, int]) -> bool:
 
 
 def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSettings, list[str]]:
-    """Return the rendezvous settings as the agents of the jobs would read them."""
+    """Return the rendezvous settings, read in the same way as by the jobs' agents."""
     given = {name: parsed.values[name.replace("-", "_")] for name in _TAKEN}
     backend, bind = given["rdzv-backend"], parsed.values["bind"]
     if backend == "static":
@@ -245,7 +245,7 @@ def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSetti
         raise UsageError(f"--rdzv-backend={backend} without --rdzv-id",
                          hint="a registry records only one job's coordinator")  # fmt: skip
     for name, _ in given["rdzv-conf"] if backend in BACKENDS else ():
-        if name not in KEY_BY_NAME:  # torchrun lacks this command, so nobody relies on these keys
+        if name not in KEY_BY_NAME:  # torchrun has no such command to imitate
             hint = did_you_mean(name, KEY_BY_NAME, f"known keys: {', '.join(KEY_BY_NAME)}")
             raise UsageError(f"--rdzv-conf: unknown key {name}", hint=hint)
     fields = {flag.field: flag.default for flag in FLAGS if flag.field in LaunchSpec._fields}

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     """Run `relight doctor` and return 0, or 1 if an error was found.
 
     Raises:
-        RelightError: if the command line is wrong.
+        RelightError: if the command line is invalid.
     """
     env = environment.read()
     parsed = parse(argv, env, DOCTOR_FLAGS, site.load(env))

@@ -64,7 +64,7 @@ JOB_COMMANDS = {
                      "components", "schedulers", "configure", "nodes")
     },
 }  # fmt: skip
-"""Commands, each with the module in this package that contains its `main`."""
+"""Maps each command to the module in this package that contains its `main`."""
 _LAUNCHERS = ("run", "launch")
 _ON_NODES = ("run", "launch", "coordinator", "doctor")
 """Commands that run on training nodes."""
@@ -117,13 +117,13 @@ def entry() -> NoReturn:
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
-        except OSError:  # closed, so the next file opened would get its number
+        except OSError:  # a file opened later would get this number
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)
     encoding = sys.stderr.encoding if sys.stderr else None
     sys.stderr = io.TextIOWrapper(
         _BestEffortStream(2, "w", closefd=False), encoding, "backslashreplace", line_buffering=True
-    )  # whole lines, as several agents may share it
+    )  # write whole lines, because several agents may share it
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # As with stderr, a character that the terminal can't encode must not cause an error.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -230,7 +230,7 @@ def _version(_: list[str]) -> int:
 
     try:
         commit = (get_data("relight", "commit") or b"").decode().strip()
-    except OSError:  # editable installations lack this file
+    except OSError:  # missing from editable installations
         commit = ""
     print(f"relight {__version__} (commit {commit})" if commit else f"relight {__version__}")
     return 0

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
 
 
 def answered(parsed: ParsedFlags, command: str, flags: "Iterable[Flag]") -> bool:
-    """Print help or completion if the command line asks for it, and return whether it did."""
+    """Print help or completion if the command line requests it, and return whether it does."""
     if parsed.values["help"]:
         from relight.flags.usage import run_help
 

@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
 
 
 def _count(argv: Sequence[str]) -> tuple[int, list[str]]:
-    """Return the number of hosts and the remaining words."""
+    """Return the number of hosts and the remaining arguments."""
     word, *rest = [*argv, ""][: max(len(argv), 1)]
     if word in ("", "-h", "--help"):
         return 0, list(argv)
@@ -110,7 +110,7 @@ def _derived(spec: LaunchSpec, given: "set[str]", count: int) -> list[str]:
 
 
 def _check(spec: LaunchSpec, given: "set[str]", count: int, env: Environment) -> None:
-    """Reject settings that can't work on the hosts."""
+    """Reject settings that can't work on virtual hosts."""
     for name in _OF_ONE_HOST:
         if name in given:
             raise UsageError(

@@ -1,7 +1,7 @@
 """`relight shim`: makes relight replace torchrun in one environment, or undoes that.
 
-It writes a .pth file, which each Python in the environment reads at startup. If the environment has
-no `torchrun`, it also writes that.
+It writes a .pth file, which Python reads at startup in that environment. If the environment has no
+`torchrun`, it also writes one.
 """
 
 import json
@@ -57,7 +57,7 @@ entry()
 
 
 class Place(NamedTuple):
-    """An environment: its Python, and the paths of the shim's files in it."""
+    """An environment, with its Python and the paths of the shim's files."""
 
     python: str
     prefix: str
@@ -126,7 +126,7 @@ def find(folder: str, env: Environment) -> Place:
 
 
 def hook_line(folder: str) -> str:
-    """Return the line of a .pth file that loads the hook from a directory, if it still exists."""
+    """Return the .pth line that loads the hook from a directory if the directory still exists."""
     code = (
         f"import sys\nsys.path.insert(0, {folder!r})\n"
         "try:\n import relight_hook\n relight_hook.install()\nexcept ImportError: pass\n"

@@ -1,4 +1,4 @@
-"""The completion script for `torchrun --print-completion`, which torch has since version 2.14."""
+"""The completion script for `torchrun --print-completion`, a flag that torch 2.14 introduced."""
 
 from collections.abc import Iterable
 

@@ -20,7 +20,7 @@ _NAMES = {
     "-m relight.worker.call": "(relight.launch)",
     "-m relight.pytest_plugin.rank": "(pytest)",
 }
-"""Scripts that belong to relight, not to a user."""
+"""Scripts that are part of relight rather than the user's own."""
 
 
 def show(words: Sequence[str], *, as_json: bool) -> int:
@@ -73,7 +73,7 @@ def _name(each: Description) -> str:
 
 
 def _shortened(names: Sequence[str]) -> str:
-    """Return as many of the names as fit in a column."""
+    """Return as many names as fit in a column."""
     text = ",".join(names)
     if len(text) <= _WIDTH:
         return text
@@ -133,7 +133,7 @@ def stop(words: Sequence[str]) -> int:
 
 
 def _ends(pid: int, end: Callable[[], object]) -> bool:
-    """End a process, and return whether it exited within a short time."""
+    """Stop a process, and return whether it exited within a short time."""
     try:
         process = ProcessHandle(pid)
     except ProcessLookupError:
@@ -146,7 +146,7 @@ def _ends(pid: int, end: Callable[[], object]) -> bool:
 
 
 def _query() -> tuple[dict[str, Description], list[int]]:
-    """Return the responding warm processes by socket, and the pids of those that don't respond."""
+    """Return the warm processes that respond, by socket, and the pids of those that don't."""
     found, silent = {}, []
     for path in _directory().sockets():
         if (answer := processes.ask(path)) is not None:

@@ -25,7 +25,7 @@ from relight.warm.warm_spawner import WarmSpawner
 from relight.warm.worker_program import WorkerProgram
 
 _OF_LAUNCH = ("-m", "relight.worker.call", "ahead")
-"""The command that runs `relight.launch` workers; the last word is a placeholder for a
+"""The command that runs `relight.launch` workers. Its last argument is a placeholder for a
 directory.
 """
 _LIMIT_S = 600.0
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     """Run `relight warm start`, which takes the flags of `relight run`.
 
     Raises:
-        UsageError: if a flag is wrong, or the modules are unknown.
+        UsageError: if a flag is invalid, or the modules are unknown.
         MachineError: if the process can't be started or used.
     """
     env = environment.read()
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 def _complete(spec: LaunchSpec) -> LaunchSpec:
-    """Return the options, filled in with the defaults for a process that is created in advance."""
+    """Return the options, with the defaults for a process that is created in advance filled in."""
     is_of_launch = spec.module and spec.script == _OF_LAUNCH[1]
     is_asked = spec.preload not in ((), (BACKGROUND,))
     preload = spec.preload if is_asked else (("torch",) if is_of_launch else (AUTO,))
@@ -128,7 +128,7 @@ class _Start:
         try:
             self._loop.run_until(lambda: self._reason is not None, _LIMIT_S)
         except BaseException:
-            os.kill(self._pid, signal.SIGKILL)  # its guard's pid; the process dies with it
+            os.kill(self._pid, signal.SIGKILL)  # its guard, with which it dies
             raise
         self._spawner.stop()
         self._loop.close()

@@ -1,4 +1,4 @@
-"""How a worker ended, and its output. Nodes exchange this data about a failure."""
+"""Data about a worker failure, which nodes exchange: how the worker ended, and its output."""
 
 import signal
 from enum import Enum
@@ -16,7 +16,7 @@ in torch.
 
 
 class FailureKind(Enum):
-    """How certain it is that a report explains the end of its process."""
+    """How certain it is that a report explains why its process ended."""
 
     RECORDED = "it is in the error file: this exception ended the script"
     RAISED = "apparently an uncaught exception: the text of a traceback shows it"
@@ -29,12 +29,13 @@ class ErrorReport(NamedTuple):
 
     `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source` is
     the source text of that line. `cause` is the first exception in a chain, such as `KeyError:
-    'lr'`, with its place; empty for a single exception. For an ExceptionGroup, `where` is the place
-    of its first exception. Without a cause, `cause_where` is then the place of the group.
-    `is_interrupted`: the chain contains a SystemExit or KeyboardInterrupt that a signal handler may
-    have raised. `doubt`: why the exception may not have ended the worker, such as `it printed more
-    after that: no data`; empty without evidence against it. `others` are the ranks that printed the
-    same exception and kept running.
+    'lr'`, and `cause_where` is where it was raised. Both are empty for a single exception. For an
+    ExceptionGroup, `where` is where its first exception was raised. If such a group has no cause,
+    `cause_where` is where the group itself was raised. `is_interrupted` is true if the chain
+    contains a SystemExit or KeyboardInterrupt that a signal handler may have raised. `doubt` is the
+    reason why the exception may not have ended the worker, such as `it printed more after that: no
+    data`. It is empty if there is no evidence against the exception. `others` are the ranks that
+    printed the same exception and kept running.
     """
 
     kind: FailureKind
@@ -55,12 +56,12 @@ class WorkerState(NamedTuple):
     (`core/diagnosis/stack_text.doing`).
 
     `place` is shown after the worker's name, such as ` in read (data.py:41)`. `stack` has the lines
-    of its main thread's stack, with the innermost last. `expects_peers`: it was waiting for other
-    workers there. `handling` is the exception that it was handling or cleaning up after in an
-    `except` or `finally` block, such as `ValueError: bad record`, and `handling_where` is where
-    that exception was raised. `works_below`: it was in a function called from that block, not in
-    the block itself. `in_program`: its script was running; false while Python prints an exception
-    or shuts down.
+    of its main thread's stack, with the innermost last. `expects_peers` is true if it was waiting
+    for other workers there. `handling` is the exception that it was handling or cleaning up after
+    in an `except` or `finally` block, such as `ValueError: bad record`, and `handling_where` is
+    where that exception was raised. `works_below` is true if it was in a function called from that
+    block, not in the block itself. `in_program` is true if its script was running, and false while
+    Python prints an exception or shuts down.
     """
 
     place: str
@@ -73,7 +74,9 @@ class WorkerState(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """The last collective that a worker entered in a process group, where it is the `number`-th."""
+    """The last collective that a worker entered in a process group. It is the `number`-th in that
+    group.
+    """
 
     group: str
     number: int
@@ -86,18 +89,19 @@ class Failure(NamedTuple):
     """How one worker ended, and all known facts about it.
 
     `exitcode` is negative for a signal. `stop_signal` is the signal that the agent had already
-    sent, or 0. `evidence` has facts reported by the machine, such as an out-of-memory kill.
-    `last_lines` is the end of stderr. `doing` is known if the agent inspected the worker before
-    stopping it, and `collectives` are known if torch's flight recorder left a dump.
+    sent, or 0. `evidence` contains facts reported by the machine, such as an out-of-memory kill.
+    `last_lines` is the end of stderr. `doing` is set if the agent inspected the worker before
+    stopping it, and `collectives` is set if torch's flight recorder left a dump.
 
-    `when` is the worker's end on that host's clock, such as `2026-07-01 12:00:00+0200`. `at` orders
-    the failures on one node, in seconds. It is monotonic in an agent. In a message and in a
-    `relight.RunResult`, it is relative to the time of sending and hence negative, because nodes
-    don't share a clock. `stopping_s`: seconds from the stop signal to the worker's end.
-    `printed_s`: seconds from the exception in `report` to the worker's end, or None if unknown.
-    `went_on`: whether its program kept running after that exception. `words` is the most
-    informative line in its other output. `gpu_error`: a GPU error in the kernel log that may be the
-    reason. `gpu_broken`: that GPU needs a reset or a repair.
+    `when` is the time when the worker ended, on that host's clock, such as `2026-07-01
+    12:00:00+0200`. `at` orders the failures on one node, in seconds. It is monotonic in an agent.
+    In a message and in a `relight.RunResult`, it is relative to the time of sending and hence
+    negative, because nodes don't share a clock. `stopping_s` is the number of seconds between the
+    stop signal and the worker's end. `printed_s` is the number of seconds between the exception in
+    `report` and the worker's end, or None if unknown. `went_on` states whether its program kept
+    running after that exception. `words` is the most informative line in its other output.
+    `gpu_error` is a GPU error in the kernel log that may be the reason. `gpu_broken` is true if
+    that GPU needs a reset or a repair.
     """
 
     rank: int

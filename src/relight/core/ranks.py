@@ -19,8 +19,9 @@ class NodeSize(NamedTuple):
 
 
 class GenerationId(NamedTuple):
-    """The identity of a generation. The number increases and is shown to users. But a coordinator
-    that does not know earlier generations starts at 0, so two generations may have the same number.
+    """The identity of a generation. The number increases and is shown to users. However, a
+    coordinator that does not know about earlier generations starts at 0, so two generations may
+    have the same number.
 
     `origin` is random and identifies the group that formed the generation.
     """
@@ -33,8 +34,9 @@ NO_GENERATION = GenerationId(-1, "")
 
 
 class Generation(NamedTuple):
-    """The parameters of a generation, identical on every node. `restart` counts only failures.
-    `failed_host` is the host where the previous generation failed, or a lost host, or empty.
+    """The parameters of a generation, identical on every node. `restart` only counts failures.
+    `failed_host` is the host where the previous generation failed, or a host that was lost, or
+    empty if there is none.
     """
 
     id: GenerationId
@@ -51,7 +53,7 @@ class Generation(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The place of one node in a generation, which determines its workers' ranks."""
+    """One node's place in a generation, which determines its workers' ranks."""
 
     group_rank: int
     group_world_size: int
@@ -64,7 +66,7 @@ class Place(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """The place of one worker in a generation."""
+    """One worker's place in a generation."""
 
     local_rank: int
     rank: int
@@ -78,10 +80,10 @@ class Assignment(NamedTuple):
 
 
 def places(nodes: Sequence[NodeSize]) -> list[Place]:
-    """Return the place of each node; the nodes are given in rank order.
+    """Return each node's place. The nodes are given in rank order.
 
-    Ranks number the workers of all nodes consecutively. Role ranks do the same, but only for
-    workers with that role.
+    Ranks are consecutive across the workers on all nodes. Role ranks are consecutive across the
+    workers with the same role.
     """
     world_size = 0
     role_sizes: dict[str, int] = {}
@@ -125,7 +127,9 @@ def arrange(survivors: Sequence[str | None], newcomers: Sequence[str], most: int
 
 
 def as_numbered(order: Sequence[str], numbers: Mapping[str, int]) -> list[str]:
-    """Sort numbered nodes by number among themselves. The other nodes keep their places."""
+    """Sort the numbered nodes by number, using only the places that they already occupy. The other
+    nodes keep their places.
+    """
     numbered = iter(sorted((node for node in order if node in numbers), key=numbers.__getitem__))
     return [next(numbered) if node in numbers else node for node in order]
 

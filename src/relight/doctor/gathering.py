@@ -1,12 +1,12 @@
-"""The nodes meet at the endpoint, as the nodes of a job do, and the node that can bind it becomes
-the host.
+"""Lets the nodes meet at the endpoint, as a job's nodes do. The node that can bind the endpoint
+becomes the host.
 
 If the endpoint lists several hosts, only the first one is used.
 
     seeking     alternates between trying to host the endpoint and to reach it
       | we could bind the port      -> hosting (hosting.py)
       | a doctor responds           -> guest: introduces itself, probes, reports, gets the verdict
-      | neither within `wait_s`     -> reports what this machine knows of the endpoint (endpoint.py)
+      | neither within `wait_s`     -> reports what this machine knows about it (endpoint.py)
 """
 
 import socket
@@ -60,7 +60,7 @@ class GatherSettings(NamedTuple):
     """The settings for the meeting.
 
     `nodes` is the number of nodes. `wait_s` is how long to wait for more nodes after the last one
-    joined. `facts` are expected to be equal on all nodes.
+    has joined. `facts` are the values that should be equal on all nodes.
     """
 
     meeting: Meeting
@@ -74,7 +74,7 @@ def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdic
 
     Args:
         settings: the settings for the meeting.
-        say: called with the nodes that have joined, after each change.
+        say: called after each change with the nodes that have joined.
     """
     loop, mistakes = Loop(), list[Finding]()
 
@@ -310,7 +310,7 @@ class _Participant(Seeker):
             raise Malformed("duplicate start message")
         if not 0 < begin.number < len(begin.nodes):
             raise Malformed("an invalid node number")
-        # The host does not know at which address we reached it.
+        # The host does not know which address this node used to reach it.
         nodes = (begin.nodes[0]._replace(address=self._dialled), *begin.nodes[1:])
         cookie = cookie_from(begin.cookie)
         self._wait(_VERDICT_S)
@@ -319,8 +319,8 @@ class _Participant(Seeker):
 
 
 class _Examination:
-    """A node's probes of the others, and its clock offset from the host. It ends with a report to
-    the host.
+    """Collects a node's probes of the other nodes and its clock offset from the host, and then
+    reports both to the host.
     """
 
     def __init__(self, loop: Loop, connection: Connection) -> None:
@@ -339,7 +339,7 @@ class _Examination:
             self._timer.cancel()
 
     def take_probes(self, found: dict[int, Probe]) -> None:
-        """Report these results, waiting only briefly for the clock comparison."""
+        """Report these results. Wait only briefly for the clock comparison."""
         self._found = found
         if self._clock_is_known:
             self._send_report()

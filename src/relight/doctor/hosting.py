@@ -1,4 +1,4 @@
-"""Implements the host, which admits the other nodes, starts their probes, and reports the findings.
+"""Implements the host, which admits the other nodes, starts their probes and reports the findings.
 
 The message types are in messages.py.
 """
@@ -36,15 +36,15 @@ REPORT_S = 3.5
 """How many seconds after the start of the probes all reports must have arrived."""
 
 _SEGMENT = 536
-"""A packet size in bytes that every network can carry: messages must get through even where larger
-packets are lost.
+"""A packet size in bytes that every network can carry. Messages must get through even on networks
+that lose larger packets.
 """
 _MAX_REFUSED = 4
 _DRAIN_S = 1.0
 
 
 class _Attendee:
-    """A node that has joined; the first one is the host itself.
+    """A node that has joined. The first one is the host itself.
 
     Attributes:
         node: the description of the node.
@@ -65,10 +65,11 @@ class MeetingHost:
         loop: the event loop.
         sock: a listening socket, bound to the endpoint.
         security: the credentials that the other nodes must prove.
-        job: the job's id, and `nodes` its number of nodes; nodes with other values are rejected.
+        job: the job's id. Nodes with a different id, or a different value of `nodes`, are rejected.
+        nodes: the job's number of nodes.
         own: the local node's description.
         prober: the local node's prober.
-        wait_s: how long to wait for more nodes after the last one joined.
+        wait_s: how long to wait for more nodes after the last one has joined.
         say: called with messages for the user about the nodes that have joined.
     """
 
@@ -200,7 +201,7 @@ class MeetingHost:
         return self._began_at is None and len(self._attendees) < self._wanted.max_nodes
 
     def _number_of(self, connection: Connection) -> int:
-        """Return the number of the node on the other end of a connection, or 0."""
+        """Return the number of the node at the other end of a connection, or 0."""
         connections = [each.connection for each in self._attendees]
         return connections.index(connection) if connection in connections else 0
 
@@ -229,7 +230,7 @@ class MeetingHost:
         self._prober.start(cookie, 0, targets, lambda found: self._record(0, found, 0.0, 0.0))
 
     def _address_of(self, node: DoctorNode) -> str:
-        """Return the address of a node; one that connected over loopback is on this machine."""
+        """Return a node's address. A node that connected over loopback is on this machine."""
         if not node.address or is_loopback(node.address):
             return self._seen_address or "127.0.0.1"
         return node.address

@@ -1,4 +1,5 @@
-"""Interprets probes between all pairs of nodes: which pairs can't reach each other, and why.
+"""Interprets the probes between all pairs of nodes to find out which pairs can't reach each other,
+and why.
 
 Each pair is probed from both sides. If TCP connections fail in one direction only, a firewall
 blocks them. If both directions fail, datagrams show whether packets get through at all, and in
@@ -23,7 +24,7 @@ from relight.health.doctor_messages import DoctorNode, Probe, ProbeResult
 from relight.health.finding import ERROR, WARNING, Finding, format_pairs
 
 CLOCKS_S = 1.0
-"""If clocks differ by more than this, log lines from two nodes can no longer be put in order."""
+"""If clocks differ by more than this, log lines from two nodes can't be put in order."""
 
 Probes = Mapping[tuple[int, int], Probe]
 """Probes, keyed by the numbers of two nodes: the prober and its target."""
@@ -61,8 +62,8 @@ def judge(
 
 
 def classify(there: Probe, back: Probe) -> str:
-    """Return the problem with probes from a to b, as a key of `_KINDS`. It is empty if there is
-    none, or if the other direction reports it.
+    """Return the problem with probes from a to b, as a key of `_KINDS`. The result is empty if
+    there is no problem, or if it is reported for the other direction.
     """
     if there.tcp == ProbeResult.PASSED:
         return "mtu" if there.large == ProbeResult.STUCK else ""
@@ -71,7 +72,7 @@ def classify(there: Probe, back: Probe) -> str:
     if back.tcp == ProbeResult.PASSED:
         return "closed"
     if back.tcp == ProbeResult.NO_ROUTE:
-        return ""  # b can't reply to a; reported for the other direction
+        return ""  # b can't reply to a, which is reported for the other direction
     a_hears = bool(there.heard or there.answered or back.answered)
     b_hears = bool(back.heard or back.answered or there.answered)
     if a_hears and b_hears:
@@ -181,7 +182,7 @@ def _port_range(nodes: Sequence[DoctorNode]) -> tuple[str, str]:
 
 
 def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[Finding]:
-    """Check whether datagrams reach the endpoint, because heartbeats are sent as datagrams."""
+    """Check whether datagrams, which are used for heartbeats, reach the endpoint."""
     if nodes and nodes[0].udp_taken:
         return [
             Finding(
@@ -242,7 +243,7 @@ def _address_translation(nodes: Sequence[DoctorNode]) -> list[Finding]:
 
 
 def _endpoint_names(nodes: Sequence[DoctorNode]) -> list[Finding]:
-    """Check whether the endpoint's name resolves to different machines."""
+    """Check whether the endpoint's name resolves to a different machine on some nodes."""
     by_address = by_value(
         (", ".join(sorted(node.resolved)), node.name) for node in nodes if node.resolved
     )

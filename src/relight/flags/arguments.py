@@ -1,9 +1,10 @@
 """Turns argv and PET_ variables into a LaunchSpec.
 
-It implements torchrun's grammar, which argparse can't do in this form (docs/decisions/0002). Each
-flag has two spellings (`--max-restarts`, `--max_restarts`), and any unique prefix of a flag is
+It implements torchrun's grammar, which argparse can't handle in this form (docs/decisions/0002).
+Each flag has two spellings (`--max-restarts`, `--max_restarts`), and any unique prefix of a flag is
 accepted. Values are written `--flag=value` or `--flag value`. Everything after the script belongs
-to the script. Only a `--` directly after it is dropped, unless another one precedes the script.
+to the script. The only exception is a `--` directly after the script, which is dropped unless
+another `--` precedes the script.
 """
 
 from collections.abc import Iterable, Mapping
@@ -104,8 +105,9 @@ def to_spec(parsed: ParsedFlags) -> LaunchSpec:
 
 
 def split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
-    """Return the text of each flag that was given, and the rest of the command line, starting with
-    the script. If a flag is repeated, the last text counts, or each text becomes a line.
+    """Return each given flag's value as text, and the rest of the command line, starting with the
+    script. If a flag is given several times, the last value counts. For flags with `repeats`, all
+    values are kept, one per line.
 
     As in argparse from Python 3.10 to 3.14, the first `--`, before the script or directly after it,
     ends the flags and is dropped. Any other `--` is an argument of the script.

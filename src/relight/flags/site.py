@@ -9,7 +9,7 @@
     partition = "gpu"
     [components."dist.ddp"]    arguments of a component
     j = "1x8"
-    [submit]                   component, scheduler, workspace of `relight submit`
+    [submit]                   component, scheduler and workspace for `relight submit`
     scheduler = "slurm"
 
 The file is `config.toml` in `RELIGHT_CONFIG_DIR`, by default /etc/relight, on the machine where a
@@ -45,9 +45,9 @@ _SECTIONS = ("run", "schedulers", "components", "submit", "locked")
 class Site(NamedTuple):
     """The content of the file.
 
-    `run` has the values of flags by name, as text in the form used on the command line, and `conf`
-    has the pairs for `--rdzv-conf`. `sections` has the other tables by their names in a settings
-    file (runner/settings). `ignored` are the unknown names.
+    `run` maps the names of flags to their values, as text in the form used on the command line, and
+    `conf` contains the pairs for `--rdzv-conf`. `sections` contains the other tables under the
+    names that they have in a settings file (runner/settings). `ignored` contains the unknown names.
     """
 
     path: str = ""
@@ -98,7 +98,7 @@ def load(env: Environment) -> Site:
         return NO_SITE
     except OSError as error:
         raise MachineError(f"can't read {path}: {error.strerror}") from None
-    import tomllib  # only if there is a file, as this is on the launch path
+    import tomllib  # only if there is a file, because this is on the launch path
 
     try:
         return _checked(path, tomllib.loads(data.decode()))
@@ -132,7 +132,7 @@ def _checked(path: str, content: Mapping[str, Any]) -> Site:
         for name, table in _tables(content, "components").items()
     }
     submit = _table(content, "submit")
-    # This is TorchX's name, so that either name in a user's file takes precedence.
+    # Stored under TorchX's name, so that a user's file takes precedence with either name.
     sections["cli:run"] = {key: _text(f"submit.{key}", value) for key, value in submit.items()}
     locked = content.get("locked", [])
     if not isinstance(locked, list) or not all(isinstance(name, str) for name in locked):

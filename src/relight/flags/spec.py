@@ -1,4 +1,5 @@
-"""This node's launch settings: a table of flags and a record of checked values. No I/O.
+"""This node's launch settings: a table of flags and a record of checked values. This module does no
+I/O.
 
 `FLAGS` describes the whole command line of `relight run`: each flag's name, parser, default and
 help. Names, defaults and meanings are those of torchrun (torch 2.14, `torch.distributed.run`), as
@@ -136,7 +137,7 @@ class LaunchSpec(NamedTuple):
     script: str
     script_args: tuple[str, ...]
     conf_defaults: tuple[tuple[str, str], ...] = ()
-    """Pairs that the site sets for keys that are missing in `rdzv_conf`."""
+    """Pairs from the site's configuration, for keys that are missing from `rdzv_conf`."""
 
     def runs_locally(self) -> bool:
         """Return whether the job has only one node, and therefore needs no rendezvous."""
@@ -175,8 +176,8 @@ class Flag(NamedTuple):
 
     `parse` is None for a switch, and raises ValueError for an invalid value. The default may come
     from `PET_<NAME>` (`from_env`) or from `variable`. A flag with an `implied` value may be given
-    without a value; otherwise the value must follow `=`. A flag that `repeats` may be given several
-    times; its parser receives the values as lines.
+    without a value; otherwise the value must follow `=`. A flag with `repeats` may be given several
+    times, and its parser receives the values as lines.
     """
 
     name: str
@@ -497,7 +498,7 @@ def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
 
 
 def check_ranks(spec: LaunchSpec, local_world_size: int) -> list[str]:
-    """Return a note for each local rank in a flag that doesn't exist on this node."""
+    """Return a note for each local rank that is named in a flag but doesn't exist on this node."""
     notes = []
     for flag, ranks in (
         ("--redirects", [rank for rank, _ in spec.redirects.by_rank]),

@@ -40,8 +40,8 @@ _OTHER_LAUNCHERS = {
     "rank": "ranks are derived from --node-rank and --nproc-per-node",
     "local-rank": "each worker has LOCAL_RANK set; relight launch also passes --local-rank",
 }  # fmt: skip
-"""Maps flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX to their equivalents
-here.
+"""Maps flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX to relight's
+equivalents.
 """
 CARRIAGE_RETURN = "a carriage return is in it: sed -i 's/\\r$//' on the file that it comes from"
 EXAMPLES = {
@@ -136,7 +136,7 @@ def blank(what: str, word: str) -> UsageError:
     """Return the error for a blank word, usually caused by an empty shell variable.
 
     Args:
-        what: the role of the word, such as `the script`.
+        what: a description of the word's purpose, such as `the script`.
         word: the word.
     """
     hint = "delete the space or carriage return after a backslash at the end of a line"

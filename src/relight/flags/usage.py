@@ -53,7 +53,9 @@ def _grouped(flags: Iterable[Flag]) -> list[str]:
 
 
 def shown_default(flag: Flag) -> str:
-    """Return a flag's default as it would be typed, or an empty text if it is not informative."""
+    """Return a flag's default as it would be typed, or an empty string if the default is not
+    informative.
+    """
     value = flag.default
     if flag.parse is None or value is None or value == UNSET_RUN_ID:
         return ""
@@ -71,7 +73,7 @@ def shown_default(flag: Flag) -> str:
 
 
 def run_help(flags: Iterable[Flag], command: str = "run") -> str:
-    """Return the help of `relight run` or `relight launch`."""
+    """Return the help text for `relight run` or `relight launch`."""
     flags = list(flags)
     *most, last = [flag.variable for flag in flags if flag.variable.startswith("RELIGHT_")]
     lines = [
@@ -98,7 +100,7 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
 
 
 def coordinator_help(flags: Iterable[Flag]) -> str:
-    """Return the help of `relight coordinator`."""
+    """Return the help text for `relight coordinator`."""
     return "\n".join([
         "usage: relight coordinator [flags]",
         "",

@@ -1,12 +1,12 @@
 """Records nodes whose hardware has failed, in a directory that all nodes and users share
 (`--bad-nodes`), so that later jobs are submitted without them.
 
-There is one small file per node and user, such as `gpu-17.1000.json`: in a directory with the
-sticky bit, nobody can replace another user's file. Files are written atomically and expire.
+There is one small file per node and user, such as `gpu-17.1000.json`, because nobody can replace
+another user's file in a directory with the sticky bit. Files are written atomically and expire.
 Malformed and foreign files are ignored, because anyone may write to the directory.
 
-Only proven failures count (`HealthCheckFailure.is_proof`, `Failure.gpu_broken`). Otherwise a check
-with a typo, which fails on every node, would leave no nodes for anyone.
+Only proven failures count (`HealthCheckFailure.is_proof`, `Failure.gpu_broken`). Otherwise a health
+check with a typo, which fails on every node, would leave no usable nodes for anyone.
 """
 
 import json
@@ -38,7 +38,7 @@ _REASON = 300
 class BadNode(NamedTuple):
     """A node with broken hardware, the reason, and the user and job that found it.
 
-    `scheduler` is empty without one. `since` and `until` are in seconds since 1970.
+    `scheduler` is empty if there is none. `since` and `until` are in seconds since 1970.
     """
 
     name: str
@@ -62,7 +62,7 @@ def directory(env: Environment, site: Site) -> BadNodesDirectory | None:
     """Return the directory from this machine's configuration, or None.
 
     Raises:
-        UsageError: if the value is invalid, or the site locks a different value.
+        UsageError: if the value is invalid, or the site's configuration enforces a different value.
     """
     found: BadNodesDirectory | None = parse([], env, (FLAG,), site).values[FLAG.field]
     return found
@@ -106,7 +106,7 @@ def current(place: BadNodesDirectory) -> list[BadNode]:
 
 
 def forget(place: BadNodesDirectory, names: Iterable[str]) -> list[str]:
-    """Remove all records of these nodes; return the names of the nodes that had one.
+    """Remove all records for these nodes; return the names of the nodes that had one.
 
     Raises:
         OSError: if a record can't be removed or the directory can't be read.

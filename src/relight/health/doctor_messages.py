@@ -1,4 +1,5 @@
-"""The messages between the nodes of `relight doctor`, with one small immutable type per message.
+"""The messages that nodes running `relight doctor` exchange, with one small immutable type per
+message.
 
 Each field of a message is checked before the message is used (`base/fields`).
 
@@ -14,7 +15,7 @@ from relight.core.group.messages import StartProbes
 from relight.health.finding import Finding, in_order
 
 _MAX_TEXT = 800
-"""The maximum number of characters in each text of a finding, so that all findings fit into a
+"""The maximum number of characters in each of a finding's texts, so that all findings fit into a
 message.
 """
 
@@ -34,8 +35,8 @@ class ProbeResult(StrEnum):
 class DoctorNode(NamedTuple):
     """A node's description of itself.
 
-    Other nodes try to reach it at `address`, ports `tcp_port` and `udp_port`; `own` is the address
-    that it uses to connect to the meeting's host. `resolved` holds the addresses that the
+    Other nodes try to reach it at `address`, on the ports `tcp_port` and `udp_port`. `own` is the
+    address that it uses to connect to the meeting's host. `resolved` holds the addresses that the
     endpoint's host resolves to on this node. `udp_taken` means that the node hosts the endpoint,
     but another program receives the datagrams.
 
@@ -61,10 +62,10 @@ class DoctorNode(NamedTuple):
 class Probe(NamedTuple):
     """The result of a node's probe of another node.
 
-    `tcp` is the result of connecting to a free port, and `large` of sending a large amount of data
-    over that connection. `answered` is the size in bytes of the largest packet that was answered,
-    and `heard` that of the largest packet received from the other node; 0 means none. `mtu` is the
-    largest packet that the interface accepts.
+    `tcp` is the result of connecting to a free port, and `large` is the result of sending a large
+    amount of data over that connection. `answered` is the size in bytes of the largest packet that
+    received a reply, and `heard` is the size of the largest packet received from the other node; 0
+    means none. `mtu` is the largest packet that the interface accepts.
     """
 
     tcp: ProbeResult = ProbeResult.UNTRIED
@@ -94,7 +95,9 @@ class NodeRefused(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """A request for the time, or the reply: `time_s` since 1970. Both have the same `number`."""
+    """A request for the time, or the reply, which gives the seconds since 1970 as `time_s`. Both
+    have the same `number`.
+    """
 
     number: int
     time_s: float | None = None
@@ -109,8 +112,8 @@ class ProbeReport(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The findings about the connections between nodes, the nodes that took part, and the duration
-    of the probes.
+    """The findings about the connections between nodes, the nodes that took part, and how long the
+    probes took.
     """
 
     findings: tuple[Finding, ...]
@@ -118,8 +121,8 @@ class Verdict(NamedTuple):
     seconds: float = 0.0
 
     def bounded(self) -> "Verdict":
-        """Return a copy that fits into a message. If there are many findings, it keeps the
-        worst.
+        """Return a copy that fits into a message. If there are too many findings, the worst are
+        kept.
         """
         worst = in_order(self.findings)[:MAX_FINDINGS]
         short = (Finding(each.level, *(text[:_MAX_TEXT] for text in each[1:])) for each in worst)

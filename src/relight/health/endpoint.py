@@ -1,5 +1,5 @@
-"""Examines the endpoint from this machine: its addresses, the program that answers, and the process
-that owns its port.
+"""Examines the endpoint from this machine: its addresses, the program that responds, and the
+process that owns its port.
 
 It doesn't need an event loop, so an agent can call it before giving up.
 """
@@ -27,7 +27,7 @@ RELIGHT_PROGRAMS = (COORDINATOR, DOCTOR, RELIGHT)
 _MAX_ADDRESSES = 8
 _NAME_S = 0.4
 _ANSWER_S = 0.4
-"""Shares of the time limit for the name lookup and for the answer; connecting gets the rest."""
+"""Shares of the time limit for the name lookup and for the response. Connecting gets the rest."""
 _SPARE_S = 1.0
 """Spare time for a thread whose calls have time limits of their own."""
 _TRACE_PORT = 33434
@@ -35,10 +35,10 @@ _TRACE_PORT = 33434
 
 
 class EndpointAnswer(NamedTuple):
-    """The answer from one address.
+    """The response from one address.
 
-    `what` is one of the words above, or describes the behaviour of the program there. `alive` means
-    that the machine answers on another port. `ours` means that the address is this machine's, and
+    `what` is one of the words above, or describes how the program there behaved. `alive` means that
+    the machine responds on another port. `ours` means that the address belongs to this machine, and
     `holder` is the process that has the port.
     """
 
@@ -60,7 +60,7 @@ class EndpointReport(NamedTuple):
 def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
     """Diagnose an endpoint at which no other node was found; return the lines of the diagnosis.
 
-    Takes at most `seconds`, and never raises.
+    This takes at most `seconds`, and never raises.
     """
     try:
         found = judge(examine(host, port, seconds * 0.9))
@@ -112,7 +112,7 @@ def judge(seen: EndpointReport) -> list[Finding]:
 
 
 def loopback_finding(host: str, port: int, addresses: list[str]) -> Finding | None:
-    """Return a finding if the endpoint's addresses make every node connect to itself."""
+    """Return a finding if the endpoint's addresses would make every node connect to itself."""
     if not addresses or not all(map(is_loopback, addresses)):
         return None
     named = not is_numeric(host) and host != "localhost"
@@ -145,7 +145,9 @@ def find_listener(port: int, proc: str = "/proc") -> str:
 
 
 def identify_answer(data: bytes, *, closed: bool) -> str:
-    """Return what answered a hello with these bytes: a `RELIGHT_PROGRAMS` word or a description."""
+    """Identify the program that replied to a hello with these bytes, as a `RELIGHT_PROGRAMS` word
+    or a description.
+    """
     decoder = wire.Decoder()
     try:
         for message in decoder.feed(data):
@@ -170,7 +172,7 @@ def identify_answer(data: bytes, *, closed: bool) -> str:
 def _connect_to_all(
     addresses: tuple[str, ...], port: int, end: float, answer_s: float
 ) -> tuple[EndpointAnswer, ...]:
-    """Connect to all addresses concurrently, and return their answers."""
+    """Connect to all addresses concurrently, and return their responses."""
     found: dict[str, EndpointAnswer] = {}
 
     def attempt(address: str) -> None:
@@ -185,7 +187,7 @@ def _connect_to_all(
 
 
 def _attempt(address: str, port: int, end: float, answer_s: float) -> EndpointAnswer:
-    """Connect to one address, send a hello where that is accepted, and read the answer."""
+    """Connect to one address, send a hello if the connection is accepted, and read the response."""
     family, target = sock_address(address, port)
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -218,7 +220,7 @@ def _attempt(address: str, port: int, end: float, answer_s: float) -> EndpointAn
 
 
 def _answer(sock: socket.socket, end: float) -> str:
-    """Send a hello and return what answers before the deadline."""
+    """Send a hello and return the response that arrives before the deadline."""
     hello = {"type": "hello", "sender": DOCTOR, "nonce": os.urandom(NONCE_BYTES).hex(),
              "token": False}  # fmt: skip
     heard, is_closed, what = b"", False, ""

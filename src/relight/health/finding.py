@@ -1,4 +1,4 @@
-"""A finding: its subject, its severity, and the remedy."""
+"""Findings, which have a subject, a severity, and a remedy."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -11,7 +11,7 @@ _MAX_PARTS = 4
 
 
 class Level(StrEnum):
-    """Severity of a finding, worst first."""
+    """The severity of a finding, worst first."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings with the worst first, otherwise in their original order."""
+    """Return findings with the worst first, and otherwise in their original order."""
     levels = list(Level)
     return sorted(findings, key=lambda finding: levels.index(finding.level))
 
@@ -53,7 +53,7 @@ def format_finding(finding: Finding) -> list[str]:
 
 
 def format_pairs(pairs: Iterable[tuple[str, str]], hosts: Sequence[str]) -> str:
-    """Format pairs of hosts for people: `node2 -> all others`, `node1 -> node3`.
+    """Format pairs of hosts for people, such as `node2 -> all others`, `node1 -> node3`.
 
     Args:
         pairs: the two hosts of each connection, in its direction.

@@ -1,4 +1,4 @@
-"""Examines this machine: limits, disks, devices, names. A limit that can't be read counts as
+"""Examines this machine's limits, disks, devices and names. A limit that can't be read counts as
 unlimited.
 
 Sources: getrlimit(2), statvfs(3), cgroups(7), proc(5) and sysfs of Linux; `host.devices` for the
@@ -75,7 +75,7 @@ def with_time_limit(seconds: float, call: Callable[[], T], otherwise: T) -> T:
 
 
 def resolve_addresses(host: str) -> tuple[str, ...]:
-    """Return the addresses of a host name; empty if it can't be resolved."""
+    """Return the addresses of a host name. The result is empty if it can't be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
@@ -126,8 +126,8 @@ def driver(root: str = "/") -> str:
 
 
 def open_files(pid: str, proc: str = "/proc") -> list[str]:
-    """Return the files that a process has open; empty if it belongs to another user or has
-    exited.
+    """Return the files that a process has open. The result is empty if the process belongs to
+    another user or has exited.
     """
     files = []
     for fd in entries(f"{proc}/{pid}/fd"):
@@ -161,7 +161,9 @@ def _gpus_on_bus(root: str) -> int:
 
 
 def _gpu_processes(root: str) -> tuple[str, ...]:
-    """Return the other processes that have a GPU open, as far as this user may see them."""
+    """Return which other processes have a GPU open. Only processes that this user may see are
+    included.
+    """
     found = []
     for pid in entries(os.path.join(root, "proc")):
         if not pid.isdecimal() or int(pid) == os.getpid():
@@ -210,7 +212,7 @@ def _interfaces(root: str) -> tuple[str, ...]:
             try:
                 answer = fcntl.ioctl(sock, _SIOCGIFADDR, request)
             except OSError:
-                continue  # without an IPv4 address
+                continue  # it has no IPv4 address
             found.append(f"{name} {socket.inet_ntoa(answer[20:24])}")
     for line in content(os.path.join(root, "proc/net/if_inet6")).splitlines():
         fields = line.split()

@@ -1,4 +1,6 @@
-"""Derives findings about a machine from the facts that `inspection.py` collects. Pure."""
+"""Derives findings about a machine from the facts that `inspection.py` collects, without side
+effects.
+"""
 
 from typing import NamedTuple
 
@@ -22,7 +24,7 @@ HOLDERS_REMEDY = "stop them if they are no longer needed (nvidia-smi shows their
 
 
 class Disk(NamedTuple):
-    """A directory: its size and free space in bytes, and the reason if it is not writable."""
+    """A directory's size and free space in bytes, and the reason if it is not writable."""
 
     path: str
     size: int
@@ -36,8 +38,8 @@ class Accelerators(NamedTuple):
     `present` is their number according to the bus or the driver. `usable` is the number of
     accelerators whose device files can be opened. `visible` is the number that a worker sees after
     applying the variables in `hiding`, which are written `NAME=VALUE` and name `named` accelerators
-    (-1: unknown). `driver` is the version, empty if none is loaded. `holders` are other processes
-    that have an accelerator open.
+    (-1: unknown). `driver` is the driver's version, or empty if none is loaded. `holders` are other
+    processes that have an accelerator open.
     """
 
     present: int = 0
@@ -53,10 +55,10 @@ class Machine(NamedTuple):
     """Facts about a machine. Sizes are in bytes; `NO_LIMIT` marks a missing limit.
 
     `tasks` is how many threads and processes may still be started according to RLIMIT_NPROC
-    (`of_user`) and to the cgroup. `locked` is RLIMIT_MEMLOCK. `rdma` has the names of InfiniBand
-    and RoCE devices. `memory` is the memory left in the cgroup. `own_name` has the addresses that
-    the host's own name resolves to, and `addresses` those of its interfaces, such as
-    `eth0 10.0.0.3`.
+    (`of_user`) and to the cgroup. `locked` is RLIMIT_MEMLOCK. `rdma` contains the names of
+    InfiniBand and RoCE devices. `memory` is the memory left in the cgroup. `own_name` contains the
+    addresses that the host's own name resolves to, and `addresses` contains those of its
+    interfaces, such as `eth0 10.0.0.3`.
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""Imitates a job's workers: connects to free ports, and sends large amounts of data and large
+"""Imitates a job's workers by connecting to free ports and sending large amounts of data and large
 datagrams.
 
     caller                                     prober
@@ -9,8 +9,8 @@ datagrams.
     datagram: cookie ? number size ...  ->
                                         <-     datagram: cookie ! number size
 
-A prober counts and discards all data that it receives, and never answers a peer without the cookie.
-An answer is never larger than its request. The numbers identify the nodes.
+A prober counts and discards all data that it receives, and never replies to a peer that lacks the
+cookie. A reply is never larger than its request. The numbers identify the nodes.
 """
 
 import errno
@@ -49,8 +49,8 @@ _IP_MTU, _IPV6_MTU = 14, 24
 
 
 def mtu_to(address: str) -> int:
-    """Return the size of the largest packet that this machine sends to a numeric address; 0 if that
-    is unknown or the address belongs to this machine.
+    """Return the size of the largest packet that this machine sends to a numeric address. Return 0
+    if it is unknown or the address belongs to this machine.
     """
     if is_loopback(address):
         return 0
@@ -71,8 +71,8 @@ class Prober:
     """Receives probes from other nodes, and sends our own.
 
     Args:
-        loop: the loop.
-        udp_port: the port for datagrams; 0 for any free port.
+        loop: the event loop.
+        udp_port: the port for datagrams, or 0 for any free port.
 
     Attributes:
         tcp_port: the port for connections.
@@ -185,7 +185,7 @@ class Prober:
         try:
             self._udp.sendto(data, where)
         except OSError:
-            pass  # too large for the interface, or forbidden here: there will be no answer
+            pass  # too large for the interface, or forbidden: no reply
 
     def _receive_safely(self) -> None:
         self._loop.run_guarded(self._receive, "a datagram")
@@ -239,7 +239,7 @@ class _Other:
     Args:
         call: the connection to the node.
         where: the address for datagrams, or None.
-        mtu: the largest packet that the interface accepts, 0 if unknown.
+        mtu: the size of the largest packet that the interface accepts, or 0 if unknown.
     """
 
     def __init__(self, call: "_Call", where: tuple[Any, ...] | None, mtu: int) -> None:
@@ -275,7 +275,7 @@ class _Call:
         loop.on_writable(self._sock, self._closing_on_error(self._connected))
 
     def close(self) -> None:
-        """End the connection. An answer that has not arrived by now counts as missing."""
+        """End the connection. A reply that has not arrived by now counts as missing."""
         if self._sock is not None:
             self._loop.forget(self._sock)
             self._sock.close()
@@ -369,7 +369,7 @@ class _Caller:
             self._sock.close()
 
     def check(self, cookie: bytes) -> None:
-        """Once the hello has arrived, answer it if it contains the cookie."""
+        """Once the hello has arrived, reply to it if it contains the cookie."""
         if len(self._hello) < _hello.size or not cookie or self._left >= 0:
             return
         if _hello.unpack(self._hello)[0] != cookie:
@@ -437,7 +437,9 @@ def _header(where: tuple[Any, ...]) -> int:
 
 
 def _datagram_socket(port: int) -> socket.socket | None:
-    """Return a socket for datagrams that routers must not fragment, or None if unsupported."""
+    """Return a socket for datagrams that routers must not fragment, or None if that is
+    unsupported.
+    """
     address = any_address()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:

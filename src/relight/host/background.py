@@ -1,4 +1,4 @@
-"""Runs potentially blocking calls outside the loop, each in its own thread."""
+"""Runs calls that may block outside the loop, each in its own thread."""
 
 import _thread
 import os

@@ -1,5 +1,5 @@
-"""Counts a node's devices to choose its number of workers: accelerators from the drivers' files,
-CPUs from the affinity mask and the cgroup.
+"""Counts a node's devices to choose its number of workers. Accelerators are counted from the
+drivers' files, and CPUs from the affinity mask and the cgroup.
 
 torch is never imported. Only devices that a worker will see are counted, so variables that hide
 devices are interpreted the way torch interprets them. Sources: the NVIDIA driver's
@@ -22,10 +22,10 @@ from relight.host import system
 
 
 class Device(NamedTuple):
-    """One accelerator as a driver lists it: a GPU, or a tile of an Intel GPU.
+    """One accelerator as listed by a driver, which is a GPU or a tile of an Intel GPU.
 
     `number` is unique within the driver. `pci` is the device's address in /sys/bus/pci/devices, and
-    `uuid` its name for *_VISIBLE_DEVICES; both are empty if the driver doesn't provide them.
+    `uuid` is its name in *_VISIBLE_DEVICES. Either is empty if the driver doesn't provide it.
     """
 
     number: int
@@ -61,25 +61,27 @@ def count(word: str, env: Environment, root: str = "/") -> int:
 def accelerators(env: Environment, root: str = "/") -> list[Device]:
     """Return the devices that training uses by default, ordered by local rank.
 
-    A GPU built into an Intel processor is left out: nearly every laptop has one, and hardly anyone
-    trains on it. `xpus` includes it.
+    A GPU built into an Intel processor is excluded, because nearly every laptop has one and hardly
+    anyone trains on it. `xpus` includes it.
     """
     return gpus(env, root) or [xpu for xpu in xpus(env, root) if xpu.pci != _INSIDE_PROCESSOR]
 
 
 def gpus(env: Environment, root: str = "/") -> list[Device]:
-    """Return the GPUs that a worker sees, by index: through CUDA, or otherwise through ROCm."""
+    """Return the GPUs that a worker sees through CUDA or, if there are none, through ROCm, ordered
+    by index.
+    """
     found = _visible(env.variables.get("CUDA_VISIBLE_DEVICES"), _nvidia(root))
     if found:
         return found
-    # ROCm filters in two steps: the second step numbers the devices that the first one left.
+    # ROCm filters in two steps. The second step numbers the devices that the first step left.
     left = _visible(env.variables.get("ROCR_VISIBLE_DEVICES"), _amd(root))
     cuda = env.variables.get("CUDA_VISIBLE_DEVICES")
     return _visible(env.variables.get("HIP_VISIBLE_DEVICES", cuda), left)
 
 
 def gpu_names(env: Environment) -> list[str]:
-    """Return the names of the GPUs from `gpus`, as used in CUDA_VISIBLE_DEVICES."""
+    """Return the names, as used in CUDA_VISIBLE_DEVICES, of the GPUs returned by `gpus`."""
     number, chosen = len(gpus(env)), env.get("CUDA_VISIBLE_DEVICES")
     return [name.strip() for name in chosen.split(",")][:number] if chosen else [
         str(each) for each in range(number)]  # fmt: skip
@@ -99,9 +101,7 @@ def xpus(env: Environment, root: str = "/") -> list[Device]:
 
 
 def cpus(root: str = "/") -> int:
-    """Return how many CPUs this process may use, limited by the affinity mask and the cgroup's
-    quota.
-    """
+    """Return how many CPUs this process may use, given the affinity mask and the cgroup's quota."""
     mask = system.cpus()
     quota = _cpu_quota(root)
     return mask if quota is None else max(1, min(mask, quota))
@@ -118,8 +118,8 @@ _INSIDE_PROCESSOR = "0000:00:02.0"
 def _nvidia(root: str) -> list[Device]:
     """Return the NVIDIA GPUs that this process may open, by PCI address.
 
-    The driver lists all GPUs of the machine, even in a container. The device files, and the device
-    cgroup of a scheduler such as Slurm, restrict a job to a subset.
+    The driver lists all of the machine's GPUs, even in a container. The device files, and the
+    device cgroup of a scheduler such as Slurm, restrict a job to a subset.
     """
     minors = {
         int(name[6:])
@@ -160,7 +160,7 @@ def _amd(root: str) -> list[Device]:
                 facts[key] = int(value)
         if not _usable(os.path.join(root, f"dev/dri/renderD{facts['drm_render_minor']}")):
             continue
-        place = facts["location_id"]  # bus, device, function; the higher bits are the partition
+        place = facts["location_id"]  # bus, device and function; the higher bits are the partition
         bus, slot, function = place >> 8 & 0xFF, place >> 3 & 0x1F, place & 7
         pci = f"{facts['domain']:04x}:{bus:02x}:{slot:02x}.{function:x}"
         uuid = f"GPU-{facts['unique_id']:016x}" if facts["unique_id"] else ""
@@ -229,8 +229,8 @@ def _named(name: str, devices: list[Device], chosen: list[Device]) -> list[Devic
     """Return the devices whose names begin with `name`.
 
     A name that is missing from the driver's files (a MIG instance, or a GPU that has not been used
-    yet) counts as valid as long as unmatched devices remain. Which device it refers to stays
-    unknown.
+    yet) counts as valid as long as unmatched devices remain. It remains unknown which device the
+    name refers to.
     """
     instance = name.startswith("MIG-")
     whole = name.removeprefix("MIG-").partition("/")[0]  # MIG-GPU-<UUID>/<instance>/<instance>

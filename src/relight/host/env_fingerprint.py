@@ -25,7 +25,7 @@ def collect(
         script: SCRIPT from the command line.
         arguments: its arguments.
         is_file: whether SCRIPT is a file rather than a module or a program.
-        python: the workers' interpreter; empty for programs other than Python.
+        python: the workers' interpreter, or empty if they run another program.
     """
     facts = {"relight": __version__}
     own = python == sys.executable
@@ -43,8 +43,8 @@ def collect(
 
 
 def machine() -> str:
-    """Return an id that all processes on this machine share until it reboots (random(4)); empty on
-    systems without a boot id.
+    """Return an id that all processes on this machine share until it reboots (random(4)), or an
+    empty string on systems without a boot id.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -84,7 +84,9 @@ def _site_packages(python: str) -> list[str]:
 
 
 def _file_checksum(path: str) -> str:
-    """Return the checksum of a file; empty if the file is huge or not a regular file."""
+    """Return the checksum of a file, or an empty string if the file is huge or not a regular
+    file.
+    """
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SCRIPT:
@@ -98,8 +100,8 @@ def _file_checksum(path: str) -> str:
 def _checksum(content: bytes) -> str:
     """Return the CRC-32, as printed by `crc32` and `gzip -lv`.
 
-    `hashlib` is not used because it loads OpenSSL, which would add two milliseconds to each node's
-    start.
+    `hashlib` is not used because it loads OpenSSL, which would delay the start of each node by two
+    milliseconds.
     """
     return f"{binascii.crc32(content):08x}"
 

@@ -10,15 +10,15 @@ from relight.base.values import NO_LIMIT
 from relight.host.devices import content
 
 PLENTY = 2 << 30
-"""In bytes; more than twice the memory of a process that has imported torch, its CUDA libraries and
-the HF Trainer.
+"""A size in bytes. It is more than twice the memory of a process that has imported torch, its CUDA
+libraries and the HF Trainer.
 """
 _UNLIMITED = 2**60
 
 
 class Limit(NamedTuple):
-    """The cgroup files that contain a limit and the current usage, in versions 1 and 2. `cache` is
-    the entry in memory.stat that counts as free.
+    """The cgroup files that contain a limit and the current usage, in cgroup versions 1 and 2.
+    `cache` is the entry in memory.stat that counts as free.
     """
 
     controller: str
@@ -53,7 +53,7 @@ def available(root: str = "/") -> int:
 
 
 def why_scarce(root: str = "/") -> str:
-    """Return why an optional process should not use memory now; empty if it may.
+    """Return why an optional process should not use memory now, or an empty string if it may.
 
     Memory pressure alone proves nothing. The kernel measures it for the whole machine, so another
     container at its own limit raises it, and so does rereading a file that was dropped from the

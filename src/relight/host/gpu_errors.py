@@ -1,10 +1,10 @@
-"""Finds errors of NVIDIA GPUs and NVSwitches in the kernel's log.
+"""Finds errors from NVIDIA GPUs and NVSwitches in the kernel log.
 
     NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.
     NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.
     nvidia-nvswitch3: SXid (PCI:0000:84:00.0): 12028, Fatal, Link 46 …
 
-ECC memory errors and NVLink errors are also reported as Xids. `nvidia-smi` is not used because it
+ECC memory errors and NVLink errors are also reported as Xids. `nvidia-smi` is not used, because it
 hangs if the driver is broken. Sources:
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, 2025-10, for `_MEANINGS` and
 `_HARDWARE`; NVIDIA's Fabric Manager user guide for SXids. Loaded only after a failure.
@@ -19,7 +19,7 @@ from relight.host import kernel_log
 
 _DRIVER = "/proc/driver/nvidia"
 _RECENT_S = 600.0
-"""How long before a failure its cause may have occurred: torch's collectives time out after ten
+"""How long before a failure its cause may have occurred. Collectives in torch time out after ten
 minutes.
 """
 _XID = re.compile(
@@ -80,7 +80,7 @@ _HARDWARE = frozenset(
      155, 156, 158)
 )  # fmt: skip
 """Xids for which NVIDIA recommends resetting the GPU, restarting the machine or checking its links.
-Most of the others are caused by a program.
+Most other Xids are caused by a program.
 """
 
 
@@ -101,7 +101,7 @@ class GpuError(NamedTuple):
 
     @property
     def is_hardware(self) -> bool:
-        """Whether the device needs a reset or a repair, regardless of what the program did."""
+        """Whether the device needs a reset or repair, regardless of what the program did."""
         return self.is_switch or (self.code in _HARDWARE and "Nonfatal" not in self.says)
 
     def text(self, before: float, *, own: bool) -> str:
@@ -118,7 +118,8 @@ class GpuError(NamedTuple):
 
 
 def recent(now: float, root: str = "/") -> list[GpuError]:
-    """Return the errors from the last ten minutes; empty without NVIDIA's driver or a readable log.
+    """Return the errors from the last ten minutes. The result is empty if NVIDIA's driver is not
+    loaded or the log can't be read.
 
     Args:
         now: the time on the monotonic clock.
@@ -133,7 +134,8 @@ def recent(now: float, root: str = "/") -> list[GpuError]:
 def parse(lines: Iterable[bytes], since: float) -> list[GpuError]:
     """Return the errors logged since a time on the monotonic clock.
 
-    Errors that merely follow from others are left out, such as clean-ups and recommended actions.
+    Entries that merely follow from other errors, such as clean-ups and recommended actions, are
+    omitted.
     """
     found = []
     for at, text in filter(None, map(kernel_log.record, lines)):
@@ -156,13 +158,13 @@ def explain_exit(
     errors: Iterable[GpuError], *, pid: int, pci: str, visible: Iterable[str], at: float,
     blames_gpu: bool,
 ) -> tuple[str, bool]:  # fmt: skip
-    """Describe the error that may explain why a worker ended, or return an empty text. Also return
-    whether the worker's own GPU is broken.
+    """Describe the error that may explain why a worker ended, or return an empty string. Also
+    return whether the worker's own GPU is broken.
 
     Args:
         errors: the errors in the log.
         pid: the worker.
-        pci: the address of its GPU, empty if unknown.
+        pci: the address of its GPU, or empty if unknown.
         visible: the addresses of the job's GPUs on this node.
         at: when the worker ended, on the monotonic clock.
         blames_gpu: whether the worker was killed by a signal from another process or printed a CUDA

@@ -1,4 +1,4 @@
-"""Reports how busy the NVIDIA GPUs of this machine are and which processes use them, according to
+"""Reports how busy this machine's NVIDIA GPUs are and which processes are using them, according to
 `nvidia-smi`.
 """
 
@@ -16,11 +16,11 @@ _LIMIT_S, _AFTER_KILL_S = 5.0, 0.5
 
 
 class Gpu(NamedTuple):
-    """A GPU: its number and model, its utilization in percent, and its used and total memory in
-    MiB.
+    """A GPU's number and model, its utilization in percent, and its used and total memory in MiB.
 
     A value is None if the driver withholds it, as it does for MIG partitions. `processes` maps the
-    pids that compute on the GPU to their memory; it is empty in a container.
+    pids of processes that compute on the GPU to the GPU memory that they use. It is empty in a
+    container.
     """
 
     number: int
@@ -32,7 +32,7 @@ class Gpu(NamedTuple):
 
 
 class GpuUse(NamedTuple):
-    """The GPU usage of a process: the utilization of its GPUs, as a share, and its GPU memory in
+    """A process's GPU usage: the utilization of its GPUs, as a fraction, and its GPU memory in
     bytes.
     """
 
@@ -53,7 +53,9 @@ class Gpus:
         """GPU numbers by GPU id. `nvidia-smi` lists processes by GPU id."""
 
     def look(self) -> list[Gpu]:
-        """Return the current state of each GPU; empty without GPUs, or if `nvidia-smi` fails."""
+        """Return the current state of each GPU. The result is empty if there are no GPUs or if
+        `nvidia-smi` fails.
+        """
         text = _output(_QUERY) if self._works else None
         self._works = text is not None
         gpus = _parsed(text or "")

@@ -1,4 +1,4 @@
-"""Identifies a job within a fleet: its user, its host and its scheduler."""
+"""Identifies a job within a fleet by its user, its host and its scheduler."""
 
 import socket
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ variables"; qsub(1B) of OpenPBS; "Environment variables set for job execution" o
 
 class Origin(NamedTuple):
     """The user, host and relight version of this agent, and the job's scheduler and scheduler job
-    id. The last two are empty without a scheduler.
+    id. The last two are empty if there is no scheduler.
     """
 
     user: str

@@ -27,7 +27,7 @@ CLOCKS_DIFFER_S = 1.0
 class Kill(NamedTuple):
     """A process that the out-of-memory killer killed.
 
-    `at` is on the monotonic clock; after the machine was suspended, it is earlier than the kill.
+    `at` is on the monotonic clock. If the machine has been suspended, it is earlier than the kill.
     `in_cgroup` means that a cgroup limit was hit.
     """
 
@@ -49,7 +49,7 @@ def kills(since: float) -> list[Kill] | None:
 
 
 def sees_all_pids() -> bool:
-    """Return whether the pids in the log are the ones that this process sees."""
+    """Return whether the pids in the log are from the pid namespace of this process."""
     try:
         return os.readlink("/proc/self/ns/pid") == _INITIAL_NAMESPACE
     except OSError:
@@ -57,7 +57,7 @@ def sees_all_pids() -> bool:
 
 
 def records(path: str = _PATH) -> list[bytes] | None:
-    """Return the records of the log, oldest first; None if it can't be read."""
+    """Return the records in the log, oldest first, or None if it can't be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -69,7 +69,7 @@ def records(path: str = _PATH) -> list[bytes] | None:
 
 
 def record(line: bytes) -> tuple[float, bytes] | None:
-    """Return a record's time on the monotonic clock and its text; None if the line isn't a
+    """Return a record's time on the monotonic clock and its text, or None if the line isn't a
     record.
     """
     head, _, text = line.partition(b";")

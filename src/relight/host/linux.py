@@ -44,7 +44,7 @@ REFUSED_LIMIT_S = 1.0
 """The same limit for processes that this user may not signal. They may never exit."""
 _LET_END_S = 0.5
 _START_MS = 100
-"""How long the guard delays its own setup, so that the starting workers get the processors."""
+"""How long the guard delays its own setup, to leave the processors to the starting workers."""
 
 # Functions are looked up once here, rather than in each forked process.
 _libc = ctypes.CDLL(None)
@@ -62,8 +62,8 @@ Selector = selectors.DefaultSelector
 """The selector that the loop uses."""
 own_children: set[int] = set()
 """The processes that this process forked with `fork` and has not reaped, and the ones left by an
-earlier program in this process. As a subreaper, this process also has orphans as children, which
-are not needed.
+earlier program in this process. As a subreaper, this process also has orphans as children, but
+nothing needs those.
 """
 
 
@@ -84,7 +84,7 @@ SPAWNER_STAYS = True
 
 
 def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
-    """Return the spec unchanged: everything works on Linux."""
+    """Return the spec unchanged, because everything works on Linux."""
     del notes
     return spec
 
@@ -145,11 +145,11 @@ class Child:
         return is_stopped(self.pid) or is_stopped(self._child)
 
     def reap(self) -> int:
-        """Reap the process once `fileno` is readable, and return its exit code, negative for a
-        signal.
+        """Reap the process once `fileno` is readable, and return its exit code, which is negative
+        for a signal.
 
-        The exit code is unknown if another process forked it. Such a process reports why it ends,
-        unless it was killed.
+        The exit code is unknown if another process forked it. In that case, the process itself
+        reports why it ends, unless it is killed.
 
         Raises:
             ChildProcessError: if this process has already reaped it.
@@ -160,7 +160,7 @@ class Child:
 
     def kill_orphans(self) -> bool:
         """Kill the orphans that the process left when it was killed; return whether some still
-        exist. They are now children of this process, a subreaper.
+        exist. They are now children of this process, which is a subreaper.
         """
         return bool(reap_and_kill(own_children))
 
@@ -207,7 +207,7 @@ def _guard(pid: int, agent: int, directory: int, of: str, held: Collection[int])
     try:
         poll = select.poll()
         die_with_parent(signal.SIGCONT)  # a stopped guard must notice that the agent has exited
-        # Otherwise, the agent's peers would not see their connections close.
+        # Otherwise, the agent's peers would not notice that their connections have closed.
         close_all_but((directory, *held))
         child = ProcessHandle(pid)
         poll.register(child, select.POLLIN)
@@ -246,7 +246,8 @@ def _stay(agent: int, poll: select.poll, of: str) -> None:
 def let_end(child: ProcessHandle) -> None:
     """Resume a child whose agent has exited, and give it a bounded time to exit.
 
-    The child kills its descendants. If it and this process were both killed now, no process would.
+    The child kills its descendants. If it and this process were both killed now, no process would
+    do so.
     """
     os.kill(child.pid, signal.SIGCONT)
     child.wait(_LET_END_S)
@@ -276,8 +277,8 @@ def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
 
 
 def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
-    """Send a signal to a process if `still()` confirms that it is the same one. Its pid can't be
-    reused in between.
+    """Send a signal to a process if `still()` confirms that it is the same one. The pid can't be
+    reused between the check and the signal.
 
     Raises:
         ProcessLookupError: if no process has this pid.
@@ -361,7 +362,7 @@ def max_open_files(hard: int) -> int:
 
 
 def cpus() -> int:
-    """Return how many CPUs this process may run on, or all CPUs of the machine if that is
+    """Return how many CPUs this process may run on, or the number of CPUs in the machine if that is
     hidden.
     """
     try:
@@ -379,27 +380,27 @@ def end_with_parent(pid: int, number: int) -> bool:
 
 
 def die_with_parent(number: int) -> None:
-    """Have the kernel send this process a signal when its parent thread ends (prctl(2))."""
+    """Have the kernel send this process a signal when the thread that forked it ends (prctl(2))."""
     _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def is_subreaper() -> bool:
-    """Return whether this process adopts descendants whose parents have died."""
+    """Return whether this process adopts descendants whose parents have exited."""
     found = ctypes.c_int()
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
     return bool(found.value)
 
 
 def become_subreaper(is_one: bool = True) -> None:
-    """Become the parent of all descendants whose own parents die (prctl(2), Linux 3.4), or stop
-    being it.
+    """Become the new parent of any descendant whose own parent exits (prctl(2), Linux 3.4), or stop
+    adopting descendants.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parents die. Children that already exist don't
-    count as adopted: a shell that was replaced by this program may have left some.
+    """Become the new parent of any descendant whose own parent exits. Children that already exist
+    don't count as adopted, because a shell that was replaced by this program may have left some.
     """
     if not is_subreaper():
         own_children.update(children())
@@ -407,7 +408,7 @@ def adopt_orphans() -> None:
 
 
 def inotify_open() -> int:
-    """Return a new non-blocking inotify descriptor, or -1 if no descriptor is left."""
+    """Return a new nonblocking inotify descriptor, or -1 if no descriptor is left."""
     return int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
@@ -419,7 +420,7 @@ def inotify_watch(fd: int, path: str, mask: int) -> int:
 def close_all_but(keep: Collection[int]) -> None:
     """Close all descriptors of this process except these."""
     if 0 not in keep:
-        _close(0)  # no descriptor may be left, and the listing needs one
+        _close(0)  # there may be none left, and the listing needs one
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
         if fd not in keep:
             _close(fd)
@@ -483,8 +484,9 @@ def rename_process(name: str, *, exactly: bool = False) -> None:
     """Set the command line and the short name of this process, as shown by ps, top and pkill.
 
     The command line is overwritten in place (proc(5): arg_start and arg_end in /proc/self/stat). A
-    long name is therefore cut to the length of the old one, and a short one is padded with zero
-    bytes. `exactly` avoids the padding, but makes a newly forked process copy 50 more pages.
+    long name is therefore truncated to the length of the old one, and a short one is padded with
+    zero bytes. `exactly` avoids the padding, but causes a newly forked process to copy 50 more
+    pages.
     """
     show_as(name.encode(), name.encode(), exactly=exactly)
 
@@ -508,20 +510,20 @@ _COMMAND_LINE, _ENVIRONMENT = 48, 50
 (proc(5)).
 """
 _MAP = (26, 27, 45, 46, 47, 0, 28, 48, 49, 50, 51)
-"""Fields in /proc/self/stat in the order of `struct prctl_mm_map` (linux/prctl.h). 0 marks the end
-of the heap, which stat lacks.
+"""Fields in /proc/self/stat in the order of `struct prctl_mm_map` (linux/prctl.h). 0 stands for the
+end of the heap, which stat lacks.
 """
 _places: dict[int, tuple[int, int]] = {}
-"""Where the command line and the environment began and ended, including their spare room, when this
-program was started.
+"""Where the memory of the command line and of the environment, including spare room, began and
+ended when this program was started.
 """
 
 
 def _overwrite(field: int, data: bytes, *, exactly: bool) -> None:
     """Overwrite the memory from which proc(5) shows the command line or the environment. Data that
-    does not fit is cut, and shorter data is padded with zero bytes.
+    does not fit is truncated, and shorter data is padded with zero bytes.
 
-    With `exactly`, nothing is padded if the kernel allows that (PR_SET_MM_MAP, Linux 3.18 with
+    With `exactly`, nothing is padded if the kernel supports it (PR_SET_MM_MAP, Linux 3.18 with
     CONFIG_CHECKPOINT_RESTORE).
     """
     try:
@@ -552,8 +554,8 @@ def kill_children() -> dict[int, bool]:
     """Send SIGKILL to this process's children. Their pids can't be reused until they are reaped.
 
     Returns:
-        Their pids, and for each whether the system refused the signal, as it does for another
-        user's process.
+        Their pids, each with whether the system refused the signal, as it does for another user's
+        process.
     """
     return _kill(children())
 
@@ -587,11 +589,11 @@ def reap_and_kill(keep: Collection[int] = ()) -> dict[int, bool]:
 
 
 def end_children(limit_s: float, keep: Collection[int] = ()) -> list[int]:
-    """Kill all children except those in `keep`, and the orphans that we adopt; return the pids of
-    those that still exist after the time limit.
+    """Kill all children except those in `keep`, and the orphans that this process adopts. Return
+    the pids of those that still exist after the time limit.
 
-    A process in an uninterruptible call can't be killed. For a process that we may not signal, the
-    limit is shorter (`REFUSED_LIMIT_S`).
+    A process in an uninterruptible call can't be killed. The limit is shorter for a process that we
+    may not signal (`REFUSED_LIMIT_S`).
     """
     begin, pause, before = time.monotonic(), 0.0, dict[int, bool]()
     while left := reap_and_kill(keep):
@@ -656,7 +658,7 @@ def name_and_user(pid: int) -> tuple[str, str]:
 
 def _log_left(agent: int, pids: Collection[int]) -> None:
     """Log to the system log that processes could not be killed. The agent has exited, so nobody
-    would read its stderr.
+    would read messages on stderr.
     """
     if not pids:
         return
@@ -687,7 +689,8 @@ def child_pids(pid: int) -> list[int]:
             with open(f"/proc/{pid}/task/{thread}/children") as file:
                 found += [int(word) for word in file.read().split()]
     except (FileNotFoundError, ProcessLookupError):
-        # It ended before open(2) or before read(2), or the kernel lacks CONFIG_PROC_CHILDREN.
+        # The process ended before open(2) or before read(2), or the kernel lacks
+        # CONFIG_PROC_CHILDREN.
         if os.path.exists(f"/proc/{pid}/task"):
             all_pids = map(int, filter(str.isdecimal, os.listdir("/proc")))
             return [child for child in all_pids if parent_pid(child) == pid]
@@ -715,7 +718,7 @@ def parent_pid(pid: int) -> int:
 
 
 def _state(pid: int) -> bytes:
-    """Return the state letter from proc(5); empty if the process has exited."""
+    """Return the state letter from proc(5), or an empty string if the process has exited."""
     return _state_and_parent(pid)[0]
 
 
@@ -730,9 +733,9 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 def usage(pid: int) -> tuple[float, int, int]:
-    """Return the resource usage of a process and the children that it has reaped: seconds of CPU
-    time, bytes passed to read(2) and write(2), and page faults (proc(5)). A value that can't be
-    read is 0.
+    """Return the resource usage of a process and the children that it has reaped. This consists of
+    the seconds of CPU time, the bytes passed to read(2) and write(2), and the page faults
+    (proc(5)). A value that can't be read is 0.
     """
     cpu_s, faults, io_bytes = 0.0, 0, 0
     try:
@@ -743,7 +746,7 @@ def usage(pid: int) -> tuple[float, int, int]:
         with open(f"/proc/{pid}/io", "rb") as file:
             io_bytes = sum(int(line.split()[1]) for line in file if line[1:6] == b"char:")
     except (OSError, ValueError, IndexError):
-        pass  # it has ended, or its I/O is hidden from us
+        pass  # it has ended, or its I/O is hidden from this user
     return cpu_s, io_bytes, faults
 
 
@@ -751,8 +754,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident(pid: int) -> int:
-    """Return the memory of a process in bytes, including shared pages; 0 if it can't be read.
-    Unlike `memory`, it takes the same time regardless of the size of the process.
+    """Return the memory of a process in bytes, including shared pages, or 0 if it can't be read.
+    Unlike `memory`, this takes the same time regardless of the size of the process.
     """
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
@@ -763,7 +766,7 @@ def resident(pid: int) -> int:
 
 def memory(pid: int) -> int:
     """Return the memory of a process in bytes, with shared pages counted proportionally (PSS, Linux
-    4.14); 0 if it can't be read.
+    4.14), or 0 if it can't be read.
     """
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:

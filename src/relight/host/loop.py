@@ -1,4 +1,4 @@
-"""The agent's event loop. It handles readable and writable descriptors, deadlines and signals,
+"""The agent's event loop. It handles readable and writable descriptors, deadlines and signals
 without polling.
 
 It runs in one thread. It doesn't use asyncio, whose import alone costs 40 ms, most of the time
@@ -22,7 +22,7 @@ _LONGEST_WAIT_S = 1e6
 
 
 class HasFileno(Protocol):
-    """Anything with a file descriptor."""
+    """An object that has a file descriptor."""
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -49,7 +49,7 @@ class Alarm:
     """A call scheduled for a time that can be changed.
 
     Args:
-        loop: makes the call.
+        loop: the loop that makes the call.
         callback: called at that time.
     """
 
@@ -70,7 +70,7 @@ class Alarm:
         self._timer = None if when is None else self._loop.call_at(when, self._ring)
 
     def set_after(self, seconds: float) -> None:
-        """Schedule a single call in `seconds`, replacing the previously set time."""
+        """Schedule a single call after `seconds`, replacing the previously set time."""
         self.set(self._loop.now() + seconds)
 
     def _ring(self) -> None:
@@ -115,11 +115,11 @@ class Loop:
         return time.monotonic()
 
     def on_readable(self, fd: Fd, callback: Callback | None) -> None:
-        """Call back whenever `fd` is readable. None stops that."""
+        """Call back whenever `fd` is readable. None stops the calls."""
         self._watch(fd, selectors.EVENT_READ, callback)
 
     def on_writable(self, fd: Fd, callback: Callback | None) -> None:
-        """Call back whenever `fd` is writable. None stops that."""
+        """Call back whenever `fd` is writable. None stops the calls."""
         self._watch(fd, selectors.EVENT_WRITE, callback)
 
     def forget(self, fd: Fd) -> None:
@@ -140,13 +140,13 @@ class Loop:
         return timer
 
     def call_after(self, seconds: float, callback: Callback) -> Timer:
-        """Call back once in `seconds`."""
+        """Call back once after `seconds`."""
         return self.call_at(self.now() + seconds, callback)
 
     def on_signal(self, number: int, callback: Callable[[int], None]) -> None:
         """Call back with the signal's number, inside the loop, each time the signal arrives."""
         self._signals[number] = callback
-        # The handler does nothing: Python writes the number to the wake-up pipe.
+        # The handler does nothing, because Python writes the number to the wake-up pipe.
         self._previous.setdefault(number, signal.signal(number, lambda *_: None))
 
     def run_guarded(self, act: Callback, what: str) -> bool:
@@ -165,7 +165,9 @@ class Loop:
         return True
 
     def run_until(self, done: Callable[[], bool], limit_s: float | None = None) -> None:
-        """Handle events until `done()` is true, for at most `limit_s` seconds (None: no limit)."""
+        """Handle events until `done()` is true, for at most `limit_s` seconds. None means no
+        limit.
+        """
         end = None if limit_s is None else self.now() + limit_s
         while not done():
             left = None if end is None else end - self.now()
@@ -174,7 +176,7 @@ class Loop:
             self.run_once(left)
 
     def run_once(self, timeout_s: float | None) -> None:
-        """Wait up to `timeout_s` seconds for events (None: no limit), and handle them."""
+        """Wait up to `timeout_s` seconds for events, and handle them. None means no limit."""
         while self._timers and self._timers[0][-1].callback is None:
             heapq.heappop(self._timers)
         if self._timers:
@@ -182,7 +184,7 @@ class Loop:
             timeout_s = left if timeout_s is None else min(left, timeout_s)
         for key, events in self._selector.select(timeout_s):
             for bit, index in ((selectors.EVENT_READ, 0), (selectors.EVENT_WRITE, 1)):
-                # A callback may have removed a descriptor that still has an event in the list.
+                # A callback may have removed a descriptor for which an event is still in the list.
                 pair = self._callbacks.get(key.fd)
                 if events & bit and pair is not None and (callback := pair[index]) is not None:
                     callback()

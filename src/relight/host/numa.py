@@ -1,8 +1,8 @@
 """Chooses each worker's CPUs for `--numa-binding`, from the topology under /sys.
 
-A worker's home is the NUMA node of its GPU; the mode selects CPUs there. The modes have the same
-meaning as in torchrun (torch 2.13). The masks are set with sched_setaffinity, so numactl is not
-needed.
+A worker's home is the NUMA node that its GPU is attached to. The mode selects CPUs there. The modes
+have the same meaning as in torchrun (torch 2.13). The masks are set with sched_setaffinity, so
+numactl is not needed.
 """
 
 import os
@@ -30,9 +30,9 @@ def bind(
       largest group first.
 
     The home is the NUMA node of the GPU whose index is the local rank. With `exclusive` and
-    `core-complex`, the share of a visible GPU without a worker stays unused. Without GPUs (which
-    torchrun rejects), the workers' homes are spread evenly over the cores: of 4 workers on 2 equal
-    nodes, 2 have their home on each node.
+    `core-complex`, the share of a visible GPU without a worker stays unused. If there are no GPUs
+    (a case that torchrun rejects), the workers' homes are spread evenly over the cores. For
+    example, of 4 workers on 2 equal nodes, 2 have their home on each node.
 
     Args:
         mode: one of the four words.
@@ -99,8 +99,8 @@ class _Topology:
 
     def spread(self, local_world_size: int) -> list[int]:
         """Return a home for each of `local_world_size` workers without a GPU."""
-        # Spread by cores rather than by nodes: a container may have more cores on one node than on
-        # another.
+        # Spread by cores rather than by nodes, because a container may have more cores on one node
+        # than on another.
         homes = [node for node, cpus in self.cpus.items() for _ in self._cores(cpus)]
         if not homes:
             raise UsageError(
@@ -144,7 +144,7 @@ class _Topology:
     def _cpu_socket(self, node: int) -> int:
         cpus = self.all_cpus.get(node)
         if not cpus:
-            return -1 - node  # only memory, or absent: treat it as a separate socket
+            return -1 - node  # no CPUs, or absent: treat it as a separate socket
         return int(self._read(f"{self.cpu_folder}/cpu{min(cpus)}/topology/physical_package_id"))
 
     def _cores(self, cpus: Cpus) -> list[Cpus]:
@@ -170,7 +170,7 @@ class _Topology:
         return self._cpus_in(f"{levels[max(levels)]}/shared_cpu_list")
 
     def _groups(self, cpus: Cpus, sharing: Callable[[int], Cpus]) -> list[Cpus]:
-        """Group CPUs that share a resource; order the groups by the lowest CPU of each whole
+        """Group CPUs that share a resource. Order the groups by the lowest CPU in each whole
         group.
         """
         groups: dict[int, Cpus] = {}

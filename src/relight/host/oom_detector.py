@@ -1,12 +1,15 @@
 """Determines whether the kernel's out-of-memory killer killed a worker.
 
-The kernel does not tell a parent why its child got SIGKILL. In the order of their worth:
+The kernel does not tell a parent why its child got SIGKILL. These are the sources of evidence, the
+most reliable one first:
 
-    the kernel's log     names each process that it has killed: proof, either way (kernel_log)
-    memory.events        counts the kills in a cgroup (v2) and wakes up who watches it (inotify),
-                         so each kill has a time: probably this process, or probably not
-    memory.oom_control   the same count (cgroup v1, Linux 4.13), without a time: perhaps
-    /proc/vmstat         counts those of the whole machine: perhaps
+    the kernel log       names each process that the kernel killed, which is proof that it did or
+                         did not kill the worker (kernel_log)
+    memory.events        counts the kills in a cgroup (v2) and notifies watchers (inotify), so each
+                         kill has a time; the verdict is "probably" or "probably not"
+    memory.oom_control   has the same count (cgroup v1, Linux 4.13) without a time; the verdict is
+                         "perhaps"
+    /proc/vmstat         counts the kills on the whole machine; the verdict is "perhaps"
 """
 
 import os
@@ -25,7 +28,9 @@ if TYPE_CHECKING:
 _ROOT = "/sys/fs/cgroup"
 _UNLIMITED = 2**60
 _SAME_S = 5.0
-"""How long before its end a process may have been killed: the kernel frees its memory first."""
+"""How long before its end a process may have been killed. The kernel frees the process's memory
+first.
+"""
 _PAUSE_S = 0.1
 """The minimum time between two reads of a counter that keeps changing close to its limit."""
 
@@ -40,7 +45,7 @@ class _Cgroup(NamedTuple):
 
 
 class OomKills:
-    """The out-of-memory kills since this object was created.
+    """Detects out-of-memory kills after this object was created.
 
     Args:
         proc: where proc(5) is mounted.
@@ -62,7 +67,7 @@ class OomKills:
         self._before = self._last = _read(self._counter)
         self._machine_before = _read(self._vmstat)
         self._times: list[float] | None = None
-        """When the counter increased; None if it isn't being watched."""
+        """The times at which the counter increased, or None if it isn't being watched."""
         self._inotify = -1
         self._loop: Loop | None = None
         self._alarm: Alarm | None = None
@@ -109,8 +114,8 @@ class OomKills:
         return f"out of memory{limit}: the kernel killed it{place} (kernel log)"
 
     def explain_child_kill(self, at: float, *, is_worker: bool) -> str:
-        """Describe whether a process that a worker started was killed for lack of memory, given
-        that it received SIGKILL; empty if nothing indicates that.
+        """Describe whether a process that was started by a worker and received SIGKILL was killed
+        for lack of memory. The result is empty if nothing indicates that.
 
         Args:
             at: when the worker ended, on the monotonic clock.
@@ -165,7 +170,7 @@ class OomKills:
         return "" if self._machine_before is None else NOBODY
 
     def _place(self) -> tuple[str, str]:
-        """Return the limit and the cgroup, for use in a sentence; both are empty if unknown."""
+        """Return the limit and the cgroup as parts of a sentence. Both are empty if unknown."""
         if self._cgroup is None:
             return "", ""
         limit = _limit(self._cgroup)
@@ -196,7 +201,7 @@ class OomKills:
 
 
 NOBODY = "neither relight nor the out-of-memory killer sent it"
-"""Explanation for a SIGKILL whose sender is unknown."""
+"""The explanation for a SIGKILL whose sender is unknown."""
 
 
 def _other(kill: "Kill", at: float) -> str:
@@ -216,7 +221,7 @@ def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:
             mount, counter, limit = f"{root}/memory", "memory.oom_control", "memory.limit_in_bytes"
         else:
             continue
-        # In a container, the path may be the one on the host, with the mount as the cgroup's root.
+        # In a container, the path may be the one on the host, with the cgroup mounted as the root.
         for where in (path, "/"):
             folder = os.path.normpath(f"{mount}/{where}")
             if _read(f"{folder}/{counter}") is not None:

@@ -1,4 +1,4 @@
-"""The functions of `linux`, implemented with what macOS provides: select, process groups, ps, and a
+"""The functions in `linux`, implemented with what macOS provides: select, process groups, ps, and a
 guardian process.
 
 They behave like the Linux versions wherever possible; docs/macos.md lists the exceptions. Only
@@ -40,8 +40,8 @@ own_children: set[int] = set()
 """Always empty. This process adopts no orphans."""
 
 SPAWNER_STAYS = False
-"""Whether a single spawner can start the workers of several generations. Its guardian can't handle
-that.
+"""Whether a single spawner can start the workers of several generations. The guardian doesn't
+support that.
 """
 
 Selector = selectors.SelectSelector
@@ -51,8 +51,8 @@ Selector = selectors.SelectSelector
 class _GuardianPipes(NamedTuple):
     """This process's pipes to a forked process and its guardian.
 
-    `ended` becomes readable when the forked process has ended, `swept` when the guardian has. As
-    long as `alive` is open, the guardian knows that this process is running.
+    `ended` becomes readable when the forked process has ended, and `swept` when the guardian has
+    ended. As long as `alive` is open, the guardian knows that this process is running.
     """
 
     ended: int
@@ -102,7 +102,7 @@ def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
 
 
 def require_linux(what: str) -> None:
-    """Refuse a feature that only works on Linux.
+    """Reject a feature that only works on Linux.
 
     Raises:
         UsageError: always.
@@ -126,7 +126,7 @@ def fork() -> int:
     watched, alive = os.pipe()
     try:
         _start_guardian(told, sweeps, watched)
-        os.set_blocking(tell, False)  # a stopped guardian must not block a writer
+        os.set_blocking(tell, False)  # a stopped guardian must not block writers
         pid = os.fork()
     except OSError:
         for fd in (told, tell, ended, ends, swept, alive):
@@ -156,8 +156,8 @@ def fork() -> int:
 
 
 def _start_guardian(told: int, sweeps: int, watched: int) -> None:
-    """Start the guardian without a living parent, in its own session and with its own command line,
-    so that killing the agent by name or by process group doesn't kill the guardian.
+    """Start the guardian in its own session, with its own command line and without a living parent,
+    so that the guardian survives if the agent is killed by name or by process group.
     """
     mask = block_signals()  # the guardian inherits the mask
     try:
@@ -198,7 +198,8 @@ def _become_guardian(told: int, sweeps: int, watched: int) -> None:
 
 
 class Child:
-    """A process that was forked with `fork`. Once it has been reaped, signals to it are dropped.
+    """A process that was forked with `fork`. Once the process has been reaped, signals to it are
+    dropped.
 
     Raises:
         OSError: only on Linux.
@@ -256,8 +257,8 @@ class Child:
 
 
 def stand_guard(agent: int, of: str = "worker", held: Collection[int] = ()) -> int:
-    """Do nothing and return -1 instead of a descriptor. The guardian does this as far as
-    possible.
+    """Do nothing and return -1 instead of a descriptor. As far as possible, the guardian takes on
+    this task.
     """
     del agent, of, held
     return -1
@@ -318,23 +319,23 @@ def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
 
 
 def catches_signal(pid: int, number: int, unknown: bool) -> bool:
-    """Return `unknown`: this system does not show which signals a process handles."""
+    """Return `unknown`, because this system does not show which signals a process handles."""
     del pid, number
     return unknown
 
 
 def die_with_parent(number: int) -> None:
-    """Do nothing: the guardian does this."""
+    """Do nothing, because the guardian takes care of this."""
     del number
 
 
 def become_subreaper(is_one: bool = True) -> None:
-    """Do nothing: the guardian does this, as far as possible."""
+    """Do nothing, because the guardian takes care of this as far as possible."""
     del is_one
 
 
 def adopt_orphans() -> None:
-    """Do nothing: the guardian does this, as far as possible."""
+    """Do nothing, because the guardian takes care of this as far as possible."""
 
 
 def end_with_parent(pid: int, number: int) -> bool:
@@ -360,7 +361,9 @@ class _PsRow(NamedTuple):
 
 
 def _processes() -> list[_PsRow]:
-    """Return all processes on this machine except ps itself; empty if ps is missing."""
+    """Return all processes on this machine except ps itself. The result is empty if ps is
+    missing.
+    """
     readable, writable = os.pipe()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
@@ -419,11 +422,12 @@ def descendants(running: Collection[int], reaped: Collection[int]) -> list[int]:
 
 
 def sweep(running: Collection[int], reaped: Collection[int]) -> None:
-    """Kill the processes of `descendants`; return when they have exited or are stuck in the kernel.
+    """Kill the processes that `descendants` returns. Return when they have exited or are stuck in
+    the kernel.
 
     All of them are stopped before the first one is killed, and children are killed before their
-    parents. Otherwise a process could not be found once its parent has ended, even if this process
-    is killed midway.
+    parents. Otherwise, if this process were killed midway, a process whose parent had ended could
+    no longer be found.
     """
     stopped: list[int] = []
     while more := [pid for pid in descendants(running, reaped) if pid not in stopped]:
@@ -500,15 +504,15 @@ def tree(pid: int) -> list[int]:
 
 
 def child_pids(pid: int) -> list[int]:
-    """Return an empty result: each call would have to start a process, and orphans have a different
-    parent.
+    """Return an empty result, because each call would have to start a process, and orphans have a
+    different parent.
     """
     del pid
     return []
 
 
 def is_uninterruptible(pid: int) -> bool:
-    """Return False: each check would have to start a process."""
+    """Return False, because each check would have to start a process."""
     del pid
     return False
 
@@ -520,18 +524,20 @@ def parent_pid(pid: int) -> int:
 
 
 def usage(pid: int) -> tuple[float, int, int]:
-    """Return zeros. Only --hang-timeout needs the usage, and this system does not support it."""
+    """Return zeros. The usage is only needed for --hang-timeout, which this system does not
+    support.
+    """
     del pid
     return 0.0, 0, 0
 
 
 def resident(pid: int) -> int:
-    """Return the memory of a process in bytes, including shared pages; 0 if it can't be read."""
+    """Return the memory of a process in bytes, including shared pages, or 0 if it can't be read."""
     return memory(pid)
 
 
 def memory(pid: int) -> int:
-    """Return the memory of a process in bytes, including shared pages; 0 if it can't be read."""
+    """Return the memory of a process in bytes, including shared pages, or 0 if it can't be read."""
     size = _ps("rss", pid)
     return int(size) * 1024 if size.isdecimal() else 0
 
@@ -567,7 +573,7 @@ def unblock_sigchld() -> None:
 
 
 def rename_process(name: str, *, exactly: bool = False) -> None:
-    """Do nothing: processes can't be renamed on this system."""
+    """Do nothing, because processes can't be renamed on this system."""
     del name, exactly
 
 
@@ -606,7 +612,9 @@ def anonymous_file(name: str) -> int:
 
 
 def open_files() -> int:
-    """Return how many files this process may have open, limited to what `Selector` supports."""
+    """Return how many files this process may have open, up to the number that `Selector`
+    supports.
+    """
     files = os.sysconf("SC_OPEN_MAX")
     return _MAX_FILES if files < 0 else min(files, _MAX_FILES)
 
@@ -617,7 +625,7 @@ def max_open_files(hard: int) -> int:
 
 
 def inotify_open() -> int:
-    """Return -1. macOS lacks inotify, so files are polled."""
+    """Return -1. Files are polled, because macOS lacks inotify."""
     return -1
 
 

@@ -2,8 +2,8 @@
 
 Without privileges, a priority lowered by nice(2) or SCHED_IDLE can't be raised again, and processes
 forked later would inherit it. SCHED_IDLE is therefore used only if a trial shows that it can be
-undone; otherwise the work sleeps most of the time. If autogroups are enabled, lowering the priority
-of the session's autogroup (sched(7)) also helps; each worker has its own session.
+undone. Otherwise, the work sleeps most of the time. If autogroups are enabled, lowering the
+priority of the session's autogroup (sched(7)) also helps; each worker has its own session.
 """
 
 import os
@@ -16,28 +16,32 @@ from typing import Any
 from relight.host import linux
 
 IDLE_S = 15.0
-"""How long the work may be starved on a machine whose processors are all busy."""
+"""How long the work may starve on a machine whose processors are all busy."""
 GENTLE_S = 45.0
-"""After this many seconds, the work gets normal priority, to finish about as soon as other work."""
+"""After this many seconds, the work gets normal priority, so that it finishes about as soon as
+other work.
+"""
 STARVED_S = 60.0
-"""How long work that stays at low priority may starve at SCHED_IDLE. By then, a job's imports have
-finished if half a processor is idle.
+"""How long work that stays at low priority may starve at SCHED_IDLE. If half a processor is idle, a
+job's imports finish within this time.
 """
 _STARVED_SHARE = 0.25
 """Work that gets less than this share of a processor counts as starved."""
 _STARVED_NICE = 19
-"""Next to one process of normal priority, this gets 1.4 % of a processor; SCHED_IDLE gets 0.3 %
-(sched(7)). That is too little to slow down ranks that wait for each other by more than that,
-however long the work takes.
+"""At this nice value, work that competes with one process of normal priority gets 1.4 % of a
+processor. SCHED_IDLE gets 0.3 % (sched(7)). Ranks that wait for each other are therefore slowed
+down by no more than that, no matter how long the work takes.
 """
 _SHARE = 4
-"""Without SCHED_IDLE, the work runs for one part in this many; the rest of the time is left to
-others.
+"""Without SCHED_IDLE, the work runs for one part of the time out of this many, and leaves the rest
+to other processes.
 """
 _BUSY_PAUSE = 100
 """Without SCHED_IDLE, work that stays at low priority gets about 1 % of a busy processor."""
 _QUARTER_NICE = 5
-"""Gets a quarter of a processor next to one process of normal priority (sched(7))."""
+"""At this nice value, work that competes with one process of normal priority gets a quarter of a
+processor (sched(7)).
+"""
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine(), 0)
 _IDLE_CLASS = 3 << 13  # linux/ioprio.h
 
@@ -46,7 +50,7 @@ def lower(*, stays_low: bool = False) -> Callable[[], None]:
     """Switch to the lowest priority that can be undone; return a function that undoes it.
 
     Args:
-        stays_low: whether the work never gets normal priority.
+        stays_low: whether the work must never get normal priority.
     """
     idle = _can_come_back()
     nice = os.getpriority(os.PRIO_PROCESS, 0)
@@ -73,18 +77,19 @@ def lower(*, stays_low: bool = False) -> Callable[[], None]:
 def raise_step_by_step(pid: int, seconds: float, *, stays_low: bool = False) -> float | None:
     """Raise the priority of a process that runs at SCHED_IDLE.
 
-    After `IDLE_S`, it gets a quarter of a processor, and after `GENTLE_S` the priority of this
-    process. If it is supposed to stay low, it is raised only to nice 19, and only if it starves for
-    `STARVED_S`.
+    After `IDLE_S`, the process gets a quarter of a processor, and after `GENTLE_S`, it gets the
+    priority of this process. If it is supposed to stay at low priority, it is raised only to nice
+    19, and only if it starves for `STARVED_S`.
 
     Args:
-        pid: the process. Without SCHED_IDLE it works a quarter of the time, and ends that itself.
+        pid: the process. Without SCHED_IDLE, it runs for a quarter of the time, and ends that
+            restriction itself.
         seconds: time since it began.
-        stays_low: whether it never gets the priority of this process.
+        stays_low: whether it must never get the priority of this process.
 
     Returns:
-        The number of seconds, counted from when it began, after which to call this again, or None
-        if that isn't necessary.
+        The number of seconds after the start of the work at which to call this function again, or
+        None if that isn't necessary.
     """
     try:
         policy, usual = os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, 0)
@@ -104,7 +109,7 @@ def raise_step_by_step(pid: int, seconds: float, *, stays_low: bool = False) -> 
         elif seconds >= IDLE_S and policy == os.SCHED_IDLE:
             _raise(pid, usual + _QUARTER_NICE, _QUARTER_NICE)
     except OSError:
-        pass  # it has ended, or may not raise a priority that it lowered
+        pass  # it has ended, or this process may not raise a lowered priority
     if seconds < IDLE_S:
         return IDLE_S
     return GENTLE_S if seconds < GENTLE_S else None
@@ -117,7 +122,7 @@ def _raise(pid: int, nice: int, autogroup: int) -> None:
 
 
 class _Pacer:
-    """An import finder that briefly delays each import. It never finds a module itself."""
+    """An import finder that pauses briefly before each import. It never finds a module itself."""
 
     def __init__(self, *, stays_low: bool) -> None:
         self._stays_low = stays_low
@@ -134,15 +139,15 @@ class _Pacer:
 
 
 def pause_s(worked_s: float, waited_s: float) -> float:
-    """Return how long to pause after work. Work gets a quarter of an idle processor, and little of
-    a busy one, where it waits about as long as it works.
+    """Return how long to pause after a period of work. The work may use a quarter of an idle
+    processor. On a busy processor, where it waits about as long as it runs, it may use much less.
     """
     return worked_s * (_SHARE - 1) + min(waited_s, worked_s) * _BUSY_PAUSE
 
 
 def _runqueue_wait_s() -> float:
-    """Return how long this process was ready to run but had no processor
-    (Documentation/scheduler/sched-stats.rst of Linux); 0 if the system does not report it.
+    """Return how long this process has been ready to run without having a processor (Linux,
+    Documentation/scheduler/sched-stats.rst), or 0 if the system does not report it.
     """
     try:
         with open("/proc/self/schedstat", "rb") as file:

@@ -3,11 +3,12 @@
 Linux has descriptors for this purpose, called pidfds (pidfd_open(2), Linux 5.3). There are three
 implementations, and the first one that works is used:
 
-    os.pidfd_open       CPython has it if it was built with kernel headers that do
-    the system call     by its number
+    os.pidfd_open       CPython has this function if it was built with kernel headers that support
+                        the system call
+    the system call     is made by its number
     without pidfds      a process is recognised by its start time (proc_pid_stat(5)), and a thread
-                        waits for its end, with a look every 50 ms. For kernels that lack the system
-                        call (RHEL 8, gVisor), and seccomp filters that refuse it
+                        polls every 50 ms until it ends. This is for kernels that lack the system
+                        call (RHEL 8, gVisor), and for seccomp filters that refuse it
 """
 
 import _thread
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
-"""These numbers are the same on all architectures except Alpha and MIPS since Linux 5.1
-(syscalls(2)).
+"""The system call numbers, which since Linux 5.1 are the same on all architectures except Alpha and
+MIPS (syscalls(2)).
 """
 _REFUSALS = (errno.ENOSYS, errno.EPERM, errno.EACCES)
 """The errors with which kernels and seccomp filters refuse a system call. pidfd_open(2) itself
@@ -35,8 +36,8 @@ _POLL_S = 0.05
 
 
 class ProcessHandle:
-    """A process. Without pidfds, `fileno` starts a thread. Forked processes don't inherit the
-    thread, so `fileno` starts another one there.
+    """A reference to a process. Without pidfds, `fileno` starts a thread. Forked processes don't
+    inherit the thread, so `fileno` starts another one there.
 
     Args:
         pid: the process; it may have ended if it has not been reaped.
@@ -76,12 +77,12 @@ class ProcessHandle:
         return self._pipe
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended, reaped or not."""
+        """Return whether the process has ended, whether or not it has been reaped."""
         return self.wait(0)
 
     def wait(self, limit_s: float | None = None) -> bool:
-        """Wait up to a limit in seconds for the process to end; return whether it has. It is not
-        reaped.
+        """Wait up to `limit_s` seconds for the process to end; return whether it has. The process
+        is not reaped.
         """
         if self._pidfd >= 0:
             poll = select.poll()
@@ -125,7 +126,7 @@ class ProcessHandle:
 
     def _start_thread(self) -> int:
         reading, writing = os.pipe()
-        # Signals must interrupt the main thread, so this thread receives none.
+        # Signals must interrupt the main thread, so this thread blocks them.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             _thread.start_new_thread(self._report_end, (writing,))

@@ -5,10 +5,10 @@ ends.
 
 If the agent is killed, its spawner removes the directory. If the spawner is also killed, one of
 this user's later jobs removes it. `TMPDIR/relight_<boot>_<random>/lock` is locked (lockf(3)) as
-long as the agent is alive. `relight.launch` has such a directory of its own: if it is killed, its
-agent ends and removes it. All containers and pid namespaces on a machine share its kernel, hence
-its locks and its boot id. Directories that belong to other machines, on a network file system, are
-not removed.
+long as the agent is alive. `relight.launch` has such a directory of its own. If it is killed, its
+agent ends and removes the directory. All containers and pid namespaces on a machine share the
+machine's kernel, and therefore its locks and its boot id. On a network file system, directories
+that belong to other machines are not removed.
 """
 
 import errno
@@ -27,7 +27,9 @@ _TRIES = 3
 _SWEEP_AFTER_S = 1.0
 """How long to wait before the sweep, so that it does not delay the start of the workers."""
 _MAX_INSPECTED = 10_000
-"""The maximum number of names in TMPDIR to check: a crowded directory must not block the agent."""
+"""The maximum number of names in TMPDIR to check, because a crowded directory must not block the
+agent.
+"""
 
 
 class Scratch:
@@ -35,19 +37,19 @@ class Scratch:
 
     Args:
         loop: the agent's loop.
-        base: the preferred parent directory, TMPDIR; empty to create none.
+        base: the preferred parent directory, which is TMPDIR, or empty to create no directory.
     """
 
     def __init__(self, loop: Loop, base: str) -> None:
         self.path = ""
-        """The directory; empty until it is created."""
+        """The directory's path, or empty until it is created."""
         self._loop = loop
         self._base = base
         self._lock = -1
 
     def make(self) -> str:
-        """Create the directory if it does not exist, and return it; empty if no location works. A
-        job can run without error files.
+        """Create the directory if it does not exist, and return its path, or an empty string if no
+        location works. A job can run without error files.
         """
         for base in (self._base, *_FALLBACKS) if self._base and not self.path else ():
             try:
@@ -60,7 +62,9 @@ class Scratch:
         return self.path
 
     def remove(self) -> None:
-        """Remove the directory and its content, and the directories of dead agents."""
+        """Remove the directory and its content, and the directories of agents that no longer
+        exist.
+        """
         if self.path:
             remove_tree(self.path)
             os.close(self._lock)
@@ -82,7 +86,8 @@ def make(base: str) -> tuple[str, int]:
 
     Returns:
         Its path, and the lock: a descriptor to close when the directory is removed. This process
-        must not open the file `lock` elsewhere: closing that descriptor would release the lock.
+        must not open the file `lock` elsewhere, because closing that descriptor would release the
+        lock.
 
     Raises:
         OSError: if it can't be created.
@@ -98,8 +103,8 @@ def make(base: str) -> tuple[str, int]:
 
 
 def _boot() -> str:
-    """Return an id that all processes on this machine share until it reboots; empty on systems
-    without one.
+    """Return an id that all processes on this machine share until it reboots, or an empty string on
+    systems without one.
     """
     try:
         return read_small("/proc/sys/kernel/random/boot_id")[:8].decode(errors="replace")
@@ -114,7 +119,7 @@ def _is_safe(base: os.stat_result) -> bool:
 
 
 def _take(path: str) -> int:
-    """Lock a newly created directory; return -1 if another job was about to remove it."""
+    """Lock a newly created directory. Return -1 if another job was about to remove it."""
     name = os.path.join(path, _LOCK)
     fd = -1
     try:
@@ -148,7 +153,7 @@ def _remove_abandoned(path: str) -> None:
     try:
         fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        # The agent ended, or has not created the lock yet. In that case it creates another
+        # The agent ended, or has not created the lock yet. In the latter case, it creates another
         # directory.
         os.rmdir(path)
         return

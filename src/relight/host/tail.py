@@ -20,7 +20,7 @@ def lines(
     is_live: Callable[[], bool],
     wait: Callable[[], object] = _pause,
 ) -> Iterator[str]:
-    """Yield lines from files, as `lines_by_path` does, but without paths."""
+    """Yield lines from files, as `lines_by_path` does, but without their paths."""
     return (line for _, line in lines_by_path(find, is_live, wait))
 
 
@@ -29,13 +29,13 @@ def lines_by_path(
     is_live: Callable[[], bool],
     wait: Callable[[], object] = _pause,
 ) -> Iterator[tuple[str, str]]:
-    """Yield lines from files with their paths, then the lines that are added later, including an
-    incomplete last line.
+    """Yield lines from files with their paths, followed by the lines that are added later,
+    including an incomplete last line.
 
     Args:
         find: returns the paths, in the order in which to read them.
-        is_live: returns whether more lines may follow. After it has returned false, everything is
-            read one last time.
+        is_live: returns whether more lines may follow. After it returns false, everything is read
+            one last time.
         wait: waits until it is time to check again.
 
     Raises:

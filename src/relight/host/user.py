@@ -1,4 +1,4 @@
-"""Determines the user who owns a job."""
+"""Determines which user owns a job."""
 
 import os
 

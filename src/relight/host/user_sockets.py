@@ -1,10 +1,10 @@
 """Unix sockets for one user's processes, in a directory that only that user can enter.
 
 The directory is `$XDG_RUNTIME_DIR/relight`, or `/tmp/relight-UID` if the session has not created a
-runtime directory (`/tmp/relight-UID-1`, … if another user has taken that name:
-files.own_directory). Connecting processes still ask the kernel who owns the process at the other
-end (SO_PEERCRED, unix(7)). Agents load this file while their workers are running, so it imports
-little.
+runtime directory (or `/tmp/relight-UID-1` and so on if another user has taken that name, see
+files.own_directory). Connecting processes still query the kernel for the owner of the process at
+the other end (SO_PEERCRED, unix(7)). Agents load this file while their workers are running, so it
+imports little.
 """
 
 import errno
@@ -63,8 +63,8 @@ def directory(variables: Mapping[str, str], below: str = "") -> str:
 
 def listen(path: str) -> socket.socket:
     """Return a listening socket. It gets its final name only once it is listening, because
-    `connect` treats sockets that refuse connections as leftovers of dead processes and removes
-    them.
+    `connect` treats sockets that refuse connections as left over from processes that have exited,
+    and removes them.
 
     Raises:
         OSError: if it can't be created, or this system does not identify connecting processes
@@ -110,7 +110,7 @@ def connect(path: str, timeout_s: float) -> socket.socket | None:
 
 
 def peer(connection: socket.socket) -> Peer:
-    """Return the process at the other end. Its pid is 0 if it runs in another container."""
+    """Return the process at the other end. Its pid is 0 if it is running in another container."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(data)
     return Peer(pid, user)

@@ -1,4 +1,4 @@
-"""Waits for conditions that send no event."""
+"""Waits for conditions that don't generate an event."""
 
 import time
 from collections.abc import Callable

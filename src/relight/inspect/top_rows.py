@@ -22,20 +22,20 @@ _RANK = re.compile(r"\brank (\d{1,9})\b", re.IGNORECASE)
 HEADS = ("JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "GPU",
          "GPU MEMORY", "REPORT", "LAST LINE")  # fmt: skip
 ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
-"""The columns to sort by. The most noteworthy row comes first: the lowest step or rate, or the
-highest usage.
+"""The columns to sort by. The most noteworthy row comes first: the one with the lowest step or
+rate, or with the highest usage.
 """
 _IMPORTANT = ("STATE", "REPLICA", "JOB", "STEP", "REPORT", "LAST LINE", "STEP/S", "HOST", "GPU",
               "GPU MEMORY", "CPU", "MEMORY")  # fmt: skip
 """The order in which columns are given the available space."""
 _READABLE = {"JOB": 12, "REPLICA": 12, "HOST": 16, "REPORT": 12, "LAST LINE": 16}
-"""The minimum useful widths of the long columns; the other columns are never cut."""
+"""The minimum useful widths of the long columns. The other columns are never shortened."""
 _STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDING", "RUNNING",
            "SUCCEEDED")  # fmt: skip
 
 
 class JobLook(NamedTuple):
-    """A job at one point in time: its handle, its status, and its name or an empty string."""
+    """A job at one point in time, with its handle, its status, and its name or an empty string."""
 
     handle: str
     status: AppStatus
@@ -43,8 +43,8 @@ class JobLook(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A replica of a job, or a job without replicas, whose `rank` is -1. `rate` is in steps per
-    second, and `cpu` in CPUs; None means unknown.
+    """A row for a replica of a job, or for a job without replicas, whose `rank` is -1. `rate` is in
+    steps per second, and `cpu` is in CPUs. None means that a value is unknown.
     """
 
     handle: str
@@ -152,8 +152,8 @@ def _value(row: Row, order: str) -> Any:
 
 
 def matching(rows: Iterable[Row], words: str) -> list[Row]:
-    """Return the rows whose cells contain all of these words, ignoring case. `rank 1` matches that
-    rank, not every row that contains a 1.
+    """Return the rows whose cells contain all of these words, ignoring case. `rank 1` only matches
+    that rank, rather than every row that contains a 1.
     """
     ranks = {int(number) for number in _RANK.findall(words)}
     wanted = _RANK.sub("", words).lower().split()
@@ -166,8 +166,8 @@ def matching(rows: Iterable[Row], words: str) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of a table. Empty columns are omitted, and so is the job column
-    if there is only one job.
+    """Return the headings and rows of a table. Empty columns are omitted. The job column is also
+    omitted if there is only one job.
     """
     lines = [row.cells() for row in rows]
     shown = [number for number in range(len(HEADS)) if any(line[number] for line in lines)]
@@ -179,17 +179,17 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def widths(
     heads: Sequence[str], lines: Sequence[Sequence[str]], room: int, between: int, keep: str = ""
 ) -> dict[int, int]:
-    """Return the columns that fit in a line: a map from column number to width.
+    """Return the columns that fit in a line, as a map from column number to width.
 
     Columns that would be too narrow to read are dropped, the least important first. The long
     columns then share the remaining space, from left to right.
 
     Args:
         heads: the column headings.
-        lines: the texts of their cells.
+        lines: the text of each row's cells.
         room: the width of a line.
         between: the padding of each column.
-        keep: the heading of the sort column. This column is never dropped.
+        keep: the heading of the sort column, which is never dropped.
     """
     full = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
     chosen: dict[int, int] = {}
@@ -208,7 +208,7 @@ def widths(
 
 
 def shortened(text: str, width: int) -> str:
-    """Shorten a text in the middle if it is longer than the width."""
+    """Shorten text in the middle if it is longer than the width."""
     if len(text) <= width or width < 1:
         return text
     end = (width - 1) // 2
@@ -216,8 +216,8 @@ def shortened(text: str, width: int) -> str:
 
 
 def totals(rows: Iterable[Row]) -> str:
-    """Summarize the number of jobs, nodes and ranks, and their states. A replica of a submitted job
-    counts as an agent, not as a rank.
+    """Return a summary of the number of jobs, nodes and ranks, and of their states. A replica of a
+    submitted job counts as an agent, not as a rank.
     """
     every = list(rows)
     ranks = [row for row in every if row.rank >= 0]
@@ -231,7 +231,7 @@ def totals(rows: Iterable[Row]) -> str:
 
 
 def gpus_line(gpus: Sequence[Gpu]) -> str:
-    """Return a line about the GPUs on this machine, or an empty string without GPUs."""
+    """Return a line about this machine's GPUs, or an empty string if it has none."""
     models = {gpu.model for gpu in gpus}
     texts = []
     for gpu in gpus:
@@ -248,7 +248,7 @@ def gpus_line(gpus: Sequence[Gpu]) -> str:
 
 
 def headline(job: JobLook) -> list[str]:
-    """Return a job's summary: its state, its generation and its restarts."""
+    """Return a job's summary, with its state, its generation and its restarts."""
     status = job.status
     lines = [f"{job.handle} {status.state.name}"]
     if status.message:
@@ -259,7 +259,7 @@ def headline(job: JobLook) -> list[str]:
 
 
 def number_lines(status: AppStatus) -> list[str]:
-    """Return lines with the job's progress, and its reported numbers over time."""
+    """Return lines that show the job's progress and the numbers it has reported over time."""
     lines = []
     if (progress := status.progress) is not None:
         text = f"step {progress.step}"
@@ -280,7 +280,7 @@ def _chart(chart: Chart) -> str:
 
 
 def gone(last: JobLook) -> JobLook:
-    """Return the last sample of a job that has disappeared, with all unfinished states UNKNOWN."""
+    """Return the last sample of a job that has disappeared, with unfinished states as UNKNOWN."""
     replicas = tuple(
         each if each.state.is_over else each._replace(state=AppState.UNKNOWN, use=None)
         for each in last.status.replicas

@@ -1,10 +1,10 @@
 """Scheduler-independent job descriptions: `import relight.job as specs` in a component file.
 
-Importing this is cheap: only the description's types are loaded immediately, and all other names on
-first use.
+Importing this package is cheap, because only the types of the description are loaded immediately.
+All other names are loaded on first use.
 """
 
-from typing import TYPE_CHECKING, Any  # an agent that shows its job loads this too
+from typing import TYPE_CHECKING, Any  # agents that show their job load this too
 
 if TYPE_CHECKING:
     from relight.job import macros as macros

@@ -1,9 +1,9 @@
 """Describes a job independently of its scheduler: an app has roles, and a role has replicas that
 all run the same command.
 
-Names and meanings match TorchX's specs (nightly 2026-10), so that a component file needs only one
-changed line. The types are plain dataclasses, because TorchX code copies, pickles and modifies
-them; a runner works on its own copy. `to_json` and `from_json` are in `job/serial.py`.
+Names and meanings match TorchX's specs (nightly 2026-10), so that only one line has to be changed
+in a component file. The types are plain dataclasses, because TorchX code copies, pickles and
+modifies them; a runner works on its own copy. `to_json` and `from_json` are in `job/serial.py`.
 """
 
 import inspect
@@ -55,7 +55,7 @@ class Resource:
 
     cpu: int
     gpu: int
-    memMB: int  # noqa: N815  # the field's name in TorchX, and of the flag
+    memMB: int  # noqa: N815  # the name in TorchX and of the flag
     capabilities: dict[str, Any] = field(default_factory=dict)
     devices: dict[str, int] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +81,7 @@ UNSPECIFIED = unspecified()
 
 @dataclass
 class BindMount:
-    """A directory or file on the host."""
+    """A directory or file on the host that replicas can access."""
 
     src_path: str
     dst_path: str
@@ -99,7 +99,9 @@ class VolumeMount:
 
 @dataclass
 class DeviceMount:
-    """A device on the host. `permissions` is a combination of the letters `rwm`."""
+    """A device on the host that replicas can access. `permissions` is a combination of the letters
+    `rwm`.
+    """
 
     src_path: str
     dst_path: str
@@ -111,8 +113,8 @@ Mount = BindMount | VolumeMount | DeviceMount
 
 @dataclass
 class Workspace:
-    """Local directories and files, each with its target directory in the copy; an empty target is
-    the root.
+    """Local directories and files to copy, each with its target directory in the copy. An empty
+    target means the root of the copy.
     """
 
     projects: dict[str, str]
@@ -179,7 +181,7 @@ class Role:
 
 @dataclass
 class AppDef:
-    """A job, whose roles start and end together."""
+    """A job. All of its roles start and end together."""
 
     name: str
     roles: list[Role] = field(default_factory=list)
@@ -189,7 +191,7 @@ class AppDef:
         self.roles = list(self.roles)
 
     def get_role(self, name: str) -> Role:
-        """Look up a role by name.
+        """Return the role with this name.
 
         Raises:
             KeyError: if the name is unknown.

@@ -2,8 +2,8 @@
 
 The rules are Docker's (github.com/moby/patternmatcher): a pattern is matched against the whole path
 and its parents, so `data` does not match `x/data` but matches `data/x`. `*` does not match slashes,
-but `**` does. The last matching pattern decides. `!` re-includes a path, even below an ignored
-directory.
+but `**` does. The last matching pattern takes precedence. `!` re-includes a path, even below an
+ignored directory.
 """
 
 import posixpath
@@ -15,7 +15,9 @@ from relight.job.patterns import to_regex
 
 
 class Pattern(NamedTuple):
-    """One line. `takes_back` is true if the line begins with `!`, which `text` does not contain."""
+    """One pattern line. `takes_back` is true if the line begins with `!`, which is omitted from
+    `text`.
+    """
 
     text: str
     regex: re.Pattern[str]
@@ -42,9 +44,10 @@ def verdict(patterns: Sequence[Pattern], path: str, is_directory: bool) -> bool 
     """Return whether a path is ignored, or None if no pattern matches.
 
     Args:
-        patterns: in file order.
-        path: relative to the file's directory.
-        is_directory: an ignored directory is visited if `!` may re-include paths below it.
+        patterns: the patterns, in file order.
+        path: the path, relative to the file's directory.
+        is_directory: whether the path is a directory. An ignored directory is visited if `!` may
+            re-include paths below it.
     """
     last = next((each for each in reversed(patterns) if each.regex.fullmatch(path)), None)
     if last is None:

@@ -1,4 +1,4 @@
-"""Handles: `scheduler://session/job` names a job in all commands."""
+"""Handles of the form `scheduler://session/job`, which identify a job in all commands."""
 
 import re
 from typing import NamedTuple
@@ -15,7 +15,7 @@ EXAMPLE = "SCHEDULER://SESSION/JOB, as relight submit and relight list print it"
 
 
 class Handle(NamedTuple):
-    """A job or, if `role` and `replicas` are set, a part of one."""
+    """A reference to a job or, if `role` and `replicas` are set, to a part of a job."""
 
     scheduler: str
     session: str
@@ -59,7 +59,7 @@ def parse_part(job: Handle, role: str | None, replicas: str | None) -> Handle:
 
 
 def shown_replica(scheduler: str, role: str, replica: int) -> str:
-    """Format a replica for display: `rank 3` for a `relight run` job, whose replicas are ranks, and
-    `trainer/3` for other jobs.
+    """Format a replica for display, such as `rank 3` for a `relight run` job, whose replicas are
+    ranks, or `trainer/3` for any other job.
     """
     return f"rank {replica}" if scheduler == RUN else f"{role}/{replica}"

@@ -1,5 +1,5 @@
-"""The launcher as a single file, which runs `relight run` from a zip archive on machines and in
-images without relight.
+"""Builds the launcher as a single file, which runs `relight run` from a zip archive on machines and
+in images that don't have relight installed.
 
 The file is a shell script that looks for a Python interpreter, followed by a zip archive
 (https://docs.python.org/3/library/zipapp.html) that this interpreter runs. The archive contains the
@@ -38,7 +38,7 @@ ROOMS = frozenset({
     "base", "flags", "events", "core", "host", "processes", "output", "net", "rendezvous",
     "stacks", "health", "warm", "preload", "worker", "agent",
 })  # fmt: skip
-"""Packages that `relight run` needs: the launcher layer in tests/test_layers.py."""
+"""Packages that `relight run` needs. They form the launcher layer in tests/test_layers.py."""
 FOR_SSH = frozenset({
     "job/__init__.py", "job/app.py", "job/handles.py", "job/macros.py", "job/records.py",
     "schedulers/__init__.py", "schedulers/ssh/__init__.py", "schedulers/ssh/frames.py",
@@ -79,7 +79,7 @@ _WORD = re.compile(r"(?:^|[\s;&|(])relight\s+(?:run|launch)\b")
 
 @functools.cache
 def build() -> bytes:
-    """Return the file, to be stored with mode 0555 as `NAME`.
+    """Return the file's content. Callers store it as `NAME`, with mode 0555.
 
     Raises:
         OSError: if the installed package can't be read.
@@ -118,8 +118,8 @@ def modules() -> Iterator[str]:
 
 
 def with_bundled_launcher(app: AppDef, launcher: str) -> AppDef:
-    """Return the app with the value of `--launcher` in its roles, if it is a value that this module
-    handles.
+    """Return the app with the value of `--launcher` recorded in its roles, if this module handles
+    that value.
     """
     if launcher not in (INSTALLED, TRAVELS):
         return app
@@ -139,7 +139,7 @@ def starts_relight(role: Role) -> bool:
 
 
 def wrapped(role: Role, directory: str) -> Role:
-    """Return the role with a command that finds the launcher in a directory of the replica.
+    """Return the role with a command that finds the launcher in one of the replica's directories.
 
     Args:
         role: a role for which `needed` is true.
@@ -172,8 +172,8 @@ def _members() -> Iterator[tuple[str, bytes]]:
 
 
 def stripped(source: str) -> str:
-    """Return a module without docstrings, comments, annotations of functions and variables, imports
-    for type checkers, and most of its indentation.
+    """Return a module without docstrings, comments, function and variable annotations, imports for
+    type checkers, and most of its indentation.
 
     Statements keep their line numbers, so that tracebacks from the file match the package.
     Annotations in classes are kept, because `base/fields.py` uses them to read records.
@@ -215,7 +215,7 @@ def stripped(source: str) -> str:
             cuts[match.start()] = match.end(), b""
     kept, place = list[bytes](), 0
     for first, (last, replacement) in sorted(cuts.items()):
-        if first >= place:  # skips one inside another
+        if first >= place:  # a cut inside another one is skipped
             kept += text[place:first], replacement, b"\n" * text.count(b"\n", first, last)
             place = last
     lines = (b"".join(kept) + text[place:]).decode().split("\n")
@@ -230,7 +230,7 @@ def _less_indented(line: str) -> str:
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is a bare string, such as a docstring of a function or an
+    """Return whether a statement is a bare string, such as the docstring of a function or an
     attribute.
     """
     return (

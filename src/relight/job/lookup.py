@@ -12,7 +12,7 @@ _ID_FORM = r"([^/\s]*[^/\s:])" + PART
 
 
 def find_job(text: str) -> Handle:
-    """Return the job that a handle or an id names. With `/ROLE` or `/ROLE/REPLICA,…` appended,
+    """Return the job that a handle or an id refers to. If `/ROLE` or `/ROLE/REPLICA,…` is appended,
     return that part of the job.
 
     Text without `://` starts with a job id from relight's own records, or with the id, name or pid
@@ -31,8 +31,8 @@ def find_job(text: str) -> Handle:
 
 
 def _by_name(text: str) -> Handle | None:
-    """Return the `relight run` job on this machine with this id, pid or name. If there are several,
-    the newest one is returned, and running jobs take precedence over ended ones.
+    """Return the `relight run` job on this machine with this id, pid or name. If several jobs
+    match, return the newest one, preferring running jobs to ended ones.
     """
     from relight.processes.running_jobs import JobDirectory  # not on Windows
 

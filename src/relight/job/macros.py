@@ -21,7 +21,7 @@ app_id = "${app_id}"
 replica_id = "${replica_id}"
 """The replica's number within its role, starting at 0."""
 rank0_env = "${rank0_env}"
-"""The name of the environment variable with the host on which replica 0 of the first role runs."""
+"""The name of the environment variable that contains the host of the first role's replica 0."""
 
 NAMES = ("img_root", "app_id", "replica_id", "rank0_env")
 _WORD = re.compile(r"\$(?=\$\{\$\{rank0_env\})|\$\{(" + "|".join(NAMES) + r")\}")
@@ -32,7 +32,8 @@ def substitute(role: Role, values: Mapping[str, str]) -> Role:
 
     Args:
         role: the role (not modified).
-        values: values by the names in `NAMES`; a macro without a value is left unchanged.
+        values: the macros' values, keyed by the names in `NAMES`; a macro without a value is left
+            unchanged.
     """
     return replace(
         role,
@@ -48,7 +49,7 @@ def text(template: str, values: Mapping[str, str]) -> str:
     """
     if "${" not in template:
         return template
-    if "rank0_env" not in values:  # without a value, the shell's form keeps both dollars
+    if "rank0_env" not in values:  # without a value, the shell's form keeps both dollar signs
         values = {**values, "rank0_env": rank0_env}
         return _WORD.sub(lambda m: values.get(m[1], m[0]) if m[1] else m[0], template)
     return _WORD.sub(lambda m: values.get(m[1], m[0]) if m[1] else "", template)

@@ -45,8 +45,8 @@ def overlay_field(key: str) -> str:
 
 
 def set_overlay(target: AppDef | Role, namespace: str, kind: str, overlay: Overlay) -> None:
-    """Add an overlay to a role or an app. Operators are stored until the overlay is applied; the
-    last one for a field wins.
+    """Add an overlay to a role or an app. Operators are stored until the overlay is applied. If a
+    field has several operators, the last one takes precedence.
     """
     kinds = target.metadata.get(namespace)
     kinds = dict(kinds) if isinstance(kinds, dict) else {}
@@ -66,7 +66,7 @@ def get_overlay(target: AppDef | Role, namespace: str, kind: str) -> Overlay:
 
 
 def select_kind(found: Any, kind: str, what: str) -> Overlay:
-    """Return the overlay for a kind, from a dict that either maps kinds to overlays or is itself
+    """Return the overlay for a kind from a dict, which either maps kinds to overlays or is itself
     the overlay.
 
     Raises:

@@ -1,7 +1,7 @@
 """The import system of the one-file launcher, which stores all modules in one archive member.
 
-Compressed together, they take a quarter less space than as separate members. `launcher_file.py`
-writes the member and adds this file as `relight/packed_modules.py`.
+Compressed together, the modules take up a quarter less space than they would as separate members.
+`launcher_file.py` writes the member and adds this file as `relight/packed_modules.py`.
 
 The finder only handles this package's directories. `sys.meta_path` and `sys.path_hooks` are not
 modified, because workers forked from a warm process would inherit the change.
@@ -14,12 +14,14 @@ from types import ModuleType
 from typing import Any
 
 MEMBER = "relight/modules"
-"""The archive member: a line `PATH SIZE` for each module, an empty line, then their sources."""
+"""The archive member. It contains a line `PATH SIZE` for each module, then an empty line, and then
+the modules' sources.
+"""
 
 
 def pack(sources: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return the content of `MEMBER` for a dict of sources by path, such as
-    `relight/agent/node.py`.
+    """Return the content of `MEMBER`, given each module's path, such as `relight/agent/node.py`,
+    and its source.
     """
     sources = list(sources)
     index = "".join(f"{path} {len(source)}\n" for path, source in sources)
@@ -31,7 +33,7 @@ class PackedModules:
 
     Args:
         archive: the archive's path, used as the prefix of the modules' file names.
-        packed: what `pack` returned.
+        packed: the result of `pack`.
     """
 
     def __init__(self, archive: str, packed: bytes) -> None:

@@ -1,7 +1,7 @@
 """The patterns in a .gitignore file, which exclude paths from a copy.
 
-The rules are git's (gitignore(5)): the last matching pattern decides, `!` re-includes a path, and
-paths below an ignored directory are not visited.
+The rules are git's (gitignore(5)): the last matching pattern takes precedence, `!` re-includes a
+path, and paths below an ignored directory are not visited.
 """
 
 import re
@@ -16,9 +16,9 @@ _CLASSES = {
 
 
 class Pattern(NamedTuple):
-    """One line. `takes_back` is true if the line begins with `!`. If `whole` is true, the pattern
-    is matched against the whole path instead of its last component. `regex` is None for a line that
-    matches nothing in git, such as `[`.
+    """One pattern line. `takes_back` is true if the line begins with `!`. If `whole` is true, the
+    pattern is matched against the whole path instead of its last component. `regex` is None for a
+    line that matches nothing in git, such as `[`.
     """
 
     regex: re.Pattern[str] | None
@@ -43,9 +43,10 @@ def ignored(patterns: Iterable[Pattern], path: str, is_directory: bool) -> bool:
     """Return whether a path is ignored, given that its directory is not.
 
     Args:
-        patterns: in file order.
-        path: relative to the file's directory, with `/` as the separator.
-        is_directory: false for a symbolic link, whatever its target.
+        patterns: the patterns, in file order.
+        path: the path, relative to the file's directory, with `/` as the separator.
+        is_directory: whether the path is a directory; false for a symbolic link, regardless of its
+            target.
     """
     verdict = False
     name = path.rpartition("/")[2]
@@ -141,8 +142,8 @@ def _brackets(text: str, at: int) -> tuple[int, str]:
 
 
 def _one(text: str, at: int) -> tuple[str, int]:
-    """Return one character of a bracket expression, possibly escaped with a backslash, and the next
-    position.
+    """Return one character of a bracket expression, which may be escaped with a backslash, and the
+    position after it.
     """
     at += text[at] == "\\" and at + 1 < len(text)
     return text[at], at + 1

@@ -1,8 +1,8 @@
-"""The record of each job: a directory with `job.json`, which describes the submission.
+"""Keeps a record of each job in a directory with `job.json`, which describes the submission.
 
-It is `~/.local/state/relight/jobs/NAME-RANDOM/` (XDG base directories; `RELIGHT_STATE_DIR` replaces
-`~/.local/state/relight`). Schedulers that keep logs or state themselves have subdirectories there.
-Directories and files are readable only by the user.
+The directory is `~/.local/state/relight/jobs/NAME-RANDOM/` (XDG base directories;
+`RELIGHT_STATE_DIR` replaces `~/.local/state/relight`). Schedulers that keep their own logs or state
+store them in subdirectories. Directories and files are readable only by the user.
 """
 
 import errno
@@ -34,8 +34,8 @@ _FIRST, _REST = "bcdfghjklmnpqrstvwxz", "bcdfghjklmnpqrstvwxz012345679"
 
 
 def new_id(name: str) -> str:
-    """Return a unique `NAME-RANDOM` with only characters that are valid in both file and host
-    names.
+    """Return a unique id, `NAME-RANDOM`, that contains only characters that are valid in both file
+    names and host names.
     """
     number = int.from_bytes(os.urandom(8), "big")
     number, digit = divmod(number, len(_FIRST))
@@ -124,7 +124,7 @@ def submitting(app_id: str) -> Iterator[None]:
 
 
 def is_being_submitted(app_id: str) -> bool:
-    """Return whether a living process is submitting this job right now."""
+    """Return whether a live process is currently submitting this job."""
     import fcntl
 
     try:
@@ -177,8 +177,8 @@ def instant(text: str) -> float:
 
 
 def find_by_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
-    """Look up a job's record by the scheduler's job id. It can differ from the directory
-    name.
+    """Look up a job's record by the scheduler's job id. This id can differ from the name of the
+    job's directory.
     """
     record = read(app_id) if _is_id(app_id) else None
     if record is not None and record.get("scheduler") == scheduler:
@@ -230,8 +230,8 @@ def _is_id(text: str) -> bool:
 
 
 def load(file: str) -> Any:
-    """Return the content of a JSON file, or None if it can't be read or is nested too deeply,
-    because one broken file must not hide other jobs.
+    """Return the content of a JSON file, or None if it can't be read or is nested too deeply. This
+    is not an error, because one broken file must not hide other jobs.
     """
     try:
         if not os.path.isfile(file):  # a FIFO would block

@@ -1,6 +1,7 @@
-"""Named resources: machine sizes by their TorchX names, and those that the user defines.
+"""Named resources: machine sizes under their TorchX names, and resources that the user defines.
 
-The memory of `aws_*` is 983 MiB per advertised GiB, the part that remains available to a container.
+The memory of `aws_*` resources is 983 MiB per advertised GiB, because only this much remains
+available to a container.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -164,7 +165,8 @@ def resource(
     memMB: int | None = None,  # noqa: N803  # the flag's name
     h: str | None = None,
 ) -> Resource:
-    """Return a replica's resource, by the name `h` if it is given, or otherwise from the numbers.
+    """Return a replica's resource. If a name `h` is given, look up the resource by this name;
+    otherwise, create it from the numbers.
 
     None means TorchX's default: 2 cores, no GPU and 1024 MiB. An explicit 0 is kept.
     """
@@ -206,7 +208,9 @@ def own(env: Environment) -> Own:
 
 
 def _made_by(entry: Any) -> Callable[[], Resource]:
-    """Return a function that loads a package only when its resource is used, as most never are."""
+    """Return a function that loads a package only when its resource is used, because most are never
+    used.
+    """
 
     def load() -> Resource:
         found = entry.load()

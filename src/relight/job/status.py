@@ -15,7 +15,9 @@ from relight.job.app import AppState
 
 _SIGKILL, _SIGTERM = 9, 15  # Linux numbers; Windows clients lack SIGKILL
 _STOPPED = {_SIGKILL: 1, _SIGTERM: 2}
-"""Signals that end replicas after another replica failed; the less informative one comes last."""
+"""Signals that end the remaining replicas after one has failed. The less informative signal comes
+last.
+"""
 
 
 class ReplicaStatus(NamedTuple):
@@ -38,12 +40,12 @@ class ReplicaStatus(NamedTuple):
 
     @property
     def id(self) -> int:
-        """`replica`."""
+        """TorchX's name for `replica`."""
         return self.replica
 
     @property
     def hostname(self) -> str:
-        """`host`."""
+        """TorchX's name for `host`."""
         return self.host
 
 
@@ -55,10 +57,10 @@ class RoleStatus(NamedTuple):
 
 
 class AppStatus(NamedTuple):
-    """A job. It has failed when any replica has failed, and it is over when all replicas are.
-    `account` is the time breakdown, `progress` is how far the job has got, and `charts` has its
-    metrics over time. `preload` is the progress of preloading imports for restarts on this node.
-    `restarts`, `account` and `progress` are None if unknown.
+    """A job. It has failed once any replica has failed, and it is over once all replicas are over.
+    `account` is the time breakdown, `progress` is how far the job has progressed, and `charts`
+    contains its metrics over time. `preload` is the progress of preloading imports for restarts on
+    this node. `restarts`, `account` and `progress` are None if unknown.
     """
 
     state: AppState
@@ -73,17 +75,17 @@ class AppStatus(NamedTuple):
 
     @property
     def msg(self) -> str:
-        """`message`."""
+        """TorchX's name for `message`."""
         return self.message
 
     @property
     def num_restarts(self) -> int:
-        """`restarts`, or 0 if unknown."""
+        """TorchX's name for `restarts`; 0 if unknown."""
         return self.restarts or 0
 
     @property
     def ui_url(self) -> str | None:
-        """`url`."""
+        """TorchX's name for `url`."""
         return self.url or None
 
     @property
@@ -117,7 +119,7 @@ class AppStatus(NamedTuple):
 
 
 class AppStatusError(RelightError):
-    """A job that was expected to succeed did not; `status` is its status."""
+    """Raised when a job did not succeed as expected; `status` is the job's status."""
 
     def __init__(self, status: AppStatus) -> None:
         why = f": {status.message}" if status.message else ""
@@ -127,7 +129,7 @@ class AppStatusError(RelightError):
 
 
 def by_cause(replicas: Iterable[ReplicaStatus]) -> list[ReplicaStatus]:
-    """Sort replicas so that those probably stopped because another one failed come last."""
+    """Sort replicas. Those that were probably stopped because another one failed come last."""
 
     def rank(replica: ReplicaStatus) -> tuple[bool, int]:
         code = replica.exitcode or 0

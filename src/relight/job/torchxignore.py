@@ -3,8 +3,8 @@
 The rules are TorchX's (torchx.workspace.api, nightly 2026-10), not git's: a pattern is matched
 against the whole path, so `data` does not match `x/data`, but `*` also matches slashes. `#` begins
 a comment anywhere in a line, and spaces around a pattern are ignored. The last matching pattern
-decides. `!` re-includes a path; below a re-included directory, only the patterns after that one
-apply.
+takes precedence. `!` re-includes a path; below a re-included directory, only the patterns after
+that one apply.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,8 +23,9 @@ def verdict(patterns: Sequence[str], path: str) -> bool | None:
     """Return whether a path is ignored, or None if no pattern matches.
 
     Args:
-        patterns: in file order.
-        path: relative to the file's directory; none of its parent directories are ignored.
+        patterns: the patterns, in file order.
+        path: the path, relative to the file's directory; none of its parent directories are
+            ignored.
     """
     if path == ALWAYS:
         return False

@@ -1,4 +1,5 @@
-"""A job's workspace: which files are copied from the working directory, and its git state.
+"""A job's workspace. Determines which files are copied from the working directory, and reads the
+directory's git state.
 
 Files listed in `.relightignore` are not copied. If it does not exist, `.torchxignore` or
 `.dockerignore` is used instead. Their syntax is that of .gitignore (`patterns`), TorchX
@@ -6,7 +7,7 @@ Files listed in `.relightignore` are not copied. If it does not exist, `.torchxi
 not copied either, unless that file re-includes them with `!`.
 
 A workspace consists of one or more directories, each with its target directory in the copy. The
-syntax is TorchX's: `a;b:sub`, or `{a: , b: sub}`, or one line `b: sub` for each. A file may be
+syntax is TorchX's: `a;b:sub`, or `{a: , b: sub}`, or one `b: sub` line per directory. A file may be
 given instead of a directory; its target is its path in the copy, or a directory if the target ends
 with a slash.
 """
@@ -27,11 +28,15 @@ from relight.job.app import NOTHING
 IGNORED_BY_DEFAULT = (".git", ".venv/", "__pycache__/")
 GIT_LIMIT_S = 2.0
 IsIgnored = Callable[[str, bool], bool]
-"""Returns whether a path is ignored; the second argument says whether it is a directory."""
+"""A function that returns whether a path is ignored. Its second argument says whether the path is a
+directory.
+"""
 
 
 class Entry(NamedTuple):
-    """One file, directory or symbolic link; `path` is its path in the copy, `here` its source."""
+    """One file, directory or symbolic link; `path` is its path in the copy, and `here` is its
+    source.
+    """
 
     path: str
     status: os.stat_result
@@ -111,7 +116,8 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def entries(source: str) -> Iterator[Entry]:
-    """Yield the workspace entries to copy in sorted order, each directory before its contents.
+    """Yield the workspace entries to copy, in sorted order, with each directory before its
+    contents.
 
     Sockets, pipes and devices are skipped, as are relight's own job records.
 
@@ -141,7 +147,7 @@ def pack(source: str, destination: str) -> None:
 
     Args:
         source: a directory.
-        destination: a directory, created if necessary. It may be inside `source`.
+        destination: a directory, which is created if necessary and may be inside `source`.
 
     Raises:
         UsageError: if `source` is not a directory.
@@ -159,7 +165,7 @@ def pack(source: str, destination: str) -> None:
                 directories.append((here, there))
             else:
                 _copy(here, there)
-        for here, there in reversed(directories):  # last, as some may be read-only
+        for here, there in reversed(directories):  # last, because some may be read-only
             shutil.copystat(here, there)
     except OSError as error:
         raise _unreadable(source, error) from None
@@ -172,7 +178,7 @@ def archive(
 
     Args:
         source: a directory.
-        file: open for writing.
+        file: a file that is open for writing.
         prefix: the directory in the archive that the files are stored in.
         more: additional files to add to the archive, by name.
 
@@ -275,8 +281,8 @@ _RULES: Mapping[str, Callable[[Sequence[str]], IsIgnored]] = {
 
 
 def _file(path: str) -> tuple[int, int] | None:
-    """Return a file's device and inode, which are the same for all its paths, or None if it is
-    missing.
+    """Return a file's device and inode, which are the same for all of the file's paths, or None if
+    the file is missing.
     """
     try:
         found = os.stat(path)

@@ -1,7 +1,8 @@
 """The network layer between nodes: connections, heartbeats, TLS, names, ports, and torch's store.
 
-`listener` accepts, `handshake` authenticates and agrees on a version, `connection` carries messages
-over a `byte_stream` (plain or `tls`); `heartbeats` are datagrams. `tcp_store` serves torch's
-TCPStore protocol at MASTER_PORT, with one store per generation; `missing_at_init` uses it to find
-the workers that others are waiting for. Network input is bounded, and malformed input is dropped.
+`listener` accepts connections, `handshake` authenticates peers and agrees on a version, and
+`connection` carries messages over a `byte_stream` (plain or `tls`). `heartbeats` are sent as
+datagrams. `tcp_store` serves torch's TCPStore protocol at MASTER_PORT, with one store per
+generation; `missing_at_init` uses that server to find the workers that others are waiting for. The
+size of network input is limited, and malformed input is dropped.
 """

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from relight.net.tls import TlsChannel
 
-_READ_SIZE = 64 * 1024  # larger than a TLS record, so that none is left half read
+_READ_SIZE = 64 * 1024  # larger than a TLS record, so that each one is read completely
 _LINGER_READS = 16
 
 
 class ByteStream:
-    """A TCP connection: non-blocking reads, and a queue for writes.
+    """A TCP connection with non-blocking reads and a queue for writes.
 
     It watches for writability only while there is something to write.
 
@@ -27,13 +27,13 @@ class ByteStream:
         sock: the socket; closed with the stream.
         on_ready: called when there may be something to read, or when connecting or the TLS
             handshake can continue.
-        on_broken: called with the error when sending becomes impossible. Data from the peer can
-            still be read.
+        on_broken: called with the error when it is no longer possible to send. Data from the peer
+            can still be read.
         connecting: whether the connection is still being established.
         connect_error: the immediate errno of connect(2), or 0.
 
     Attributes:
-        connecting: whether the connection is not established yet.
+        connecting: whether the connection has yet to be established.
         unsent: bytes not yet accepted by the kernel.
     """
 
@@ -80,12 +80,14 @@ class ByteStream:
         error = self._connect_error or self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, os.strerror(error))
-        # An event for an earlier socket with the same descriptor number also leads here.
+        # An event for an earlier socket with the same descriptor number also ends up here.
         self.connecting = not dns.peer_address(self._sock)
         return not self.connecting
 
     def peek(self) -> bytes | None:
-        """Return the next byte but leave it unread; results and errors are as for `read`."""
+        """Return the next byte without consuming it; results and errors are the same as for
+        `read`.
+        """
         assert self._sock is not None
         try:
             return self._sock.recv(1, socket.MSG_PEEK)
@@ -122,8 +124,8 @@ class ByteStream:
             return False
 
     def read(self) -> bytes | None:
-        """Return received bytes: empty if the peer has closed its end, None while nothing has
-        arrived.
+        """Return received bytes. The result is empty if the peer has closed its end, or None if
+        nothing has arrived yet.
 
         Raises:
             OSError: if the connection has failed.
@@ -165,7 +167,7 @@ class ByteStream:
         return sock
 
     def close(self) -> None:
-        """Close the connection; data already accepted by the kernel still arrives."""
+        """Close the connection; the kernel still delivers the data that it has already accepted."""
         sock = self.release()
         try:
             # Closing a socket with unread bytes makes the kernel drop unsent data.

@@ -1,9 +1,9 @@
-"""Connections between agents and their coordinator: non-blocking messages over TCP.
+"""Connections between agents and their coordinator, which exchange messages over non-blocking TCP.
 
     dial / accept -> handshake -> messages
 
-Until a peer has authenticated (`net/handshake.py`), it has a time limit of five seconds and a limit
-of 4 KiB per frame. The number of unauthenticated peers is also limited.
+A peer must authenticate (`net/handshake.py`) within five seconds, and its frames are limited to 4
+KiB until then. The number of unauthenticated peers is also limited.
 """
 
 import errno
@@ -34,7 +34,7 @@ CLOSED = "the peer closed the connection"
 
 
 class Security(NamedTuple):
-    """The credentials that a peer must prove it has; an empty field requires nothing."""
+    """The credentials that a peer must prove it has. An empty field imposes no requirement."""
 
     secret: bytes = b""
     tls_server: "ssl.SSLContext | None" = None
@@ -47,7 +47,7 @@ class Security(NamedTuple):
 
 
 class ConnectionOwner(Protocol):
-    """Receives a connection's events as calls from the loop."""
+    """Receives a connection's events through calls made by the loop."""
 
     def opened(self, connection: "Connection", hello: Message) -> None:
         """Called when the peer has authenticated, with its hello."""
@@ -56,7 +56,7 @@ class ConnectionOwner(Protocol):
         """Called with each message."""
 
     def closed(self, connection: "Connection", reason: str) -> None:
-        """Called when the connection has ended or could not be opened, but not after our own
+        """Called when the connection has ended or could not be opened, but not after a call to
         `close`.
         """
 
@@ -73,7 +73,7 @@ class Connection:
         opening: the handshake: both sides exchange a hello and prove that they know the token.
         peer: its human-readable address, such as `10.0.0.3:41234`.
         heard_at: when bytes last arrived, in loop time.
-        is_open: whether the peer has authenticated and messages flow.
+        is_open: whether the peer has authenticated and messages can be exchanged.
         refused: whether the connection was refused, so the host is up but the port is closed.
         turned_away: whether the two sides have different tokens or protocol versions, or only one
             of them uses TLS.
@@ -149,7 +149,7 @@ class Connection:
             self._fail_later(f"the peer is not reading: {MAX_UNSENT >> 20} MiB are queued", 0)
 
     def drain(self) -> bool:
-        """Send as much as the kernel accepts; return whether everything has been sent."""
+        """Send as much data as the kernel accepts; return whether everything has been sent."""
         if self.is_open:
             self._stream.flush()
         return not self._stream.unsent and not self._waiting
@@ -167,7 +167,7 @@ class Connection:
             self.owner.closed(self, reason)
 
     def _ready(self) -> None:
-        """Handle data from the peer. An error, here or in the owner's handler, ends only this
+        """Handle data from the peer. An error here or in the owner's handler ends only this
         connection.
         """
         if not self._loop.run_guarded(self._take, f"a message of {self.peer}"):
@@ -247,7 +247,9 @@ class Connection:
         self._fail_later(_describe_error(error), _LAST_READS_S)
 
     def _fail_later(self, reason: str, seconds: float) -> None:
-        """End the connection in `seconds`, so that a reason sent by the peer can still be read."""
+        """End the connection after `seconds`, so that a reason sent by the peer can still be
+        read.
+        """
         self._stream.unsent.clear()
         if not self._doom:
             self._doom = reason

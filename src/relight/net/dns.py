@@ -1,4 +1,4 @@
-"""Names and addresses. This is the only module that resolves host names."""
+"""Resolves names and formats addresses. This is the only module that resolves host names."""
 
 import socket
 from collections.abc import Callable
@@ -39,7 +39,9 @@ def resolve(
 
 
 def outward_address() -> str:
-    """Return this machine's source address for packets to the outside, or an empty string."""
+    """Return the source address that this machine uses for packets to other networks, or an empty
+    string.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect(("198.51.100.1", 9))  # RFC 5737: unused; UDP connect sends nothing
@@ -72,7 +74,7 @@ def sock_address(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
 
 
 def peer_address(sock: socket.socket) -> str:
-    """Return the remote address as text; empty if not connected yet."""
+    """Return the remote address as text, or an empty string if the socket is not connected yet."""
     try:
         host, port = sock.getpeername()[:2]
     except OSError:
@@ -81,7 +83,7 @@ def peer_address(sock: socket.socket) -> str:
 
 
 def own_address(sock: socket.socket) -> str:
-    """Return the local address as text; empty if not connected yet."""
+    """Return the local address as text, or an empty string if the socket is not connected yet."""
     try:
         return without_prefix(sock.getsockname()[0])
     except OSError:

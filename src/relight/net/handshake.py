@@ -1,9 +1,9 @@
-"""The handshake between two peers before messages flow.
+"""The handshake between two peers before they exchange messages.
 
     connected, or the caller's first byte -> [TLS handshake] -> hello -> [proof of the token]
 
-The connecting side speaks first. The listener only answers a hello, or the greeting of another
-protocol version, so that a port scan learns nothing.
+The connecting side sends first. The listener only replies to a hello, or to the greeting of another
+protocol version, so that a port scan reveals nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ SAID_NOTHING = "the peer closed the connection without sending anything"
 
 
 class HandshakeFailed(Exception):  # noqa: N818
-    """The peer can't be reached, was refused, or refuses us.
+    """The peer can't be reached, was refused, or refused us.
 
     Args:
         reason: why the handshake failed, in readable form.
@@ -66,7 +66,7 @@ class Handshake:
         self._steps = self._until_frames_flow()
 
     def proceed(self) -> bool:
-        """Continue as far as possible without waiting; return whether frames flow.
+        """Continue as far as possible without waiting; return whether frames can be exchanged.
 
         Raises:
             HandshakeFailed: if the handshake has failed for good.
@@ -82,7 +82,7 @@ class Handshake:
             body: its JSON.
 
         Raises:
-            HandshakeFailed: if the peer was refused, or refuses us.
+            HandshakeFailed: if the peer was refused, or refused us.
         """
         try:
             for answer in self._opening.receive(message, body):
@@ -103,7 +103,7 @@ class Handshake:
             self._say(self._opening.hello)
 
     def if_late(self, seconds: float) -> str:
-        """Describe the step that the peer has not completed within `seconds`."""
+        """Describe the step that the peer failed to complete within `seconds`."""
         if self._stream.connecting:
             return f"no response within {seconds:g} s"
         if self._opening.peer_hello is not None:
@@ -111,7 +111,7 @@ class Handshake:
         return f"no response to the greeting within {seconds:g} s (is it relight?)"
 
     def if_closed(self) -> str:
-        """Describe where in the handshake the peer closed the connection."""
+        """Describe the stage of the handshake at which the peer closed the connection."""
         if self._opening.peer_hello is not None:
             return "the peer closed the connection after its hello (do the tokens differ?)"
         return "the peer closed the connection instead of sending a greeting (is it relight?)"
@@ -128,7 +128,7 @@ class Handshake:
                 raise HandshakeFailed(SAID_NOTHING)
             if first == b"\0" and self._divert is not None:
                 self._divert()
-                yield False  # from now on: the stream has been released
+                yield False  # from now on, because the stream has been released
             if self._tls is not None and first != b"\x16":
                 if first == wire.GREETING[:1]:
                     self._say(wire.encode_body({"type": "refused", "reason": "tls"}))

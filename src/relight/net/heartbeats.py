@@ -1,4 +1,5 @@
-"""Heartbeats and ballots as UDP datagrams. Unlike in a TCP stream, none is held up by a lost one.
+"""Heartbeats and ballots as UDP datagrams. Unlike in a TCP stream, a lost datagram doesn't delay
+the ones after it.
 
 A datagram consists of a key that identifies the connection (8 bytes), a number (8 bytes,
 big-endian) or a ballot, and an authentication code over both (8 bytes of keyed BLAKE2b, RFC 7693),
@@ -6,9 +7,9 @@ computed with the connection's session key.
 
 If no process has a datagram's destination port, the destination machine reports that (ICMP port
 unreachable, RFC 792 and 4443). The processes that outlive an agent share its socket as long as they
-have workers, so such a report proves that all of them are gone. It only counts if it comes from the
-machine itself, rather than a firewall or gateway in between, and if it concerns an address that has
-sent datagrams before.
+have workers, so such a report proves that all of them have exited. It only counts if it comes from
+the machine itself, rather than a firewall or gateway in between, and if it concerns an address that
+has sent datagrams before.
 """
 
 import errno
@@ -30,8 +31,8 @@ PROBE_S = 0.05
 _ROUNDS_AT_FIRST, _LATER_EACH = 20, 5
 _OPEN_RETRY_S = 1.0
 _RECVERR = (socket.IPPROTO_IP, 11), (socket.IPPROTO_IPV6, 25)
-"""IP_RECVERR and IPV6_RECVERR (linux/in.h, in6.h): errors can be read from MSG_ERRQUEUE, with the
-address that they concern (ip(7)).
+"""IP_RECVERR and IPV6_RECVERR (linux/in.h, in6.h): errors can be read with MSG_ERRQUEUE, together
+with the address that they concern (ip(7)).
 """
 _MSG_ERRQUEUE = 0x2000
 _error = struct.Struct("=IBBBxII")
@@ -95,7 +96,7 @@ class Heartbeats:
             try:
                 self._socket.setsockopt(*option, 1)
             except OSError:
-                pass  # wrong family; without either option, exits can't be detected
+                pass  # wrong family; exits can't be detected unless one option is set
 
     @property
     def port(self) -> int:
@@ -107,8 +108,8 @@ class Heartbeats:
         return -1 if self._socket is None else self._socket.fileno()
 
     def probe(self, target: Address, *, on: bool = True) -> None:
-        """Start or stop probing an address with datagrams. Its machine replies to them if no
-        process has the address.
+        """Start or stop probing an address with datagrams. The machine at the address replies to
+        them if no process is bound to the port.
         """
         if on:
             self._probed.setdefault(target, _Probe())
@@ -155,7 +156,7 @@ class Heartbeats:
 
     @classmethod
     def datagram(cls, number: int, session_key: bytes) -> bytes:
-        """Return the heartbeat datagram with this number."""
+        """Return the heartbeat datagram that has this number."""
         return cls.sealed(_number.pack(number), session_key)
 
     @classmethod
@@ -214,7 +215,7 @@ class Heartbeats:
 
 
 class _Probe:
-    """A datagram that tests whether any process has a port."""
+    """A datagram that tests whether any process is bound to a port."""
 
     def __init__(self) -> None:
         self.content = os.urandom(8)

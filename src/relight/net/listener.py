@@ -1,4 +1,6 @@
-"""Accepts connections from other machines and passes on those whose peers have authenticated."""
+"""Accepts connections from other machines, and passes them on once their peers have
+authenticated.
+"""
 
 import errno
 import os
@@ -17,7 +19,7 @@ _NO_DESCRIPTOR_PAUSE_S = 0.1
 
 
 class Listener:
-    """Accepts connections and passes those whose peers have authenticated to the owner.
+    """Accepts connections, and passes them to the owner once their peers have authenticated.
 
     Args:
         sock: the bound and listening socket; `close` closes it.
@@ -26,7 +28,7 @@ class Listener:
             TCPStore.
 
     Attributes:
-        on_refused: called with a message about each peer that was refused.
+        on_refused: called with a message for each refused peer.
         most_strangers: how many unauthenticated peers may be connected.
     """
 
@@ -55,7 +57,7 @@ class Listener:
         self._listen()
 
     def close(self) -> None:
-        """Stop listening; open connections stay, and pending ones are closed."""
+        """Stop listening. Open connections stay open, and pending ones are closed."""
         self._closed = True
         self._loop.forget(self._sock)
         self._sock.close()

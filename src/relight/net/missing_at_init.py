@@ -1,8 +1,8 @@
 """Finds the workers on this node that others are waiting for in init_process_group.
 
 A worker that has reached init_process_group is connected to the store. proc(5) shows which process
-has a connection: /proc/<pid>/net/tcp{,6} lists the sockets connected to the store's port, and
-/proc/<pid>/fd lists the inodes of the process's descriptors.
+a connection belongs to: /proc/<pid>/net/tcp{,6} lists the sockets connected to the store's port,
+and /proc/<pid>/fd lists the inodes of the process's descriptors.
 """
 
 import os
@@ -14,7 +14,7 @@ from relight.processes.worker_processes import Workers
 
 
 def explain(workers: Workers, formed: GenerationFormed, store: StorePort | None) -> str:
-    """Describe which workers have not connected; empty if all or none have.
+    """Describe which workers have not connected; the result is empty if all or none have.
 
     Args:
         workers: the workers on this node.
@@ -47,7 +47,7 @@ def explain(workers: Workers, formed: GenerationFormed, store: StorePort | None)
 
 
 def arrived(pids: Iterable[int], port: int) -> set[int]:
-    """Return the processes among these that have a connection to a TCP port on any machine.
+    """Return which of these processes have a connection to a TCP port on any machine.
 
     Args:
         pids: processes on this machine; those that have exited count as not connected.

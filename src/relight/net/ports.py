@@ -10,7 +10,7 @@ from relight.base.errors import MachineError, UsageError
 
 _BACKLOG = 4096
 PORT_RANGE = "RELIGHT_PORT_RANGE"
-"""The variable that lists the ports for the workers' store."""
+"""The environment variable that lists the ports for the workers' store."""
 _RANGE = "/proc/sys/net/ipv4/ip_local_port_range"  # applies to IPv6 as well (ip-sysctl.rst)
 
 
@@ -29,12 +29,14 @@ def is_ours(address: str) -> bool:
         with socket.socket(_family(address), socket.SOCK_STREAM) as sock:
             sock.bind((address, 0))
     except OSError as error:
-        return error.errno == errno.EADDRINUSE  # no port is free; so the address itself is valid
+        return error.errno == errno.EADDRINUSE  # no port is free, so the address itself is valid
     return True
 
 
 def free_ports() -> str:
-    """Describe the kernel's range of ports for port 0 and for outgoing connections."""
+    """Describe the range from which the kernel takes ports for port 0 and for outgoing
+    connections.
+    """
     try:
         with open(_RANGE) as file:
             first, last = file.read().split()
@@ -44,8 +46,8 @@ def free_ports() -> str:
 
 
 def no_free_port(what: str) -> MachineError:
-    """Return the error for port 0: EADDRINUSE means that the kernel's port range is exhausted
-    (bind(2)).
+    """Return the error for a failed bind to port 0, where EADDRINUSE means that the kernel's port
+    range is exhausted (bind(2)).
     """
     return MachineError(
         f"no free port for {what}: all of {free_ports()} are in use",
@@ -55,7 +57,7 @@ def no_free_port(what: str) -> MachineError:
 
 
 def any_address() -> str:
-    """Return the wildcard address, for all addresses of this machine."""
+    """Return the wildcard address, which stands for all of this machine's addresses."""
     try:
         socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
     except OSError:
@@ -65,7 +67,7 @@ def any_address() -> str:
 
 def listen(address: str, port: int) -> socket.socket | None:
     """Return a socket that listens on a numeric address, or on all of this machine's addresses if
-    that is empty; None if the port is taken, or if port 0 is given and no port is free.
+    `address` is empty. Return None if the port is taken, or if port 0 is given and no port is free.
     """
     address = address or any_address()
     sock = socket.socket(_family(address), socket.SOCK_STREAM)
@@ -82,7 +84,7 @@ def listen(address: str, port: int) -> socket.socket | None:
 
 
 def why_unresolved(host: str) -> str:
-    """Return why a name does not resolve; an empty string if it does."""
+    """Return why a name does not resolve, or an empty string if it does."""
     try:
         socket.getaddrinfo(os.fsencode(host.strip("[]")), 0, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -95,9 +97,10 @@ def bind(host: str, port: int, *, listen: bool = False, among: range = range(0))
 
     Args:
         host: the address or host name.
-        port: the port; 0 means any free port.
+        port: the port, or 0 for any free port.
         listen: whether the socket listens.
-        among: the candidates for port 0, which takes the first free one; empty means all ports.
+        among: the candidates if `port` is 0. The first free one is used. If empty, all ports are
+            candidates.
 
     Raises:
         UsageError: if the port is taken, or the address does not belong to this machine.
@@ -123,7 +126,7 @@ def _bind(host: str, port: int, *, listen: bool, alone: bool = False) -> socket.
     host = host.strip("[]")
     hint = "--master-addr and --local-addr must be addresses of this machine"
     try:
-        # As bytes: a str would import the codec for international names.
+        # Pass bytes, because a str would import the codec for international names.
         found = socket.getaddrinfo(os.fsencode(host), port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
@@ -135,10 +138,10 @@ def _bind(host: str, port: int, *, listen: bool, alone: bool = False) -> socket.
         hint = "check `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
         raise MachineError(f"can't open a socket: {error.strerror}", hint=hint) from None
     try:
-        # A restart on a given port must not wait for old connections in TIME_WAIT.
+        # When a fixed port is used again, a restart must not wait for old connections in TIME_WAIT.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, listen or not alone)
         bound.bind(address)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for a worker that serves it
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # if a worker serves it
         if listen:
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by connections
             bound.listen(_BACKLOG)

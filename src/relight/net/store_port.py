@@ -1,5 +1,5 @@
-"""The MASTER_PORT of a generation. It is bound before it is announced, so that no other process can
-take it.
+"""The MASTER_PORT of a generation. The port is bound before it is announced, so that no other
+process can take it.
 
 The agent on the node with rank 0 serves torch's TCPStore there (net/tcp_store). If agents don't
 provide the store, rank 0's worker serves it.
@@ -21,15 +21,16 @@ class StorePort:
 
     If the agent serves the store, the socket listens immediately and the server is loaded when the
     first client connects, so that workers start without waiting for it. Otherwise the socket is
-    bound but does not listen: the kernel reserves the port, while a server with SO_REUSEADDR, like
-    torch's, may still bind and listen on it.
+    bound but does not listen. The kernel then reserves the port, but a server that sets
+    SO_REUSEADDR, as torch's does, can still bind it and listen on it.
 
     Args:
         loop: the agent's loop.
         host: the address to bind; a name is resolved.
-        port: the port; 0 means any free port. The attribute `port` has the actual number.
+        port: the port, or 0 for any free port. The attribute `port` has the actual number.
         served: whether the agent serves the store.
-        among: the candidates for port 0, which takes the first free one; empty means all ports.
+        among: the candidates if `port` is 0. The first free one is used. If empty, all ports are
+            candidates.
 
     Raises:
         UsageError: if the port is taken, or the address does not belong to this machine.
@@ -54,7 +55,7 @@ class StorePort:
         return self._store.clients if self._store is not None else 0
 
     def tell_arrivals(self, most: int, tell: Callable[[int], None]) -> None:
-        """Call `tell` with the number of connected clients of the agent's server, first when one
+        """Call `tell` with the number of clients connected to the agent's server, first when one
         client has connected and again when `most` clients have.
         """
         due = sorted({1, most})

@@ -1,4 +1,4 @@
-"""A server for torch's TCPStore protocol at MASTER_ADDR:MASTER_PORT, one for each generation.
+"""A server for torch's TCPStore protocol at MASTER_ADDR:MASTER_PORT. Each generation has its own.
 
 It starts empty, so no worker can read addresses from an earlier generation. Every rank is a client
 (`TORCHELASTIC_USE_AGENT_STORE=True`). This module is loaded when the first client connects
@@ -6,11 +6,11 @@ It starts empty, so no worker can read addresses from an earlier generation. Eve
 
 The protocol is the one in torch 2.13 (torch/csrc/distributed/c10d/TCPStore.cpp,
 TCPStoreBackend.hpp, TCPStoreLibUvBackend.cpp). A client first sends VALIDATE and a magic number. A
-request is one byte for the query, followed by its fields. Integers are 8 bytes in the machine's
-byte order; keys and values are a length followed by that many bytes.
+request is one byte that identifies the query, followed by the query's fields. Integers are 8 bytes
+in the machine's byte order. Keys and values are a length followed by that many bytes.
 
-Any host may connect, so everything is bounded. The connection is closed if a request is malformed
-or too large, and nothing is read from a peer that doesn't read its replies.
+Any host may connect, so all sizes and counts are limited. The connection is closed if a request is
+malformed or too large, and nothing is read from a peer that doesn't read its replies.
 """
 
 import socket
@@ -54,7 +54,7 @@ fields.
 """
 
 
-class _BadRequest(Exception):  # noqa: N818  # the peer's fault, not ours
+class _BadRequest(Exception):  # noqa: N818  # caused by the peer, not by us
     """A request is malformed or exceeds a limit."""
 
 
@@ -101,7 +101,7 @@ class TCPStore:
             connection.close()
 
     def forget(self, client: "_Client") -> None:
-        """Remove a client that has disconnected."""
+        """Remove a client that disconnected."""
         self._clients.discard(client)
         self.cancel_wait(client)
 
@@ -119,7 +119,7 @@ class TCPStore:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return  # no more connections, or the peer is already gone
+                return  # no more connections, or the peer has already disconnected
             self.adopt(connection)
 
     def _set(self, _: "_Client", key: bytes, value: bytes) -> None:
@@ -133,7 +133,7 @@ class TCPStore:
         elif current is None or current == expected:
             self._store(key, current := desired)
         client.reply_value(current)
-        self._wake_all(key)  # whatever the result, as in torch
+        self._wake_all(key)  # regardless of the result, as in torch
 
     def _get(self, client: "_Client", key: bytes) -> None:
         client.reply_value(self.values.get(key, b""))
@@ -174,7 +174,7 @@ class TCPStore:
 
     def _append(self, _: "_Client", key: bytes, value: bytes) -> None:
         current = self.values.get(key, b"")
-        if isinstance(current, bytearray):  # so that appending does not copy it each time
+        if isinstance(current, bytearray):  # so that appending does not copy it
             self._account(len(value))
             current += value
         else:
@@ -200,7 +200,7 @@ class TCPStore:
         for client in list(self._waiting.get(key, ())):
             self._wake(client, key)
             if not client.awaited:
-                return  # one value is for one client
+                return  # each value goes to one client only
 
     def _queue_pop(self, client: "_Client", key: bytes) -> None:
         queue = self._queues.get(key, deque())
@@ -248,7 +248,7 @@ class TCPStore:
         return total
 
     def _reply_when_set(self, client: "_Client", keys: list[bytes]) -> None:
-        self.cancel_wait(client)  # torch's client waits for one thing at a time
+        self.cancel_wait(client)  # torch's client makes one wait request at a time
         for key in keys:
             self._waiting.setdefault(key, {})[client] = None
         client.awaited.update(keys)
@@ -269,7 +269,7 @@ class TCPStore:
             client.reply(_STOP_WAITING)
             client.send()
 
-    QUERIES: dict[int, _Query] = {  # in the numbering of torch's QueryType
+    QUERIES: dict[int, _Query] = {  # numbered as in torch's QueryType
         1: ((_KEY, _VALUE), _set),
         2: ((_KEY, _VALUE, _VALUE), _compare_set),
         3: ((_KEY,), _get),
@@ -292,7 +292,7 @@ class TCPStore:
 
 
 class _Client:
-    """One connection: bytes in, queries, bytes out."""
+    """A client's connection. It parses received bytes into queries and sends the replies."""
 
     def __init__(self, loop: Loop, store: TCPStore, connection: socket.socket) -> None:
         self.awaited: set[bytes] = set()  # missing keys that the client is waiting for
@@ -381,7 +381,7 @@ class _Client:
             self.close()
 
     def _answer_all(self, data: bytes) -> None:
-        """Answer the requests that `data` completes; keep any incomplete rest."""
+        """Answer the requests that `data` completes, and keep an incomplete request for later."""
         if self._unread:
             data = bytes(self._unread + data)
             self._unread.clear()
@@ -418,7 +418,9 @@ class _Client:
 
 
 def _parse(data: bytes, position: int, layout: tuple[int, ...]) -> tuple[list[bytes], int]:
-    """Parse a request; return its fields and its end (beyond the data if it is incomplete)."""
+    """Parse a request; return its fields and the position of its end, which is beyond the data if
+    the request is incomplete.
+    """
     fields, size = [], len(data)
     for limit in layout:
         if limit < 0:
@@ -438,7 +440,9 @@ def _parse(data: bytes, position: int, layout: tuple[int, ...]) -> tuple[list[by
 
 
 def _number(value: _Value) -> int:
-    """Parse a number like C's strtol: spaces, a sign and digits, ignoring the rest."""
+    """Parse a number as C's strtol does, which accepts spaces, a sign and digits, and ignores the
+    rest.
+    """
     text = value[:1000].lstrip()
     digits = text[1:] if text.startswith((b"+", b"-")) else text
     end = len(text) - len(digits.lstrip(b"0123456789"))

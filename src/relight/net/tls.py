@@ -1,6 +1,6 @@
 """Mutual TLS: each node presents a certificate signed by the job's certificate authority.
 
-Names in certificates are not checked because agents know each other by address. This module is
+Names in certificates are not checked, because agents identify each other by address. This module is
 imported only when TLS is enabled.
 """
 
@@ -55,7 +55,7 @@ class TlsChannel:
 
     Attributes:
         sock: the TLS socket, which replaces the one that was passed in.
-        shaking: whether the handshake is still incomplete, so that nothing may be sent yet.
+        shaking: whether the handshake is still in progress, so that nothing may be sent yet.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> None:
@@ -84,7 +84,9 @@ class TlsChannel:
             raise self._translated(error) from None
 
     def send(self, data: bytes | bytearray) -> int:
-        """Send the beginning of `data`; after BlockingIOError, pass the same bytes again."""
+        """Send at least the first part of `data`. After BlockingIOError, pass the same bytes
+        again.
+        """
         try:
             return self.sock.send(data)
         except OSError as error:

@@ -1,13 +1,13 @@
 """Writes the output of many workers to one terminal without mixing two ranks in one line.
 
 A stream passes on whole lines as soon as it has them. An unfinished line is shown after a short
-delay. From then on the console belongs to that stream until its line ends, and the other streams
-wait. If others are waiting, the line is broken with a newline when its owner pauses, restarts the
-line with a carriage return (a progress bar), or has kept them waiting for too long. The bytes
-themselves are never changed.
+delay. From then on, the console belongs to that stream until its line ends, and other streams wait.
+If any are waiting, the line is ended with a newline when its owner pauses, restarts the line with a
+carriage return (a progress bar), or has kept the others waiting for too long. The bytes themselves
+are never changed.
 
 Nothing here blocks. When the console is full, the streams stop reading. A worker that writes to a
-pipe then blocks as it would on the console itself; a worker that writes to a file doesn't.
+pipe then blocks, as it would on the console itself. A worker that writes to a file doesn't block.
 """
 
 import errno
@@ -26,41 +26,41 @@ if TYPE_CHECKING:
 _PARTIAL_S = 0.1
 """How long an unfinished line is delayed."""
 _QUIET_S = 0.5
-"""How long the console's owner may pause in mid-line while others wait."""
+"""How long the console's owner may pause in the middle of a line while others wait."""
 _PATIENCE_S = 5.0
-"""How long others wait for a line that keeps growing, such as endless dots."""
+"""How long others wait for a line that keeps growing, such as an endless row of dots."""
 _LONG_LINE = 64 * 1024
 _QUEUE = 256 * 1024
 _ATOMIC = select.PIPE_BUF
-"""Number of bytes that a pipe takes without blocking when poll(2) reports it writable."""
+"""Number of bytes that a pipe accepts without blocking if poll(2) reports that it is writable."""
 
 
 class Console:
-    """One descriptor that shows output: a terminal, or the user's file or pipe."""
+    """One descriptor on which output is shown. It is a terminal, or a file or pipe of the user."""
 
     def __init__(self, loop: Loop, fd: int) -> None:
         self.loop = loop
         self.fd = _reopen(fd)
         self.streams: set[ConsoleStream] = set()
         self.on_error: Callable[[str], None] = lambda _: None
-        """Called once with the reason if writing fails, except for EPIPE."""
+        """Called once with the reason if writing fails with an error other than EPIPE."""
         self.before_output: Callable[[], None] = _nothing
-        """Called before anything is shown."""
+        """Called before any output is shown."""
         self.broken = False
-        """Whether writing failed: the reader is gone (EPIPE), or the disk is full (ENOSPC)."""
+        """Whether writing failed, for example with EPIPE (no reader) or ENOSPC (a full disk)."""
         self.reader_is_gone = False
         self._queue = bytearray()
         self._owner: ConsoleStream | None = None
         self._at_return = False
-        """Whether the owner's last byte was a carriage return, so its line may be broken now."""
+        """Whether the owner's last byte was a carriage return, so that its line may be ended."""
         self._waiting: dict[ConsoleStream, None] = {}
         self._waiting_since = 0.0
         self._again: bool | None = None
-        """Whether to serve the waiting streams again; None while they are not being served."""
+        """Whether to serve the waiting streams again, or None while they are not being served."""
         self._patience = Alarm(loop, self._on_patience)
         self.shows_once: Callable[[], RepeatedLines] | None = None
-        """Merges identical lines from several ranks into one line with a note; created at the first
-        output.
+        """Creates the object that merges identical lines from several ranks into one line with a
+        note. Called at the first output.
         """
         self._repeated: RepeatedLines | None = None
         self._notes = Alarm(loop, self._on_notes)
@@ -76,7 +76,7 @@ class Console:
 
     @property
     def unwritten(self) -> int:
-        """Number of bytes waiting for the console itself."""
+        """Number of bytes that the console itself has not accepted yet."""
         return len(self._queue)
 
     def say(self, text: str) -> None:
@@ -106,8 +106,8 @@ class Console:
     def flush(
         self, stop_waiting: Callable[[], bool] = lambda: False, limit_s: float | None = None
     ) -> None:
-        """Return when everything has been written, the reader is gone, `stop_waiting()` is true, or
-        `limit_s` seconds have passed (None means no limit).
+        """Wait until everything has been written, the reader has exited, `stop_waiting()` is true,
+        or `limit_s` seconds have passed (None means no limit).
         """
         if self._repeated is not None:
             self._say_notes(self._repeated.all_notes())
@@ -123,7 +123,7 @@ class Console:
         return bool(self._waiting)
 
     def may_write(self, stream: "ConsoleStream") -> bool:
-        """Return whether `stream` may write now; if not, its `flush` is called once it may."""
+        """Return whether `stream` may write now. If not, its `flush` is called once it may."""
         owner = self._owner
         if owner is not None and owner is not stream and (self._at_return or owner.over):
             self._end_line()
@@ -138,7 +138,7 @@ class Console:
         return False
 
     def write(self, stream: "ConsoleStream", data: bytes | bytearray) -> None:
-        """Write output for a stream that `may_write` has allowed to write."""
+        """Write output for a stream. `may_write` must have returned True for it."""
         if self.shows_once is not None:
             data = self._without_repeated(self.shows_once, stream, data)
             if not data:
@@ -182,7 +182,7 @@ class Console:
         stream: "ConsoleStream",
         data: bytes | bytearray,
     ) -> bytes | bytearray:
-        """Return the part of a stream's output to show."""
+        """Return the part of a stream's output that should be shown."""
         if self._repeated is None:
             self._repeated = make()
         if stream.rank is None or len(self.streams) == 1:
@@ -222,7 +222,7 @@ class Console:
     def _serve(self) -> None:
         """Let the waiting streams write, in first-come, first-served order.
 
-        If one of them ends a line that was blocking streams ahead of it, those are tried again.
+        If one of them ends a line that was blocking streams ahead of it, retry those streams.
         """
         is_served, self._again = self._again is not None, True
         if is_served:
@@ -249,7 +249,7 @@ class Console:
         except OSError as error:
             self.broken = True
             self.reader_is_gone = error.errno == errno.EPIPE
-            if not self.reader_is_gone:  # with `| head`, this is normal
+            if not self.reader_is_gone:  # this is normal with `| head`
                 self.on_error(os.strerror(error.errno or 0))
             self._queue.clear()
             self.loop.call_after(0, self._resume_streams)
@@ -272,14 +272,16 @@ class ConsoleStream:
     Args:
         console: its destination.
         prefix: the prefix of each line, such as `[default0]:`, or empty.
-        rank: the worker's rank; None if its lines are not compared with other workers' lines.
+        rank: the worker's rank, or None if its lines are not compared with other workers' lines.
     """
 
     def __init__(self, console: Console, prefix: bytes = b"", rank: int | None = None) -> None:
         self.rank = rank
         self.wrote_at = 0.0
         self.on_room: Callable[[], None] = _nothing
-        """Called when a `full` stream can take more, and when the console breaks."""
+        """Called when a `full` stream can accept more output, and when writing to the console
+        fails.
+        """
         self._console = console
         self._prefix = prefix
         self._buffer = bytearray()
@@ -292,7 +294,7 @@ class ConsoleStream:
 
     @property
     def full(self) -> bool:
-        """Whether to stop reading the worker's output for now."""
+        """Whether reading the worker's output should pause for now."""
         return len(self._buffer) >= _LONG_LINE
 
     @property
@@ -307,7 +309,7 @@ class ConsoleStream:
 
     @property
     def reader_is_gone(self) -> bool:
-        """Whether the console's reader is gone, for example after `| head`."""
+        """Whether the console's reader has exited, for example because of `| head`."""
         return self._console.reader_is_gone
 
     def feed(self, data: bytes) -> None:
@@ -316,12 +318,12 @@ class ConsoleStream:
         self.flush()
 
     def end(self) -> None:
-        """Show the rest of the worker's output, even a last line without a newline."""
+        """Show the rest of the worker's output, including a last line without a newline."""
         self._ended = True
         self.flush()
 
     def drop(self) -> int:
-        """Discard pending output; return the number of bytes discarded."""
+        """Discard pending output, and return the number of bytes discarded."""
         size = len(self._buffer)
         self._buffer.clear()
         self.end()
@@ -345,7 +347,7 @@ class ConsoleStream:
             self.on_room()
 
     def begin_line(self) -> None:
-        """Begin a new line because the console has broken this stream's line."""
+        """Begin a new line, because the console has ended this stream's line early."""
         self._at_line_start, self._at_return = True, False
 
     def _presentable(self) -> int:
@@ -354,7 +356,7 @@ class ConsoleStream:
         if self._ended or (len(console.streams) == 1 and not self._prefix):
             return len(buffer)
         size = buffer.rfind(b"\n") + 1
-        if self._prefix:  # each update of a progress bar is a line; \r\n may be split here
+        if self._prefix:  # each update of a progress bar is a line, and \r\n may be split here
             size = max(size, buffer.rfind(b"\r", 0, len(buffer) - 1) + 1)
         elif not size and console.owned_by(self) and console.contested:
             size = buffer.find(b"\r", 0, len(buffer) - 1) + 1  # a progress bar restarts its line
@@ -385,7 +387,7 @@ class ConsoleStream:
 
 
 class Consoles(NamedTuple):
-    """The agent's own stdout and stderr, as a single object if they lead to the same place."""
+    """The agent's own stdout and stderr. If both lead to the same file, they share one object."""
 
     stdout: Console
     stderr: Console
@@ -413,7 +415,7 @@ def _reopen(fd: int) -> int:
     """Return a separate, non-blocking descriptor for a pipe or a terminal, or `fd` itself.
 
     Setting O_NONBLOCK on `fd` would affect every process that shares it, such as the user's shell.
-    And for a terminal, poll only guarantees that it takes one byte.
+    With a blocking terminal, poll only guarantees that a single byte can be written.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
@@ -421,7 +423,7 @@ def _reopen(fd: int) -> int:
         try:
             return system.reopen(fd, flags)
         except OSError:
-            pass  # the terminal belongs to another user (su), or the pipe's reader is gone
+            pass  # the terminal belongs to another user (su), or the reader has exited
     return fd
 
 

@@ -1,10 +1,11 @@
-"""Error files. `@record` writes one in a worker, and the agent writes one for its parent process.
+"""Error files, which `@record` writes in a worker and the agent writes for its parent process.
 
-The file's path is in TORCHELASTIC_ERROR_FILE; its format is that of torch 2.13
+The file's path is in TORCHELASTIC_ERROR_FILE, and its format is that of torch 2.13
 (torch/distributed/elastic/multiprocessing/errors): `{"message": {"message": …, "extraInfo":
-{"py_callstack": …, "timestamp": …}}}`, or a string instead of the inner object. The agent adds
-`errorCode` to the inner object, as torchrun does: the exit code, negative for a signal. In a
-`relight submit` job, it also adds `headline` next to `message`: the failure in one line.
+{"py_callstack": …, "timestamp": …}}}`, or a string instead of the inner object. Like torchrun, the
+agent adds `errorCode` to the inner object. This is the exit code, which is negative for a signal.
+In a `relight submit` job, the agent also adds `headline` next to `message`, which describes the
+failure in one line.
 """
 
 import json
@@ -22,7 +23,7 @@ _LIMIT = 16 * 1024 * 1024
 
 
 def read(path: str) -> ErrorReport | None:
-    """Return the exception in an error file; None if the file is missing or malformed."""
+    """Return the exception in an error file, or None if the file is missing or malformed."""
     text = _text(path)
     return from_error_file(text) if text else None
 
@@ -33,8 +34,8 @@ def line_in(path: str) -> str:
 
 
 def failure_line(text: str) -> str:
-    """Return why a program failed, from the text of its error file: an agent's headline if there is
-    one, or otherwise the exception.
+    """Return why a program failed, based on the text of its error file. This is the agent's
+    headline if there is one, or otherwise the exception.
     """
     report = from_error_file(text) if text else None
     if report is None:
@@ -52,7 +53,7 @@ def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
         path: the agent's own TORCHELASTIC_ERROR_FILE.
         failure: the root cause.
         source: the worker's error file, whose content is copied if it exists.
-        headline: the failure in one line; empty to omit it, as torchrun does.
+        headline: a one-line description of the failure. If empty, it is omitted, as in torchrun.
 
     Raises:
         OSError: if the file can't be written.
@@ -104,7 +105,7 @@ def _load(path: str) -> dict[str, object] | None:
 
 
 def _text(path: str) -> str:
-    if not os.path.isfile(path):  # a pipe of that name would block
+    if not os.path.isfile(path):  # reading from a pipe would block
         return ""
     try:
         with open(path, "rb") as file:

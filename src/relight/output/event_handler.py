@@ -1,10 +1,10 @@
-"""Passes events to a handler from another package (--event-log-handler=NAME), in its own process.
+"""Passes events to a handler from another package (--event-log-handler=NAME) in a separate process.
 
 A handler is an entry point in the group `relight.events`. It is either a function that is called
 with each event as a dict, or a `logging.Handler`, like torch's handlers, that receives the event's
-line as a record. It may be slow, block or raise. It runs in a fork of the agent
-(`processes/helper.py`), and the agent never waits for it while the job runs, and for at most 2 s at
-the end.
+line as a record. It may be slow, block, or raise exceptions. It runs in a fork of the agent
+(`processes/helper.py`). The agent never waits for it while the job is running, and waits for at
+most 2 s at the end.
 """
 
 import json
@@ -25,7 +25,7 @@ from relight.processes.helper import Helper
 
 GROUP = "relight.events"
 _MAX_WAITING = 1 << 20
-"""Maximum number of bytes queued for the handler; further events are dropped."""
+"""Maximum number of bytes queued for the handler. Further events are dropped."""
 _END_S = 2.0
 """How long the handler may take for the last events."""
 
@@ -34,7 +34,7 @@ def check(name: str) -> None:
     """Reject the name of a handler that doesn't exist.
 
     Raises:
-        UsageError: if the handler does not exist; the error lists the known ones.
+        UsageError: if the handler does not exist. The error lists the known handlers.
     """
     known = (*EVENT_HANDLERS, *sorted(plugins.find(GROUP)))
     if name not in known:
@@ -55,9 +55,9 @@ class EventProcess:
     Args:
         loop: the agent's loop.
         name: the handler's name.
-        journal: the agent's journal. The events in its memory are passed on immediately, later ones
-            as they occur.
-        origin: where the job comes from (host/job_origin); added to each event as `agent`.
+        journal: the agent's journal. Events that it already has in memory are passed on
+            immediately, and later ones when they occur.
+        origin: where the job comes from (host/job_origin). It is added to each event as `agent`.
 
     Raises:
         OSError: if no process can be started.
@@ -68,13 +68,13 @@ class EventProcess:
         self._waiting = bytearray()
         self._dropped = 0
         self._heard = LineBuffer()
-        self._is_done = False  # the process has reported a normal exit
+        self._is_done = False  # whether the process reported a normal exit
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = Helper(
                 (), {}, 2, 2, stdin=theirs.fileno(), call=lambda: _live(name, origin)
             )
-        self._process.watch(loop, lambda: None)  # its exit shows as the end of the socket
+        self._process.watch(loop, lambda: None)  # the socket's end of file shows its exit
         self._socket.setblocking(False)
         self.has_ended = False
         loop.on_readable(self._socket, self._receive)
@@ -83,7 +83,7 @@ class EventProcess:
         journal.listeners.append(self._add)
 
     def close(self) -> None:
-        """Let the handler process the last events, then end it."""
+        """Let the handler process the last events, and then stop it."""
         if self._add in self._journal.listeners:
             self._journal.listeners.remove(self._add)
         until = self._loop.now() + _END_S
@@ -117,7 +117,7 @@ class EventProcess:
         self._loop.on_writable(self._socket, self._send if self._waiting else None)
 
     def _receive(self) -> None:
-        """Handle a message from the process: an exception in the handler, or its exit."""
+        """Handle a message from the process, which reports an exception or its exit."""
         try:
             data = self._socket.recv(4096)
         except BlockingIOError:
@@ -159,7 +159,7 @@ def _live(name: str, origin: Mapping[str, str]) -> None:
 
 
 def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
-    """Call the handler; report problems to the agent line by line, ending with an empty line."""
+    """Call the handler. Report problems to the agent, one per line, and end with an empty line."""
     told = False
     try:
         handle = load(name)
@@ -179,7 +179,7 @@ def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
 
 
 def load(name: str) -> Callable[[dict[str, Any]], object]:
-    """Return the function that takes an event; loading it may raise any exception."""
+    """Return the function that handles an event. Loading it may raise any exception."""
     import logging
 
     found = plugins.find(GROUP)[name].load()

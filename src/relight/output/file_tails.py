@@ -1,8 +1,8 @@
 """Reads workers' output files while they are being written, to show them on the console (--tee) and
 to find tracebacks in stderr.
 
-Each turn reads a bounded amount and returns to the loop, so that a worker that writes continuously
-delays neither other workers nor signals.
+Each turn reads a limited amount and returns to the event loop, so that a worker that writes
+continuously delays neither other workers nor signals.
 """
 
 import os
@@ -15,7 +15,7 @@ from relight.output.pipe_reader import TRACEBACK
 
 _CHUNK = 64 * 1024
 _AT_ONCE = 16
-"""How many chunks at the end of a file are shown before other events are handled."""
+"""How many chunks are shown at the end of a file before other events are handled."""
 _COALESCE_S = 0.01
 """A file that is written to continuously is read at this interval instead of at each write."""
 _POLL_S = 0.1
@@ -23,13 +23,13 @@ _POLL_S = 0.1
 
 
 class FileTail:
-    """Shows a file while a worker is writing it. The file itself is the queue; nothing is buffered
-    here.
+    """Shows a file while a worker is writing it. The file itself is the queue, and nothing is
+    buffered here.
 
     Args:
         path: an existing file.
-        stream: where to show it; None to search for tracebacks only, skipping output that is
-            written faster than it is read.
+        stream: where to show it. If None, the file is only searched for tracebacks, and output that
+            is written faster than it is read is skipped.
         copy: called with all data, for filters, even after writing to the console has failed.
         on_traceback: called when a traceback begins, before it is shown.
     """
@@ -46,7 +46,7 @@ class FileTail:
         self._copy = copy
         self._on_traceback = on_traceback
         self._before = b""
-        """The last bytes read, because a traceback's header may be split there."""
+        """The last bytes read, which may contain the first part of a traceback's header."""
         self._position = 0
 
     @property
@@ -56,7 +56,7 @@ class FileTail:
 
     @property
     def blocked(self) -> bool:
-        """Whether reading is pointless, for now or permanently."""
+        """Whether reading is currently, or permanently, of no use."""
         stream = self.stream
         return stream is not None and (stream.full or (stream.broken and self._copy is None))
 
@@ -67,12 +67,12 @@ class FileTail:
         return self.fd < 0 and (stream is None or stream.over or stream.broken)
 
     def read(self) -> int:
-        """Read a chunk of new content if the console has room; return its size."""
+        """Read a chunk of new content if the console has room, and return its size."""
         return 0 if self.blocked or self.fd < 0 else self._read()
 
     def drop(self) -> int:
-        """Discard unshown output; return the number of bytes discarded. They still reach the
-        filters.
+        """Discard unshown output, and return the number of bytes discarded. The filters still
+        receive them.
         """
         left = 0
         if self.fd >= 0:
@@ -81,7 +81,7 @@ class FileTail:
         return left + self.stream.drop() if self.stream is not None else 0
 
     def close(self) -> None:
-        """Stop showing the file; unshown output still reaches the filters."""
+        """Stop showing the file. The filters still receive the unshown output."""
         if self._copy is not None:
             while self._read(show=False):
                 pass
@@ -112,11 +112,11 @@ class FileTail:
 
 
 class FileTails:
-    """The files of a generation that are read while they are being written; woken by inotify(7)."""
+    """Reads the files of a generation while they are being written, driven by inotify(7)."""
 
     def __init__(self, loop: Loop) -> None:
         self.on_end: Callable[[], None] = _nothing
-        """Called when all files have been read to their ends, after `finish`."""
+        """Called after `finish`, when all files have been read to the end."""
         self._loop = loop
         self._tails: list[FileTail] = []
         self._alarm = Alarm(loop, self._turn)
@@ -130,7 +130,7 @@ class FileTails:
         return all(tail.done for tail in self._tails)
 
     def add(self, tail: FileTail, path: str) -> None:
-        """Read the file at `path` with `tail`."""
+        """Use `tail` to read the file at `path`."""
         self._tails.append(tail)
         if tail.stream is not None:
             tail.stream.on_room = self._wake
@@ -139,8 +139,8 @@ class FileTails:
             self._wake()
 
     def finish(self) -> None:
-        """Show the rest as fast as the console accepts it, then close each file; the workers are
-        gone.
+        """Show the rest as fast as the console accepts it, and then close each file. The workers
+        have exited by now.
         """
         self._finishing = True
         for _ in range(_AT_ONCE):  # before other streams write to the console
@@ -149,7 +149,7 @@ class FileTails:
                 break
 
     def drop(self) -> int:
-        """Discard unshown output; return the number of bytes discarded."""
+        """Discard unshown output, and return the number of bytes discarded."""
         size = sum(tail.drop() for tail in self._tails)
         self._end()
         return size
@@ -179,11 +179,11 @@ class FileTails:
         self._turn(changed=True)
 
     def _turn(self, *, changed: bool = False) -> None:
-        """Read from each file; then wait for the console, for a moment, or for the next change."""
+        """Read from each file. Then wait for the console, for a moment, or for the next change."""
         self._alarm.set(None)
         if self._inotify >= 0:
             try:
-                os.read(self._inotify, _CHUNK)  # all files are read, no matter which changed
+                os.read(self._inotify, _CHUNK)  # ignored, because all files are read
             except BlockingIOError:
                 pass
         tails = [tail for tail in self._tails if tail.fd >= 0]
@@ -197,7 +197,7 @@ class FileTails:
             self._end()
             return
         if self._alarm.when is not None:
-            return  # the console has called back in the meantime
+            return  # the console called back in the meantime
         if all(tail.blocked for tail in tails):
             self._mute()
         elif most == _CHUNK or self._finishing:

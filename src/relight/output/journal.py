@@ -1,4 +1,4 @@
-"""The agent's own output: readable lines on stderr, and events for programs."""
+"""The agent's own output, with readable lines on stderr and events for programs."""
 
 import os
 import time
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 _MAX_KEPT = 64 * 1024
 """Maximum size of the events in memory, in bytes."""
 _MAX_CHANGES = 24
-"""Limit of state changes kept in memory per state machine. They are stored separately from other
-events, so that a link that flaps for an hour only evicts its own state changes.
+"""Maximum number of state changes kept in memory per state machine. They are stored separately from
+other events, so that a link that flaps for an hour only evicts its own state changes.
 """
 _SIZE = 400
-"""Approximate size of an event without its strings, in bytes."""
+"""Approximate size of an event in bytes, without its strings."""
 _SHOWN_AFTER_S = 1.0
-"""Shorter waits are not shown, to save an import."""
+"""Waits shorter than this are not shown, which saves an import."""
 
 
 class Wait:
@@ -73,7 +73,7 @@ class Journal:
 
     Args:
         consoles: the agent's stdout and stderr.
-        directory: the directory of the event log, or empty for none.
+        directory: the directory for the event log; empty for none.
         verbose: whether to show every event to the user instead of only the notable ones.
         on_console: whether the events are also written to stderr (`--event-log-handler=console`).
         env: the environment, which describes the terminal.
@@ -117,8 +117,8 @@ class Journal:
         self.say(message)
 
     def set_status(self, what: Callable[[], str]) -> bool:
-        """Show a status line after a second, until `clear_status` is called. Return False if stderr
-        isn't a terminal.
+        """Show a status line, starting after a second, until `clear_status` is called. Return False
+        if stderr isn't a terminal.
         """
         if self._wait is None:
             if not os.isatty(self._stderr.fd) or self._env.get("TERM", "dumb") == "dumb":
@@ -156,12 +156,12 @@ class Journal:
         self.say(event.text)
 
     def write(self, event: Event) -> None:
-        """Write an event to the log only; the user gets a separate message about it."""
+        """Write an event only to the log. The user gets a separate message about it."""
         recorded = self.events.write(event)
         for listener in list(self.listeners):
             try:
                 listener(recorded)
-            except Exception as error:  # listeners must not harm the job
+            except Exception as error:  # errors in listeners must not affect the job
                 self.listeners.remove(listener)
                 self.record_internal_error("an event is shown", error)
 
@@ -171,8 +171,8 @@ class EventLog:
     or to neither. The latest events are also kept in memory, for queries (agent/status/job_socket).
 
     Args:
-        directory: the run directory, or empty for no file.
-        say: reports to the user, once, that the file can't be written.
+        directory: the run directory; empty for no file.
+        say: called once, to tell the user that the file can't be written.
         console: writes a line to the console, if events go there (`--event-log-handler=console`).
 
     Attributes:
@@ -197,7 +197,7 @@ class EventLog:
         self._size = 0
 
     def write(self, event: Event) -> LoggedEvent:
-        """Add an event; return it with its number and time."""
+        """Add an event, and return it with its number and time."""
         recorded = self._recorded(event)
         self._keep(recorded)
         if self._console is not None:
@@ -206,11 +206,11 @@ class EventLog:
         return recorded
 
     def write_to_file(self, event: Event) -> None:
-        """Write a large event to the file only."""
+        """Write a large event only to the file."""
         self._write_file(self._recorded(event))
 
     def after(self, number: int) -> list[LoggedEvent]:
-        """Return the events in memory with a higher number."""
+        """Return the events in memory whose number is higher than this."""
         changes = chain.from_iterable(self._changes.values())
         kept = chain(changes, (recorded for recorded, _ in self._kept))
         return sorted(recorded for recorded in kept if recorded.number > number)
@@ -238,7 +238,7 @@ class EventLog:
                 file.write(self._before + format_line(recorded) + "\n")
             self._before = ""
         except OSError as error:
-            self._before = "\n"  # the disk is full; part of the line may have been written
+            self._before = "\n"  # the disk is full, and part of the line may have been written
             if not self._has_reported:
                 self._has_reported = True
                 self._say(f"events are missing in {self._path}: {error.strerror}")

@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable
 
 _LONGEST_LINE = 16 * 1024 * 1024
-"""In a longer line, filters search only this many bytes at the end."""
+"""If a line is longer than this, filters only search this many bytes at the end of it."""
 
 
 class FilteredFile:
-    """A file with all workers' lines that contain one of the strings.
+    """A file that collects the lines from all workers that contain one of the strings.
 
     Args:
         texts: strings to search for.
-        path: the file; lines are appended.
+        path: the file, to which lines are appended.
         say: prints a line to the user.
 
     Raises:
@@ -31,7 +31,7 @@ class FilteredFile:
         return any(wanted in text for wanted in self._texts)
 
     def write(self, lines: bytes) -> None:
-        """Append lines; the file is closed after an error, such as a full disk."""
+        """Append lines. The file is closed after an error, such as a full disk."""
         try:
             while lines and self._fd >= 0:
                 lines = lines[os.write(self._fd, lines) :]
@@ -47,7 +47,7 @@ class FilteredFile:
 
 
 class LineFilter:
-    """Copies whole lines from one worker's output, however the output is split up.
+    """Copies whole lines from one worker's output, no matter how the output is split into pieces.
 
     Args:
         file: receives the lines that match.
@@ -78,6 +78,6 @@ class LineFilter:
             )
 
     def end(self) -> None:
-        """Handle an unterminated last line."""
+        """Handle a last line that does not end with a newline."""
         if self._rest:
             self.feed(b"\n")

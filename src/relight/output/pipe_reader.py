@@ -1,7 +1,7 @@
 """Reads workers' output from a pipe or a pseudo-terminal.
 
-It reads a bounded amount and returns to the loop, so that a worker that writes continuously delays
-neither other workers nor signals.
+Each turn reads a limited amount and returns to the event loop, so that a worker that writes
+continuously delays neither other workers nor signals.
 """
 
 import errno
@@ -15,16 +15,16 @@ from relight.output.console import ConsoleStream
 TAIL_SIZE = 64 * 1024
 """How many bytes of a worker's stderr are kept for its failure report."""
 HEAD_SIZE = 16 * 1024
-"""How many bytes to keep from the beginning of the last traceback: its frames and its exception."""
+"""How many bytes to keep from the beginning of the last traceback, for its frames and exception."""
 TRACEBACK = b"Traceback (most recent call last):"
 _CHUNK = 64 * 1024
 _LARGEST_PIPE = 1024 * 1024
-"""The usual maximum capacity of a pipe (fs.pipe-max-size of pipe(7))."""
+"""The usual maximum capacity of a pipe (fs.pipe-max-size in pipe(7))."""
 
 
 class LongOutput(NamedTuple):
-    """The end of a worker's output and, if not included in that, the beginning of its last
-    traceback; `newlines` is the number of newlines in between.
+    """The end of a worker's output and, if the end does not include it, the beginning of the last
+    traceback. `newlines` is the number of newlines in between.
     """
 
     head: bytes
@@ -33,13 +33,13 @@ class LongOutput(NamedTuple):
 
 
 class PipeReader:
-    """Reads a worker's output from a pipe or a pseudo-terminal, and keeps the last part.
+    """Reads a worker's output from a pipe or a pseudo-terminal, and keeps the end of it.
 
     Args:
         loop: the agent's loop.
         fd: this process's end, closed by the reader.
         stream: where to show the output, or None.
-        on_traceback: called when a traceback begins, before it is shown; None to ignore them.
+        on_traceback: called when a traceback begins, before it is shown. None ignores tracebacks.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class PipeReader:
         self._head = bytearray()
         """The beginning of the last traceback."""
         self._head_at = 0
-        """The offset of the last traceback in bytes."""
+        """The last traceback's offset in bytes."""
         self._newlines = 0
-        """Number of newlines from the beginning of the last traceback on."""
+        """Number of newlines since the beginning of the last traceback."""
         self._on_traceback = on_traceback
         self._loop = loop
         self._stream = stream
@@ -75,15 +75,15 @@ class PipeReader:
         return self.fd < 0 and (stream is None or stream.over or stream.broken)
 
     def end(self) -> LongOutput:
-        """Return the end of the output, preceded by the beginning of the last traceback if that is
-        not included and tracebacks are searched for.
+        """Return the end of the output. If tracebacks are searched for and the end does not include
+        the beginning of the last one, return that as well.
         """
         tail_at = self.size - len(self.tail)
         return ends(bytes(self._head), self._head_at, bytes(self.tail), tail_at, self._newlines)
 
     def finish(self) -> None:
-        """Read the rest, even if the console is full, and close; the workers are gone. If a process
-        is still writing, continue at the console's pace.
+        """Read the rest, even if the console is full, and close the pipe. The workers have exited
+        by now. If another process is still writing, read as fast as the console accepts it.
         """
         self._finishing = True
         left = _LARGEST_PIPE
@@ -100,7 +100,7 @@ class PipeReader:
             self._on_readable()
 
     def unread(self) -> int:
-        """Return how many bytes have been written but not read, if that can be determined."""
+        """Return how many bytes have been written but not read, or 0 if this is unknown."""
         try:
             import array
             import fcntl
@@ -113,12 +113,12 @@ class PipeReader:
         return count[0]
 
     def drop(self) -> int:
-        """Discard unshown output; return the number of bytes discarded."""
+        """Discard unshown output, and return the number of bytes discarded."""
         self.close()
         return self._stream.drop() if self._stream is not None else 0
 
     def close(self) -> None:
-        """Stop reading; a worker that keeps writing gets EPIPE, or EIO from a pseudo-terminal."""
+        """Stop reading. A worker that keeps writing gets EPIPE, or EIO from a pseudo-terminal."""
         if self.fd >= 0:
             self._loop.forget(self.fd)
             os.close(self.fd)
@@ -137,20 +137,20 @@ class PipeReader:
             size = fcntl.ioctl(console_fd, termios.TIOCGWINSZ, b"\0" * 8)
             fcntl.ioctl(self.fd, termios.TIOCSWINSZ, size)
         except (ImportError, OSError):
-            return  # the terminal is gone, or no descriptor is left to import a module
+            return  # there is no terminal, or no descriptor is left to import a module
 
     def _on_room(self) -> None:
         if self.fd < 0:
             return
         if self._stream is not None and self._stream.reader_is_gone:
-            self.close()  # so that the worker gets the same error as on the console itself
+            self.close()  # the worker then gets the same error as on the console itself
             return
         self._loop.on_readable(self.fd, self._on_readable)
         if self._finishing:
             self._on_readable()
 
     def _on_readable(self) -> None:
-        """Read up to one chunk of available data; a pseudo-terminal returns it in small pieces."""
+        """Read up to one chunk of available data. A pseudo-terminal returns it in small pieces."""
         left = _CHUNK
         while left > 0:
             if self._stream is not None and self._stream.full:
@@ -162,7 +162,7 @@ class PipeReader:
             left -= size
 
     def _read(self, most: int) -> int:
-        """Read once; return the number of bytes, or 0 if nothing came or the writer has closed."""
+        """Read once. Return the number of bytes, or 0 if there is no new data or no writer."""
         try:
             data = os.read(self.fd, most)
         except BlockingIOError:
@@ -170,7 +170,7 @@ class PipeReader:
                 self.close()
             return 0
         except OSError as error:
-            if error.errno != errno.EIO:  # a pseudo-terminal's end of file
+            if error.errno != errno.EIO:  # the end of file on a pseudo-terminal
                 raise
             data = b""
         if not data:
@@ -208,11 +208,11 @@ def ends(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) ->
     """Join two parts of a worker's output.
 
     Args:
-        head: the first part; omitted if the second contains it.
+        head: the first part, which is omitted if the second part contains it.
         head_at: the offset of the first part in bytes.
-        tail: the second part, the end.
+        tail: the second part, which is the end of the output.
         tail_at: the offset of the second part in bytes.
-        newlines: the number of newlines from the beginning of the first part on.
+        newlines: the number of newlines since the beginning of the first part.
     """
     missing = tail_at - (head_at + len(head))
     if not head or head_at >= tail_at:
@@ -227,7 +227,7 @@ def channel(console_fd: int) -> tuple[int, int]:
     terminal.
 
     Args:
-        console_fd: the descriptor that the output will be shown on; -1 for none.
+        console_fd: the descriptor that the output will be written to; -1 for none.
     """
     if console_fd < 0 or not os.isatty(console_fd):
         return os.pipe()

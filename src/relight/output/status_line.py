@@ -1,4 +1,4 @@
-"""The last line on a terminal while the agent waits; it is removed before anything else is
+"""The last line on a terminal while the agent is waiting. It is removed before anything else is
 shown.
 """
 
@@ -10,11 +10,11 @@ from relight.output.console import Consoles
 
 
 class StatusLine:
-    """One line, rewritten in place.
+    """One line, which is rewritten in place.
 
     Args:
-        consoles: the agent's consoles; its stderr is a terminal.
-        env: the environment, which tells whether the user wants colours.
+        consoles: the agent's consoles. Its stderr is a terminal.
+        env: the environment, which determines whether the line is coloured.
     """
 
     def __init__(self, consoles: Consoles, env: Environment) -> None:
@@ -26,8 +26,8 @@ class StatusLine:
             console.before_output = self.hide
 
     def show(self, what: str, waited_s: float) -> float:
-        """Show the reason for the wait, unless a worker is in the middle of a line or this job runs
-        in the terminal's background; return the seconds until the line changes.
+        """Show the reason for the wait, unless a worker is in the middle of a line or this job is
+        in the terminal's background. Return the seconds until the line changes.
         """
         fd = self._consoles.stderr.fd
         if all(console.is_at_line_start for console in self._consoles) and not _is_behind(fd):
@@ -56,5 +56,5 @@ def _columns(fd: int) -> int:
 def _is_behind(fd: int) -> bool:
     try:
         return os.tcgetpgrp(fd) != os.getpgrp()
-    except OSError:  # not the terminal of this session
+    except OSError:  # the terminal belongs to another session
         return False

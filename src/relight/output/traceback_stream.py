@@ -1,8 +1,9 @@
-"""Examines a worker that prints a traceback and, on a terminal, holds back the traceback that ends
-it.
+"""Examines a worker that prints a traceback. On a terminal, holds back the traceback that ends the
+worker.
 
 core/diagnosis/printed_traceback decides when to examine the worker, and core/workers/held_traceback
-decides which lines to hold back. Loaded at the first traceback, or if stderr is a terminal.
+decides which lines to hold back. This module is loaded at the first traceback, or if stderr is a
+terminal.
 """
 
 from collections.abc import Callable
@@ -14,13 +15,13 @@ from relight.output.console import Console, ConsoleStream
 
 
 class TracebackInspector:
-    """Detects when a worker has printed its last traceback, and whether it continued.
+    """Detects when a worker has printed its last traceback, and whether its program kept running.
 
     Args:
         loop: the agent's loop.
         program: returns the worker's state.
         size: returns an upper bound on the number of bytes written to stderr so far.
-        own_time: whether to use a timer of its own; on a terminal, `TracebackStream` calls `look`.
+        own_time: whether to use a separate timer. On a terminal, `TracebackStream` calls `look`.
     """
 
     def __init__(
@@ -44,13 +45,13 @@ class TracebackInspector:
         self.core.printed(now)
         due = self.core.deadline()
         if self._own_time and due is not None:
-            if due <= now:  # the worker may be gone very soon
+            if due <= now:  # the worker may exit very soon
                 self.look()
             else:
                 self._alarm.set(due)
 
     def look(self) -> bool | None:
-        """Examine the worker; return whether it no longer runs its program, or None if unknown."""
+        """Examine the worker. Return whether its program has ended, or None if this is unknown."""
         program = self._program()
         self.core.on_inspected(program, self._loop.now(), self._size())
         self._alarm.set(None)
@@ -68,14 +69,14 @@ class TracebackInspector:
 class TracebackStream(ConsoleStream):
     """One worker's output on its way to a terminal.
 
-    If the agent is killed, the held lines are lost. They are the last output of a worker that has
-    ended or is about to end.
+    If the agent is killed, lines that are held back are lost. They are the last output from a
+    worker that has ended or is about to end.
 
     Args:
         console: the terminal.
-        is_shutting_down: returns whether the worker no longer runs its program, or None if unknown.
-        on_late: called when a worker takes a long time to end. It may `replace` the held lines,
-            which are then shown.
+        is_shutting_down: returns whether the worker's program has ended, or None if unknown.
+        on_late: called when a worker takes a long time to end. It may call `replace`. The held
+            lines are then shown.
         rank: the worker's rank.
     """
 
@@ -94,7 +95,7 @@ class TracebackStream(ConsoleStream):
 
     @property
     def held(self) -> bytes:
-        """Held lines of a worker that has ended or is known to be ending."""
+        """The lines held back for a worker that has ended or is known to be ending."""
         return self._core.held if self._core.ends else b""
 
     def feed(self, data: bytes) -> None:
@@ -114,12 +115,12 @@ class TracebackStream(ConsoleStream):
         self._look.set(self._core.deadline())
 
     def replace(self, data: bytes) -> None:
-        """Show these bytes instead of the held ones."""
+        """Show these bytes instead of the lines that are held back."""
         self._core.release()
         self._show(data)
 
     def release(self) -> None:
-        """Show the held lines."""
+        """Show the lines that are held back."""
         self._show(self._core.release())
 
     def _decide(self) -> None:

@@ -1,9 +1,9 @@
 """Routes the output of one generation's workers to files, to the console, or nowhere.
 
 If a stream has a file, the worker writes to it directly, so nothing is lost when a process is
-killed, and no console can block the worker; a stream with `--tee` is read back from its file. A
-stream without a file reaches the console through a pipe, or through a pseudo-terminal if the
-console is a terminal, so that progress bars and colours work. On a terminal, the traceback that
+killed, and no console can block the worker. With `--tee`, the agent reads the stream back from its
+file. A stream without a file reaches the console through a pipe, or through a pseudo-terminal if
+the console is a terminal, so that progress bars and colours work. On a terminal, the traceback that
 ends a worker is held back (output/traceback_stream). The end of each worker's stderr is kept for
 the failure report. If a file can't be created, for example on a full disk, its stream goes to the
 console.
@@ -43,18 +43,18 @@ _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 _STDOUT_SIZE = 4 * 1024
 """How many bytes of a worker's stdout are read for its failure report."""
 _STEP, _MAX_READ = 1 << 20, 8 << 20
-"""How many bytes of a file are searched for the beginning of a long traceback, per read and in
+"""How many bytes of a file are searched for the beginning of a long traceback, in one read and in
 total.
 """
 _FRAME = '\n  File "'
 _MAX_UNSHOWN = 3
-"""Number of ended generations whose output is kept while the consoles are blocked."""
+"""How many past generations have their output kept while the consoles are blocked."""
 _SHOW_S = 5.0
-"""How long to wait for the consoles after the agent was told to stop."""
+"""How long to wait for the consoles after the agent has received a stop signal."""
 
 
 class Destination(NamedTuple):
-    """Where one of a worker's streams goes."""
+    """The destination of one of a worker's streams."""
 
     file: bool
     console: bool
@@ -64,8 +64,8 @@ def destination(spec: LaunchSpec, local_rank: int, stream: int) -> Destination:
     """Return where a stream goes, based on `--redirects`, `--tee`, `--local-ranks-filter`,
     `--log-dir`.
 
-    The rules are the same as in torchrun: a stream goes to the file with tee or redirect, and to
-    the console with tee or with neither; the filter removes the console.
+    The rules are the same as in torchrun. With tee or redirect, a stream goes to the file. With
+    tee, or with neither of the two, it goes to the console unless the filter excludes it.
     """
     if spec.log_dir == os.devnull:
         return Destination(file=False, console=True)
@@ -87,7 +87,8 @@ class Logs:
         loop: the agent's loop.
         consoles: the agent's stdout and stderr.
         spec: the launch's options.
-        directory: this generation's `attempt_<n>`, created here; empty for no files at all.
+        directory: this generation's `attempt_<n>`, which is created here. If empty, no files are
+            created.
 
     Raises:
         OSError: if no descriptor is left for a file.
@@ -97,12 +98,12 @@ class Logs:
         self.inspect_program: Callable[[int], Program] | None = None
         """Returns a worker's state, by local rank."""
         self.on_late: Callable[[], None] = lambda: None
-        """Called when a worker whose traceback is held takes a long time to end; set before
-        `open`.
+        """Called when a worker takes a long time to end while its traceback is held back. Must be
+        set before `open` is called.
         """
         self._directory = directory
         self._directories: dict[int, str] = {}
-        """The directories of workers that have replaced others, by local rank."""
+        """The directories of workers that replaced other workers, by local rank."""
         self._loop = loop
         self._consoles = consoles
         self._spec = spec
@@ -135,7 +136,7 @@ class Logs:
                     self._filter_to(f"filtered_{name}.log", stream, texts)
 
     def error_file(self, local_rank: int) -> str:
-        """Return the path where a worker's `@record` writes its exception; empty without files."""
+        """Return the path where a worker's `@record` writes its exception, or an empty string."""
         return self._path(local_rank, "error.json") if self._has_files(local_rank) else ""
 
     def stderr_path(self, local_rank: int) -> str:
@@ -155,15 +156,15 @@ class Logs:
         else:
             found = _read_end(source)
         tail = found.tail.decode(errors="replace")
-        if not found.head or _FRAME in tail:  # so it isn't the message that is long
+        if not found.head or _FRAME in tail:  # so the message itself isn't long
             return tail
         from relight.core.diagnosis.tracebacks import keep
 
         return keep(found.head.decode(errors="replace"), tail, found.newlines)
 
     def stdout_of(self, local_rank: int) -> str:
-        """Return the end of a worker's stdout; empty if unknown, or if stdout shares stderr's
-        channel.
+        """Return the end of a worker's stdout. The result is empty if it is unknown, or if stdout
+        and stderr share a channel.
         """
         source = self._stdout.get(local_rank)
         if isinstance(source, PipeReader):
@@ -176,8 +177,8 @@ class Logs:
         return looks.core if looks is not None and looks.core.at is not None else None
 
     def inspect_before_stop(self, failed: int) -> None:
-        """If a failed worker has printed a traceback, examine the other workers that have printed
-        one while they still exist.
+        """If a failed worker has printed a traceback, examine all other workers that have printed
+        one, while those still exist.
         """
         if failed not in self._inspectors:
             return
@@ -191,8 +192,8 @@ class Logs:
                 looks.look()
 
     def printed_late(self, local_rank: int) -> int:
-        """Return how many bytes of a worker's stderr arrived after its program was seen to have
-        ended; 0 if that was not seen.
+        """Return how many bytes of a worker's stderr arrived after its program was observed to have
+        ended, or 0 if this was not observed.
         """
         printed = self.printed(local_rank)
         if printed is None or printed.went_on is not False:
@@ -215,8 +216,8 @@ class Logs:
         return source if isinstance(source, str) else ""
 
     def tail(self, local_rank: int, stream: int, size: int = TAIL_SIZE) -> bytes:
-        """Return at most `size` bytes from the end of a worker's stream; empty if the stream goes
-        nowhere or its file can't be read.
+        """Return at most `size` bytes from the end of a worker's stream. The result is empty if the
+        stream is discarded or its file can't be read.
         """
         source = self._streams(stream).get(local_rank)
         if isinstance(source, PipeReader):
@@ -241,12 +242,12 @@ class Logs:
         return total
 
     def open(self, local_rank: int, rank: int, prefix: bytes) -> tuple[int, int]:
-        """Return the descriptors for a worker's stdout and stderr; `passed_on` closes them in this
-        process.
+        """Return the descriptors for a worker's stdout and stderr, which `passed_on` later closes
+        in this process.
 
         Args:
             local_rank: the worker's local rank.
-            rank: the worker's rank, for notes on lines that several workers print.
+            rank: the worker's rank, for notes about lines that several workers print.
             prefix: the prefix of each line that is shown with `--tee`.
 
         Raises:
@@ -272,12 +273,12 @@ class Logs:
         )
 
     def replace(self, local_ranks: Sequence[int], directory: str) -> None:
-        """Prepare for workers that replace some that have ended; `open` is called for each of them
-        next.
+        """Prepare for workers that replace ended ones. `open` must then be called for each of them.
 
         Args:
             local_ranks: the local ranks of the workers.
-            directory: `attempt_<n>` of their generation, to be created; empty for no files at all.
+            directory: their generation's `attempt_<n>`, which is created here. If empty, no files
+                are created.
         """
         if directory:
             try:
@@ -296,7 +297,7 @@ class Logs:
         self._ranks = dict(enumerate(ranks))
 
     def worker_ended(self, local_rank: int, *, failed: bool) -> bool:
-        """Record that a worker has ended; return whether its traceback is held back."""
+        """Record that a worker has ended. Return whether its traceback is held back."""
         stream = self._terminals.get(local_rank)
         reader = self._stderr.get(local_rank)
         if isinstance(reader, PipeReader) and (failed or stream is not None):
@@ -311,9 +312,7 @@ class Logs:
         return bool(stream.held)
 
     def held(self) -> "dict[int, TracebackStream]":
-        """Return the streams that are holding back the final traceback of a worker, by
-        local rank.
-        """
+        """Return the streams that are holding back a worker's final traceback, by local rank."""
         return {rank: stream for rank, stream in self._terminals.items() if stream.held}
 
     def release(self) -> None:
@@ -322,8 +321,8 @@ class Logs:
             stream.release()
 
     def passed_on(self) -> None:
-        """Close this process's copies of the workers' descriptors, now that the workers have
-        theirs.
+        """Close this process's copies of the workers' descriptors, because the workers now have
+        their own.
         """
         for fd in self._to_pass_on:
             os.close(fd)
@@ -336,8 +335,8 @@ class Logs:
                 pipe.copy_window_size(console_fd)
 
     def finish(self) -> None:
-        """Show the remaining output at the consoles' pace; all workers and their descendants are
-        gone.
+        """Show the remaining output as fast as the consoles accept it. All workers and their
+        descendants have exited by now.
         """
         for source in self._sources:
             source.finish()
@@ -346,8 +345,8 @@ class Logs:
 
     @property
     def reader_is_gone(self) -> bool:
-        """Whether the reader of the agent's stdout or stderr is gone, for example after `|
-        head`.
+        """Whether the reader of the agent's stdout or stderr has exited, for example because of
+        `| head`.
         """
         return any(console.reader_is_gone for console in self._consoles)
 
@@ -357,8 +356,8 @@ class Logs:
         return all(source.done for source in self._sources)
 
     def drop(self) -> int:
-        """Discard unshown output; return the number of bytes discarded. The output is still in any
-        log files.
+        """Discard unshown output, and return the number of bytes discarded. Log files still contain
+        the output.
         """
         return sum(source.drop() for source in self._sources)
 
@@ -374,7 +373,8 @@ class Logs:
             file.close()
 
     def _path(self, local_rank: int, name: str) -> str:
-        # Use torchrun's layout only if logs are kept: creating a directory costs 0.1 ms per worker.
+        # torchrun's layout is only used for logs that are kept, because creating a directory costs
+        # 0.1 ms per worker.
         between = "/" if self._spec.keeps_logs() else "."
         directory = self._directories.get(local_rank, self._directory)
         return f"{directory}/{local_rank}{between}{name}"
@@ -401,7 +401,7 @@ class Logs:
                 self._tail(local_rank, path, None, None, tell)
         elif not to_console and stream == STDOUT:
             fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        else:  # stderr is read even if it is hidden: the failure report needs it
+        else:  # hidden stderr is read as well, for the failure report
             ours, fd = channel(console.fd if to_console else -1)
             if to_console and stream == STDERR and os.isatty(ours):
                 shown = self._without_traceback(local_rank, console)
@@ -415,11 +415,11 @@ class Logs:
         return fd
 
     def _make(self, path: str) -> int:
-        """Create a file; return its descriptor, or -1 on failure."""
+        """Create a file. Return its descriptor, or -1 on failure."""
         if not self._directory:
             return -1
-        # O_APPEND: if somebody truncates the file to save space while the worker is writing, this
-        # leaves no hole.
+        # O_APPEND prevents a hole in the file if somebody truncates it to save space while the
+        # worker is writing.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         try:
             return os.open(path, flags, 0o666)
@@ -511,13 +511,13 @@ class Logs:
 
 
 class UnshownOutput:
-    """Unshown output of past generations on its way to the consoles. Only the agent's exit waits
-    for it.
+    """Output from past generations that is still on its way to the consoles. Only the agent's exit
+    waits for it.
 
     Args:
         loop: the agent's loop.
         consoles: the agent's stdout and stderr.
-        signals: the stop signals that the agent has received; the list may grow.
+        signals: the stop signals that the agent has received so far. The list may grow.
     """
 
     def __init__(self, loop: Loop, consoles: Consoles, signals: Sequence[int]) -> None:
@@ -528,7 +528,7 @@ class UnshownOutput:
         self._limit: Timer | None = None
 
     def add(self, logs: Logs, generation: int) -> None:
-        """Add the output of a generation whose workers are gone. While the consoles are blocked,
+        """Add the output of a generation whose workers have exited. While the consoles are blocked,
         the output of older generations is dropped.
         """
         logs.finish()
@@ -538,8 +538,8 @@ class UnshownOutput:
             self._say(self._logs.pop(number).drop(), f"worker output of generation {number}")
 
     def show(self) -> None:
-        """Return when everything has been written, when the consoles' readers are gone, some time
-        after a first signal, or immediately on a second one.
+        """Wait until everything has been written or the consoles' readers have exited. After a
+        first signal, wait only for a limited time. Return immediately on a second signal.
         """
         old = self._logs.values()
         self._loop.run_until(lambda: all(each.done for each in old) or self._is_late())
@@ -562,7 +562,7 @@ class UnshownOutput:
 
 
 def _repeated_lines() -> "RepeatedLines":
-    # Imported at the first output: an earlier import would delay the start of the workers.
+    # Imported at the first output, because an earlier import would delay the workers' start.
     from relight.core.workers.repeated_lines import RepeatedLines
 
     return RepeatedLines()
@@ -580,7 +580,7 @@ def _read_end(path: str) -> LongOutput:
         while TRACEBACK not in tail and at > max(0, tail_at - _MAX_READ):
             before, at = at, max(0, at - _STEP)
             file.seek(at)
-            part = file.read(before - at + len(TRACEBACK))  # the header may be split there
+            part = file.read(before - at + len(TRACEBACK))  # the header may be split at this point
             found = part.rfind(TRACEBACK)
             if found < 0:
                 newlines += part.count(b"\n", 0, before - at)

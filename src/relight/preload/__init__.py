@@ -1,4 +1,4 @@
-"""The process that imports modules once and forks workers.
+"""The code of the process that imports modules once and forks workers.
 
 `warm_fork` is a job's warm spawner, `warm_process` is the process that outlives jobs, and `guard`
 is its parent. `importer` imports the modules, and skips those that can't be imported ahead of time.

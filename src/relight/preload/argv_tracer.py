@@ -17,8 +17,8 @@ _READS = (
 
 
 class Arguments:
-    """Replaces `sys.argv` with a list that contains only the script, and records modules that read
-    other elements.
+    """Replaces `sys.argv` with a list that contains only the script, and records the modules that
+    read other elements.
 
     Args:
         script: the first element, as the interpreter sets it.

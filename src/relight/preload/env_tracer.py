@@ -2,8 +2,8 @@
 
 Each variable that differs between workers (`RANK`, …) has a unique marker value while modules are
 imported. A module that reads it by name depends on it. A module that iterates over all variables,
-for example to find a prefix, depends on it only if the marker is found in objects that remain after
-the import.
+for example to find those with a certain prefix, depends on a variable only if its marker is found
+in objects that remain after the import.
 """
 
 import gc
@@ -28,7 +28,7 @@ _DIGITS = 18
 
 
 class Watch:
-    """Watches `os.environ` and `os.environb` from now on.
+    """Watches `os.environ` and `os.environb` from its creation on.
 
     Args:
         own: the variables that differ between workers.
@@ -44,7 +44,8 @@ class Watch:
     def __init__(self, own: Collection[str]) -> None:
         self.reads: dict[str, set[str]] = {}
         self.prefixes: dict[str, set[str]] = {}
-        # The search must not find this object's own values, so they are stored as negative numbers.
+        # The search must not find the values in this object itself, so they are stored as negative
+        # numbers.
         draw = random.Random(os.urandom(16)).randrange  # noqa: S311
         self._marks = {name: -draw(10 ** (_DIGITS - 1), 10**_DIGITS) for name in own}
         self._first = ("", "")
@@ -72,7 +73,7 @@ class Watch:
 
     def problem(self) -> tuple[str, str]:
         """Return the module that depends on a variable that differs between workers, and a
-        description, or two empty strings. Only imports since `begin` count.
+        description, or two empty strings. Only imports after `begin` count.
         """
         if self._first[0]:
             module, name = self._first
@@ -92,7 +93,8 @@ class Watch:
         return "", ""
 
     def _set_marks(self) -> dict[Any, Any]:
-        # The C library's copy is not changed, so programs that an import runs get the real values.
+        # The C library's copy of the environment is not changed, so programs that an import runs
+        # get the real values.
         data: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
         had = {name: data.get(os.fsencode(name)) for name in self._marks}
         data.update((os.fsencode(name), b"%d" % -mark) for name, mark in self._marks.items())
@@ -116,7 +118,7 @@ class Watch:
             if frame is iterated and (frame.f_lasti == at or name == self._yielded):
                 self._iterated_by = self._iterated_by or importing_module(
                     frame
-                )  # part of an iteration over all
+                )  # part of iterating over all
                 return
             if not self._first[0]:
                 self._first = importing_module(frame), name
@@ -125,8 +127,8 @@ class Watch:
         self.reads.setdefault(importing_module(frame), set()).add(name)
 
     def _note_search(self, name: str) -> None:
-        """Record a check whether a variable exists. The variables that differ between workers exist
-        in every worker.
+        """Record that a module has checked whether a variable exists. The variables that differ
+        between workers exist in every worker.
         """
         if name not in self._marks:
             self.reads.setdefault(importing_module(_caller()), set()).add(name)
@@ -162,7 +164,7 @@ def _watched(
             return super().__getitem__(name)
 
         def __contains__(self, name: Any) -> bool:
-            # Whether a variable exists can differ between jobs, or depend on whether the script has
+            # Whether a variable exists may differ between jobs, or depend on whether the script has
             # set it.
             if isinstance(name, (str, bytes)):
                 note_search(os.fsdecode(name))
@@ -179,7 +181,7 @@ def _watched(
 
 
 def _caller() -> Any:
-    """Return the frame that uses the environment."""
+    """Return the frame that is using the environment."""
     frame: Any = sys._getframe(2)
     while frame.f_back and frame.f_globals.get("__name__") in (*_TRANSPARENT_MODULES, __name__):
         frame = frame.f_back
@@ -214,7 +216,7 @@ def _names_in(frame: Any) -> set[str]:
 
 def _search(marks: dict[str, int]) -> str:
     """Return which of these values occurs in objects that modules have left behind, or an empty
-    text.
+    string.
 
     Values inside objects that the garbage collector can't traverse are not found.
     """

@@ -1,16 +1,17 @@
 """Records the files that imports have read. If one of them changes, a fresh process would import
 something different.
 
-    files           of modules, of the interpreter, and all others that an import has opened. For
-                    files that are not code, the content is compared, and for the linker's cache
-                    only its entries for the libraries in use, because these files are often
-                    rewritten without a change
-    directories     in which modules are looked up: only the names that can be imported, so that
-                    editing a file that no import has read changes nothing; other directories that
-                    an import has listed: all names
+    files           are those of modules and of the interpreter, and all others that an import has
+                    opened. Of files that are not code, the content is compared. Of the linker's
+                    cache, only the entries for the libraries in use are compared. Such files are
+                    often rewritten without a change
+    directories     are those in which modules are looked up, and others that an import has listed.
+                    In the former, only the names that can be imported are compared, so that it
+                    makes no difference if a file is edited that no import has read. In the latter,
+                    all names are compared
 
 Two kinds of files are not detected: files that an import has only checked with stat(2), and files
-opened by compiled code, except shared libraries.
+opened by compiled code, except for shared libraries.
 """
 
 import hashlib
@@ -29,13 +30,15 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _CACHE = "/etc/ld.so.cache"
 _LINKER = ("/etc/ld.so.preload",)
 _MAX_DATA = 1 << 20
-"""The maximum size in bytes of a file whose content is compared."""
+"""The maximum size, in bytes, of a file whose content is compared."""
 _LISTINGS = ("os.listdir", "os.scandir")
 _EVENTS = ("open", "os.exec", "os.posix_spawn", "os.system", "subprocess.Popen", *_LISTINGS)
 """Audit events for opening files, listing directories and running programs."""
 _OURS = ("relight", "sitecustomize")
 _CLOCK_NS = 20_000_000
-"""File systems use the time of the kernel's last tick, and the process was started before that."""
+"""File systems use the time of the kernel's last clock tick. For a file that changed after this
+process started, that may be earlier than the start time.
+"""
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 _QUOTED = re.compile(r"""["']([A-Za-z_]\w*)["']""")
 
@@ -51,11 +54,11 @@ class _File(NamedTuple):
 
 
 class Inputs:
-    """Records the files that are opened for reading from now on.
+    """Records the files that are opened for reading after this object is created.
 
     Args:
-        began_ns: when this process was started, in nanoseconds since 1970. Files that have changed
-            after that may differ from the data that was read.
+        began_ns: when this process was started, in nanoseconds since 1970. The content of files
+            that changed after that time may differ from the data that was read.
 
     Attributes:
         variables: name prefixes of variables that imports depend on, in addition to those that
@@ -73,7 +76,7 @@ class Inputs:
         self.words = _module_words()
         self._began_ns = began_ns - _CLOCK_NS
         self._opened: set[str] = set()
-        self._new: dict[str, str] = {}  # data files opened since `problem`, and by which module
+        self._new: dict[str, str] = {}  # data files opened since `problem`, each with its module
         self._files: dict[str, _File | None] = {}
         self._contents: dict[str, str] = {}
         self._libraries = ""
@@ -83,8 +86,8 @@ class Inputs:
         sys.addaudithook(self._note)
 
     def end(self) -> str:
-        """Stop recording; return the file that has changed since the beginning, or an empty
-        text.
+        """Stop recording; return a file that has changed since the beginning, or an empty
+        string.
         """
         self._records = False
         paths = {os.path.abspath(path) for path in self._opened}
@@ -119,7 +122,9 @@ class Inputs:
         return "", ""
 
     def changed(self) -> str:
-        """Describe the first file or directory that has changed; empty if nothing has."""
+        """Describe the first file or directory that has changed. The result is empty if nothing
+        has.
+        """
         for path, file in self._files.items():
             now = _file(path)
             if now != file:
@@ -149,7 +154,7 @@ class Inputs:
             return
         top = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
         if top == "relight":
-            return  # it reads the script, for example
+            return  # for example, it reads the script
         if event in _LISTINGS:
             if top != "importlib" and isinstance(arguments[0], (str, bytes)):
                 self._listed[os.path.abspath(os.fsdecode(arguments[0]))] = frozenset()
@@ -251,7 +256,7 @@ def _searched() -> set[str]:
         places = getattr(module, "__dict__", {}).get("__path__")
         try:
             found.update(path for path in places or () if os.path.isabs(path))
-        except Exception:  # noqa: S112  # a package's object may raise anything
+        except Exception:  # noqa: S112  # a package's object may raise any exception
             continue
     return found
 
@@ -273,7 +278,7 @@ def _modified_ns(path: str) -> int:
 
 
 def _directory(path: str) -> tuple[int, frozenset[str]]:
-    modified_ns = _modified_ns(path)  # before the names, to detect a later change next time
+    modified_ns = _modified_ns(path)  # read before the names, to detect a later change next time
     return modified_ns, frozenset(_importable(_listed(path)))
 
 

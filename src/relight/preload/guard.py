@@ -1,4 +1,4 @@
-"""The guard: the parent process of the warm spawner.
+"""The guard, which is the parent process of the warm spawner.
 
 A process that an import starts can leave its session and lose its parent. After that, only a
 subreaper ancestor can find it. The agent is such an ancestor, but it may be killed with SIGKILL.
@@ -6,15 +6,15 @@ subreaper ancestor can find it. The agent is such an ancestor, but it may be kil
     agent --> guard --> warm spawner --> processes that its imports start
 
 When the agent has exited, the guard kills all its own descendants. If the warm spawner ends, the
-guard kills its orphans and exits the same way, so to the agent the guard's exit looks like the warm
-spawner's. A warm spawner may have an heir (`preload/speculative_import.py`). In that case, the
-guard kills all other orphans and guards the heir. The guard for workers that start cold is in
-`host/linux.py`.
+guard kills its orphans and exits the same way, so that the agent can't distinguish the guard's exit
+from the warm spawner's. A warm spawner may have an heir (`preload/speculative_import.py`). In that
+case, the guard kills all other orphans and guards the heir. The guard for workers that start cold
+is in `host/linux.py`.
 
 A warm process (`preload/warm_process.py`) outlives the agent that started it, so its guard does not
-watch an agent. While the warm process is importing, its guard ends it if it takes too long, or if a
-process that it must not outlive has ended. The warm process forks another guard for each job, which
-watches both the job's agent and the warm process.
+watch an agent. While the warm process is importing, its guard ends it if the imports take too long,
+or if a process that it must not outlive has ended. The warm process forks another guard for each
+job, which watches both the job's agent and the warm process.
 """
 
 import os
@@ -60,7 +60,7 @@ class AgentProcess(NamedTuple):
 
 
 class Guard:
-    """The guard, as used by its child, the warm spawner.
+    """The interface to the guard for its child, the warm spawner.
 
     Args:
         pid: the guard's pid.
@@ -77,8 +77,8 @@ class Guard:
         self.descriptors = to_guard, from_guard
 
     def attach(self) -> None:
-        """Have this process, a child of the guard, die with the guard; exit if the guard has
-        already exited.
+        """Have this process, which is a child of the guard, killed when the guard ends. Exit if the
+        guard has already exited.
         """
         linux.die_with_parent(signal.SIGKILL)
         if os.getppid() != self.pid:
@@ -90,7 +90,7 @@ class Guard:
         os.write(self._to_guard, b"%d\n" % heir)
 
     def inherit(self) -> None:
-        """Continue as the heir once the orphans of the earlier process have exited."""
+        """Continue as the heir once the earlier process's orphans have exited."""
         self.attach()
         os.read(self._from_guard, 1)
 
@@ -105,8 +105,8 @@ class Guard:
         linux.die_with_parent(signal.SIGCONT)
 
     def remove_if_orphaned(self, scratch: str) -> None:
-        """Have the guard remove a directory if the agent no longer exists; an empty path cancels
-        this.
+        """Have the guard remove a directory if the agent no longer exists. An empty path cancels
+        this request.
         """
         if scratch != self._directory:
             self._directory = scratch
@@ -120,11 +120,11 @@ def stand_guard(
     the child.
 
     Args:
-        agent: the agent; this process ends when the agent ends. None for a warm process.
+        agent: the agent, or None for a warm process. This process ends when the agent ends.
         others: other processes whose end also ends this process: the warm process that forked this
             one or, for a warm process and only while it is importing, processes that it must not
             outlive.
-        stays_low: whether the child never gets normal priority while it is importing.
+        stays_low: whether the child must never get normal priority while it is importing.
 
     Raises:
         OSError: if no process can be forked, or no descriptor is left.
@@ -166,7 +166,7 @@ def _watch(
             linux.show_environment({})  # the environment belongs to the job that started it
             kept = {fd for other in others for fd in other.descriptors}
             linux.close_all_but({0, 1, 2, from_child, to_child, *kept})
-        linux.die_with_parent(signal.SIGCONT)  # a stopped guard must notice that its parent exited
+        linux.die_with_parent(signal.SIGCONT)  # even a stopped guard must notice that
         requests = _Requests(from_child)
         child = ProcessHandle(pid)
         poll = select.poll()
@@ -211,7 +211,7 @@ def _watch(
                 raise_at = priority.raise_step_by_step(pid, passed, stays_low=stays_low)
                 os.write(to_child, b"\n")
         if agent is not None and not ready.keys() & {other.fileno() for other in others}:
-            linux.let_end(child)  # it also notices the end of the agent, and cleans up
+            linux.let_end(child)  # it also notices that the agent ended, and cleans up
         linux.end_children(linux.END_LIMIT_S)
         requests.read()
         _leave(agent, requests.directory, 0)
@@ -237,7 +237,7 @@ class _Requests:
         self._heir = 0
 
     def take_heir(self) -> int:
-        """Return the pid of the ended child's heir, or 0 if it lacks one."""
+        """Return the pid of the ended child's heir, or 0 if it has none."""
         self.read()
         heir, self._heir = self._heir, 0
         return heir
@@ -258,8 +258,8 @@ class _Requests:
 
 
 def _is_child(pid: int) -> bool:
-    """Return whether this is a child of this process. /proc may omit a child while another one
-    ends.
+    """Return whether a pid belongs to a child of this process. /proc may omit a child while another
+    one is ending.
     """
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,11 +1,11 @@
 """Imports modules in the process that workers are forked from, and skips those that can't be
 preloaded.
 
-An import must leave nothing behind but private memory: a single thread, and no descriptors,
-children, shared memory or timers. It must not depend on anything that differs between workers, or
-change anything that the interpreter still needs, and the script must get the same modules as
-without preloading. Each module is imported on trial (`preload/speculative_import.py`): if it can't
-be preloaded, the import is undone.
+An import may leave nothing behind but private memory. There must be a single thread, and no new
+descriptors, children, shared memory or timers. The import must not depend on anything that differs
+between workers, or change anything that the interpreter still needs, and the script must get the
+same modules as without preloading. Each module is imported on a trial basis
+(`preload/speculative_import.py`), and the import is undone if the module can't be preloaded.
 """
 
 import json
@@ -34,7 +34,7 @@ Tell = Callable[[str], None]
 """Sends a line to the agent."""
 _PROGRESS = b"%9d"
 _TRIAL_S = 1.0
-"""How long a trial of several modules may last. This bounds the work that has to be repeated."""
+"""How long a trial of several modules may last. This limits the work that has to be repeated."""
 _MAX_PRINTED = 65536
 _LEFT_OUT = b"\nrelight: %d more bytes were printed by preloaded modules, and are left out here\n"
 _HARMLESS_THREADS = ("jemalloc_bg_thd",)
@@ -42,7 +42,9 @@ _HARMLESS_THREADS = ("jemalloc_bg_thd",)
 without them.
 """
 _OURS = ("relight", "sitecustomize", "__main__", "__mp_main__")
-"""Modules that are loaded anyway. The last one is multiprocessing's name for the script."""
+"""Modules that are loaded anyway. The last name is the one that multiprocessing gives to the
+script.
+"""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -60,23 +62,24 @@ def preload(
 
     Sends the agent `importing MODULE`, `without MODULE SECONDS REASON` for an import that was
     undone, and `left_out PACKAGES` for packages that are not installed. If the modules were
-    learned, it also sends `learned JSON`: which modules can never be preloaded, which modules cause
-    that, and where packages are installed.
+    learned, it also sends `learned JSON`, which says which modules can never be preloaded, which
+    modules cause that, and where packages are installed.
 
     Args:
-        setup: `modules`; `learned`: whether these are the imports of a watched worker, perhaps
-            including failed ones; `culprits`: modules that are known to be unfit; `argv`: the
-            workers' command line.
+        setup: contains `modules`; `learned`, which is whether these are the imports of a watched
+            worker, perhaps including failed ones; `culprits`, the modules that are known to be
+            unfit; and `argv`, the workers' command line.
         loaded: the modules that any worker has loaded by now.
         tell: sends the agent a line.
         watch: finds modules that depend on a variable that differs between workers.
-        others: find modules that created a temporary file that workers would share, that read the
-            script's arguments, or that read a file which changed after this process started.
+        others: tracers that find modules that created a temporary file that workers would share,
+            that read the script's arguments, or that read a file which changed after this process
+            started.
         guard: the guard of this process.
         descriptors: the open descriptors, apart from the guard's.
 
     Raises:
-        UnfitError: if the process can't be used.
+        UnfitError: if this process can't be used to fork workers.
     """
     outputs = [linux.anonymous_file("printed") for _ in range(2)]
     known = {0, 1, 2, *descriptors, *guard.descriptors, *outputs}
@@ -127,11 +130,12 @@ def _import_all(
     tell: Tell,
     guard: Guard,
 ) -> None:
-    """Import the modules that can be preloaded and that need only modules that can be preloaded.
+    """Import the modules that can be preloaded, provided that the modules that they need can be
+    preloaded as well.
 
-    Modules that the user named are tried one by one, others in batches. A failed batch is undone,
-    and the number of imports that succeeded is kept. Those imports run next, then the failed one
-    alone.
+    Modules that the user named are tried one by one, and others in batches. A failed batch is
+    undone, but the number of imports that succeeded is kept. Those imports are repeated next,
+    followed by the failed one alone.
     """
     asked, left = set(names), names
     alone = asked if baseline.is_asked else set()
@@ -166,7 +170,7 @@ def _import_all(
             imports.unfit[name] = culprit
         if name in asked:
             tell(f"without {name} {undone.seconds:.3f} {undone.reason}")
-            # Most of the modules that it imports may still be fit.
+            # Most modules that the failed module imports may still be fit.
             tops = _packages([name, culprit])
             argv = baseline.argv
             others = [
@@ -187,7 +191,7 @@ def _import_some(
     child: int,
 ) -> None:
     """Import modules for a limited time. The number of imported modules is written to the file
-    `progress`, so that a copy of this process knows how far this one got.
+    `progress`, so that a copy of this process can tell how far this one got.
     """
     end = time.monotonic() + _TRIAL_S
     for number, name in enumerate(names, 1):
@@ -208,7 +212,7 @@ class _DependencyFinder:
     everything that imports them.
 
     Args:
-        culprits: modules that are known to be unfit; the value is True if they can never be
+        culprits: modules that are known to be unfit. The value is True if the module can never be
             preloaded.
     """
 
@@ -233,7 +237,7 @@ class _DependencyFinder:
 
 
 class _Baseline:
-    """The state of this process before the imports. The process must still conform to it after
+    """The state of this process before the imports. The process must still be in this state after
     each import.
 
     Args:
@@ -305,7 +309,7 @@ class _Baseline:
         if os.readlink("/proc/self/cwd") != self._directory:
             raise UnfitError(name, f"{name} changes the working directory")
         if sys.path[: len(self._path)] != self._path:
-            # The script's directory would come before the entries that the import added.
+            # The script's directory would precede the entries that the import added.
             raise UnfitError(name, f"{name} changes sys.path other than by appending to it")
         if signal.getsignal(signal.SIGCHLD) is None:
             raise UnfitError(name, f"{name} installs its own SIGCHLD handler")
@@ -321,7 +325,7 @@ class _Baseline:
 
 
 def _shares_memory() -> bool:
-    """Return whether this process has memory that stays shared after a fork (proc(5), maps)."""
+    """Return whether this process has memory that remains shared after a fork (proc(5), maps)."""
     with open("/proc/self/maps", "rb") as file:
         modes = {line.split(maxsplit=2)[1] for line in file}
     return any(mode[1:2] == b"w" and mode[3:4] == b"s" for mode in modes)
@@ -351,7 +355,7 @@ def _descriptors() -> dict[int, str]:
 
 
 def check_shadows(argv: list[str], modules: Collection[str]) -> None:
-    """Check that no preloaded module is shadowed by a module next to the script."""
+    """Check that no module next to the script shadows a preloaded one."""
     specs = {
         name: getattr(sys.modules.get(name), "__spec__", None)
         for name in sorted(_packages(modules))
@@ -362,8 +366,8 @@ def check_shadows(argv: list[str], modules: Collection[str]) -> None:
 
 
 def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str, str | None]:
-    """Return the given packages that another one next to the script would shadow, with its path.
-    Built-in packages are never included.
+    """Return which of these packages would be shadowed by one next to the script, each with the
+    path of the latter. Built-in packages are never included.
     """
     folder = _folder(argv)
     known = folder in sys.path_importer_cache
@@ -417,8 +421,8 @@ def _install_directories() -> tuple[str, ...]:
 
 
 def _installed(names: list[str], argv: list[str]) -> list[str]:
-    """Return the modules that are installed, as opposed to the user's own modules on PYTHONPATH or
-    next to the script.
+    """Return which of these modules are installed, as opposed to the user's own modules on
+    PYTHONPATH or next to the script.
     """
     places = _install_directories()
     tops = {top for top in _packages(names) if top.isidentifier() and top != "relight"}
@@ -434,8 +438,8 @@ def _installed(names: list[str], argv: list[str]) -> list[str]:
 
 
 def _is_in(spec: ModuleSpec, places: tuple[str, ...]) -> bool:
-    """Return whether a package is in these directories. Without `__init__.py`, all its parts must
-    be.
+    """Return whether a package is in these directories. If it lacks `__init__.py`, all its parts
+    must be in them.
     """
     paths = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
     return bool(paths) and all(path.startswith(places) for path in paths)

@@ -1,5 +1,5 @@
-"""Lets a warm spawner outlive its job: records what its imports depend on, and drops all state of
-the job that started it.
+"""Lets a warm spawner outlive its job by recording what its imports depend on, and by dropping all
+state that belongs to the job that started it.
 """
 
 import contextlib
@@ -24,13 +24,14 @@ from relight.warm.warm_sockets import BeingMade, Description
 
 
 class Lasting:
-    """Records the dependencies of the imports from now on.
+    """Records what imports depend on, from its creation on.
 
     Attributes:
         until: processes that this one must not outlive.
-        lock: the descriptor of a file that is locked until jobs can find this process.
-        arguments: finds modules that read the script's arguments.
-        inputs: finds modules that read a file which changed after this process started.
+        lock: the descriptor of a file that stays locked until jobs can find this process.
+        arguments: the tracer that finds modules that read the script's arguments.
+        inputs: the tracer that finds modules that read a file which changed after this process
+            started.
 
     Args:
         setup: the agent's instructions (`warm/preloading.py`).
@@ -80,7 +81,7 @@ class Lasting:
 
         Args:
             variables: the environment during the imports.
-            watch: has recorded the variables that were read.
+            watch: the tracer that has recorded which variables were read.
 
         Raises:
             UnfitError: if a file changed during the imports.
@@ -115,7 +116,7 @@ class Lasting:
             self._describe,
             is_ahead=keep["is_ahead"],
         )
-        for path in keep["replaces"]:  # the old process ends and accepts no further jobs
+        for path in keep["replaces"]:  # the old process accepts no further jobs and ends
             with contextlib.suppress(OSError):
                 os.unlink(path)
         warm_sockets.unlock(self.lock)
@@ -140,7 +141,9 @@ class Lasting:
         )
 
     def _shadow(self) -> str:
-        """Return which module the script would now find next to itself."""
+        """Describe a module next to the script that the script would now find instead of a
+        preloaded one.
+        """
         try:
             check_shadows(self._setup["argv"], sys.modules.keys() - self._loaded)
         except UnfitError as error:

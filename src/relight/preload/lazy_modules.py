@@ -1,10 +1,10 @@
 """Hides the preloaded modules of a warm worker until its script imports them.
 
-As a result, `sys.modules` is the same as in a cold worker, and the script's import of a module can
-be intercepted. At that point, the variables must have the same values as when the module was
-preloaded, and the script must find the same module and must not have replaced any module that this
-one needs. Otherwise the worker turns into a cold one by executing its own command line from
-the start.
+As a result, `sys.modules` is the same as in a cold worker, and it is possible to intercept the
+script's import of a module. At that point, the variables must have the same values as when the
+module was preloaded. The script must also find the same module, and must not have replaced any
+module that this one needs. Otherwise the worker turns into a cold one by executing its own command
+line from the start.
 
     import torch  -->  Deferred.find_spec  -->  _Loader.exec_module  -->  torch and its dependencies
 """
@@ -23,7 +23,7 @@ NATIVE = (
     "GFORTRAN_", "ARROW_", "JE_ARROW_",
 )  # fmt: skip
 """Variables that compiled code reads with `getenv` when it is loaded. They were found by
-interposing `getenv` with LD_PRELOAD while importing torch, numpy and others.
+intercepting `getenv` with LD_PRELOAD while torch, numpy and others were imported.
 """
 _OF_TORCH = ("TORCH_", "PYTORCH_", "ATEN_", "KINETO_")
 """Prefixes of variables that are only read by modules that need torch."""
@@ -41,9 +41,9 @@ _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Imports(NamedTuple):
-    """Facts about the preloaded imports.
+    """What is known about the preloaded imports.
 
-    `needs` has the modules that each module needs. `reads` and `prefixes` are those from
+    `needs` maps each module to the modules that it needs. `reads` and `prefixes` are those from
     `preload/env_tracer.py`. `values` are the variables that the script set before these imports.
     """
 
@@ -58,7 +58,7 @@ class Deferred:
 
     Args:
         names: the hidden modules.
-        imports: facts about their imports.
+        imports: what is known about their imports.
         tell: called with the name of a variable, to report its value to the warm spawner.
         restart: the command line and the environment of this worker.
     """
@@ -136,8 +136,8 @@ class Deferred:
         return found
 
     def _check(self, name: str, names: set[str]) -> None:
-        """Check that the script's variables have the same values as when these modules, needed by
-        an import, were preloaded.
+        """Check that the script's variables have the same values as they had when these modules,
+        which an import needs, were preloaded.
 
         Python reads `os.environ`; compiled code reads the process's own environment, which
         `os.putenv` can change separately.
@@ -179,8 +179,8 @@ class Deferred:
         return any(other.partition(".")[0].startswith(("torch", "functorch")) for other in needs)
 
     def _found_instead(self, name: str, origin: str | None) -> str:
-        """Return where a cold worker would find a different package with this name, because the
-        script has changed `sys.path`; empty if it would find the preloaded one.
+        """Return where a cold worker would find a different package with this name because the
+        script has changed `sys.path`. The result is empty if it would find the preloaded one.
         """
         spec = None if "." in name or not origin else PathFinder.find_spec(name)
         if spec is None or spec.loader is None or spec.origin == origin:
@@ -208,7 +208,7 @@ class Deferred:
         Args:
             why: the cause, for people.
             otherwise: the consequence if the worker can't be restarted.
-            report: a variable to report to the warm spawner.
+            report: the variable to report to the warm spawner.
         """
         again = not self._irreversible and os.getpid() == self._pid
         if report:
@@ -247,7 +247,7 @@ class Deferred:
 
 
 class _Loader:
-    """Loads a preloaded module. All other requests are passed to the module's own loader."""
+    """Loads a preloaded module. All other requests are forwarded to the module's own loader."""
 
     def __init__(self, deferred: Deferred, loader: Any) -> None:
         self._deferred = deferred
@@ -272,8 +272,8 @@ class _Loader:
 
 
 def _importing_library() -> str:
-    """Return the installed package whose running import called this function; empty if the caller
-    is the script or a function in a package that the script calls.
+    """Return the installed package whose import is in progress and has led to this call. The result
+    is empty if the caller is the script, or a function in a package that the script calls.
     """
     frame: Any = sys._getframe(2)
     while frame is not None:
@@ -299,7 +299,7 @@ def third_party(loaded: set[str]) -> list[str]:
 
 
 def references(names: Iterable[str]) -> dict[str, set[str]]:
-    """Return, for each module, the other modules whose objects it references and the ones below
+    """Return, for each module, the other modules whose objects it references, and the modules below
     it.
     """
     found: dict[str, set[str]] = {}
@@ -307,8 +307,8 @@ def references(names: Iterable[str]) -> dict[str, set[str]]:
         module = sys.modules.get(name)
         above = name.rpartition(".")[0]
         if not hasattr(sys.modules.get(above), "__path__"):
-            # The parent isn't a package, for example because compiled code created the submodule:
-            # no import would find it.
+            # The parent isn't a package, for example because compiled code created the submodule.
+            # No import would find it.
             found.setdefault(above, set()).add(name)
         if not isinstance(module, ModuleType):
             continue
@@ -323,7 +323,7 @@ def references(names: Iterable[str]) -> dict[str, set[str]]:
                 other = value.__dict__.get("__module__")
             else:
                 continue
-            # A package gets all its modules as attributes, no matter which module imports them.
+            # A package has all its modules as attributes, no matter which module imports them.
             if isinstance(other, str) and not other.startswith(f"{name}."):
                 others.add(other)
     return found

@@ -1,4 +1,4 @@
-"""Reseeds, in each worker, the random generators that imports have seeded, and recreates the
+"""In each worker, reseeds the random generators that imports have seeded, and recreates the
 temporary directories that imports have created.
 """
 
@@ -14,7 +14,7 @@ from relight.preload.temp_dirs import Temporary
 
 class RandomState:
     """Records which `random.Random` objects are created without a seed, and which temporary files
-    are created, from now on.
+    are created, after this object is created.
     """
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ def _seed_numpy(random: Any) -> None:
 
 
 def _seed_torch(torch: Any) -> None:
-    # A random seed in torch has 64 bits, whereas numbers chosen by people are small. A different
-    # module may also be named torch.
+    # A random seed in torch has 64 bits, whereas seeds chosen by people are small. The module named
+    # torch may also be a different one.
     if hasattr(torch, "default_generator") and torch.default_generator.initial_seed() >= 1 << 32:
         torch.default_generator.seed()
 

@@ -1,12 +1,12 @@
-"""Tries a step that may leave this process in an unusable state. If it does, a copy that was forked
-beforehand continues instead.
+"""Tries a step that may leave this process in an unusable state. If it does, a copy of the process
+that was forked beforehand continues instead.
 
     guard --> the process --> its copy, which waits        before and during the step
     guard --> the process                                  success: the copy is killed
     guard --> the former copy                              failure: the process ends
 
 The guard (`preload/guard.py`) receives the copy's pid beforehand. When the process ends for any
-reason, the guard kills its orphans and guards the copy.
+reason, the guard kills the process's orphans and then guards the copy.
 """
 
 import os
@@ -26,9 +26,9 @@ _POLL_S = 60.0
 class UndoneStep(NamedTuple):
     """The result of a step that was tried and undone.
 
-    `reason` says why, and `culprit` is the module that caused it. `lasting` means that the result
-    would be the same in the next job, if the packages are the same. `modules` are the ones imported
-    so far, in order. `seconds` is the duration of the step.
+    `reason` is why it was undone, and `culprit` is the module that caused this. `lasting` means
+    that the result would be the same in the next job if the packages are the same. `modules` are
+    the ones imported so far, in order. `seconds` is the duration of the step.
     """
 
     culprit: str
@@ -43,7 +43,7 @@ class UnfitError(Exception):
 
     Args:
         culprit: the module that caused it.
-        reason: why.
+        reason: why the process is unfit.
         lasting: whether the cause depends only on the installed packages.
     """
 
@@ -54,7 +54,7 @@ class UnfitError(Exception):
 
 
 def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
-    """Call `step`; return None on success, or why it was undone.
+    """Call `step`. Return None if it succeeded, or why it was undone.
 
     Args:
         step: raises UnfitError if it must be undone. It is called with the pid of the waiting copy,
@@ -94,7 +94,7 @@ def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
 def _take_over(process: ProcessHandle, result: int, guard: Guard) -> UndoneStep:
     """Wait in the copy until the process has exited, then take its place."""
     while not process.wait(_POLL_S):
-        pass  # wait for the imports; the guard ends both processes if they take too long
+        pass  # wait for the imports; the guard ends both processes if that takes too long
     guard.inherit()
     linux.become_subreaper()
     lines = os.pread(result, os.fstat(result).st_size, 0).decode(errors="replace").split("\n")

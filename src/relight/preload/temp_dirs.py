@@ -2,8 +2,8 @@
 
 Forked workers would share a directory, and the first worker to end would remove it. A
 `tempfile.TemporaryDirectory` whose name has not been read yet can be recreated in each worker
-(wandb has one, and therefore so does every module that imports wandb). Any other temporary file or
-directory makes the import unfit.
+(wandb has one, and therefore every module that imports wandb has one too). Any other temporary file
+or directory makes the import unfit.
 """
 
 import gc
@@ -18,7 +18,9 @@ from relight.preload.env_tracer import importing_module
 
 
 class _Made(NamedTuple):
-    """A temporary file or directory: the module that created it, and the arguments of mkdtemp."""
+    """A temporary file or directory, with the module that created it and the arguments passed to
+    mkdtemp.
+    """
 
     module: str
     suffix: Any
@@ -27,7 +29,7 @@ class _Made(NamedTuple):
 
 
 class Temporary:
-    """Records temporary files and directories that are created from now on."""
+    """Records temporary files and directories that are created after this object."""
 
     is_lasting = True
     """Whether its findings also apply to the next job."""

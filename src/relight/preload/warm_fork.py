@@ -1,6 +1,6 @@
-"""The warm spawner: imports modules once and forks each worker (docs/decisions/0011-warm.md).
+"""The warm spawner, which imports modules once and forks each worker (docs/decisions/0011-warm.md).
 
-It is started with the workers' command line and environment, and `serve` is called before the
+It is started with the workers' command line and environment, and calls `serve` before the
 interpreter reaches the script (`hook/sitecustomize.py`). `serve` returns only in a worker. The warm
 spawner itself never runs the user's script; it serves one generation after the other.
 
@@ -10,8 +10,8 @@ job.
 
 It sends the agent the lines described in `preload`, then, if it is a warm process, `guard PID`, and
 then `ready PID MODULES MIB`, or `unfit REASON` as the last line. For each generation, it receives a
-plan (`processes/generation_pipe.py`) from the agent, together with a socket on which this process
-then acts as the spawner in `processes/spawner.py`. When the generation is over, it sends `ended`
+plan (`processes/generation_pipe.py`) from the agent, together with a socket. It then acts on this
+socket as the spawner in `processes/spawner.py` does. When the generation is over, it sends `ended`
 and waits for the next one. When the agent has exited, it kills all workers and exits.
 """
 
@@ -50,7 +50,7 @@ _END_LIMIT_S = 10.0
 
 
 class _WorkerForked(BaseException):
-    """Unwinds the stack to `serve` in a worker."""
+    """Raised in a worker, to unwind the stack to `serve`."""
 
     def __init__(self, plan: WorkerPlan) -> None:
         self.plan = plan
@@ -69,7 +69,7 @@ class _GenerationSpawner(Spawner):
         del mask  # signals stay blocked until it is an interpreter again
         linux.die_with_parent(signal.SIGKILL)
         if os.getppid() != spawner:
-            os._exit(1)  # the spawner died before it could be watched
+            os._exit(1)  # the spawner exited before it could be watched
         os.setsid()
         for fd, number in ((self.stdin, 0), (plan.stdout, 1), (plan.stderr, 2)):
             os.dup2(fd, number)
@@ -81,7 +81,8 @@ class _GenerationSpawner(Spawner):
 
 
 class _Notes:
-    """Messages from workers to the agent about variables that made the preloaded modules unusable.
+    """Messages from workers to the agent about variables that have made the preloaded modules
+    unusable.
 
     Args:
         control: the socket connected to the agent.
@@ -94,7 +95,7 @@ class _Notes:
         self._end = 0
 
     def write(self, variable: str) -> None:
-        """Report the value that the script or a library gives a variable before an import, as
+        """Report the value that the script or a library has given a variable before an import, as
         `script NAME=VALUE`. Called in a worker.
         """
         with open(f"/proc/{self._pid}/fd/{self._fd}", "ab", buffering=0) as file:
@@ -138,15 +139,15 @@ def serve(
         setup: the agent's instructions (`warm/preloading.py`).
         control_fd: the socket connected to the agent.
         loaded: the names of the modules that any worker has loaded by now.
-        variables: the environment that this process was started with. It is cleared.
+        variables: the environment that this process was started with. This function clears it.
         watch: finds modules that depend on a variable that differs between workers.
         record: records the imports of a worker if a variable requests it; removes the variable.
     """
     control = socket.socket(fileno=control_fd)
     short = _read("comm").rstrip(b"\n")
     # The collector skips objects that are frozen below; otherwise a worker would copy all shared
-    # pages. At the very end of a worker, the collector must see every object, so that destructors
-    # run.
+    # pages. When a worker is about to exit, the collector must see every object, so that
+    # destructors run.
     atexit.register(gc.unfreeze)
     try:
         lasting = _lasting(setup, loaded)
@@ -210,7 +211,7 @@ def serve(
         _send(control, f"ready {os.getpid()} {modules} {mib:.1f}")
         plan, mask = _serve_generations(control, agent, notes, guard)
     except Exception as error:
-        why = describe_bug(error) if agent is None else repr(error)  # possibly raised by an import
+        why = describe_bug(error) if agent is None else repr(error)  # it may come from an import
         _send(control, f"unfit {why}", must_arrive=False)
         os._exit(EXIT_INTERNAL)
     try:
@@ -286,7 +287,7 @@ def _become(
     random_state: RandomState,
 ) -> None:
     """Make this fork equivalent to an interpreter that was started for this worker and has imported
-    the modules.
+    the modules itself.
     """
     linux.show_as(short, b"".join(os.fsencode(word) + b"\0" for word in plan.argv))
     linux.show_environment(plan.variables)

@@ -4,19 +4,19 @@ It is the process that has imported the modules (`preload/warm_fork.py`). It lis
 a directory that only its user can enter, and never runs a script itself:
 
     agent           connects
-    warm process    sends a line of JSON (`Description`): what it is for, and whether the files that
-                    it imported have changed
-    agent           compares; sends `take` or `stop`, or closes the connection
+    warm process    sends a line of JSON (`Description`), which says what it can be used for, and
+                    whether the files that it imported have changed
+    agent           compares this with its job, and sends `take` or `stop` or closes the connection
     warm process    forks a guard and a warm spawner, which serve this agent on this connection as
-                    if it had started them. This process therefore sees nothing of a job, and no job
-                    sees anything of another
+                    if the agent had started them. The warm process therefore has no access to
+                    jobs, and jobs have no access to each other
 
     warm process --> guard --> warm spawner of a job --> workers
                  --> guard --> warm spawner of another
 
-It ends after a certain time without a job, when memory gets scarce, when its user has logged out,
-when the directory has been removed, when a file that it imported has changed, or on request. If
-jobs are running at that time, it rejects new ones and ends after the last one. Between jobs it
+It ends after a certain time without a job, when memory becomes scarce, when its user has logged
+out, when the directory has been removed, when a file that it imported has changed, or on request.
+If jobs are running at that time, it rejects new ones and ends after the last one. Between jobs it
 sleeps until one of these conditions occurs.
 """
 
@@ -37,17 +37,17 @@ from relight.preload.guard import AgentProcess
 from relight.warm.warm_sockets import Description
 
 _ANSWER_S = 2.0
-"""How long an agent may take to respond."""
+"""How long an agent may take to reply."""
 _MAX_CONNECTIONS = 16
 _END_LIMIT_S = 1.0
 _PRESSURE = b"some 200000 2000000\0"
-"""Memory pressure that triggers a check of the free memory: some process was stalled for 0.2 s
-within 2 s (Linux, accounting/psi).
+"""The memory pressure that triggers a check of the free memory, which is that some process was
+stalled for 0.2 s within 2 s (Linux, accounting/psi).
 """
 
 
 class JobConnection(NamedTuple):
-    """Arguments for a child of this process: a job's connection, its agent, and this process."""
+    """What a child of this process needs: a job's connection, the job's agent, and this process."""
 
     control: socket.socket
     agent: AgentProcess
@@ -69,9 +69,10 @@ class WarmProcess:
 
     Args:
         path: the path of its socket.
-        idle_s: how long it stays without a job, in seconds.
+        idle_s: how long it keeps running without a job, in seconds.
         until: processes that it must not outlive.
-        describe: returns the description for agents, except for the part that this object adds.
+        describe: returns the description that is sent to agents, except for the part that this
+            object adds.
         is_ahead: whether the first connection comes from `relight warm start` rather than from a
             job.
 
@@ -147,7 +148,7 @@ class WarmProcess:
         return None
 
     def _wait_ms(self) -> float | None:
-        """Return how long to sleep in milliseconds; None to sleep until something happens."""
+        """Return how many milliseconds to sleep, or None to sleep until an event occurs."""
         ends = [each.until for each in self._connections.values()]
         if not self._guards:
             ends.append(self._idle_since + self._idle_s)
@@ -167,7 +168,7 @@ class WarmProcess:
         now = time.monotonic()
         try:
             described = self._describe()
-        except Exception:  # its files can't be checked; running jobs must not end because of that
+        except Exception:  # its files can't be checked; that must not end running jobs
             connection.close()
             self._end()
             return
@@ -208,7 +209,7 @@ class WarmProcess:
         self._connections.pop(fd).socket.close()
 
     def _take(self, control: socket.socket, agent: int) -> JobConnection | None:
-        """Fork the guard for a job; return the job's arguments, in the guard only."""
+        """Fork the guard for a job. Only in the guard, return what the job needs."""
         try:
             control.setblocking(True)
             process = ProcessHandle(agent)
@@ -257,14 +258,18 @@ class WarmProcess:
         self._idle_since = time.monotonic()
 
     def _on_agent_exit(self, fd: int) -> None:
-        """Resume the guard of a job whose agent has ended, in case the guard is stopped."""
+        """Send SIGCONT to the guard of a job whose agent has ended, in case the guard is
+        stopped.
+        """
         self._forget(fd)
         for guard in self._guards.values():
             if guard.agent.fileno() == fd:
                 os.kill(guard.process.pid, signal.SIGCONT)
 
     def _on_change(self) -> None:
-        """End if the socket no longer exists. Other changes to the directory don't matter."""
+        """End this process if its socket no longer exists. Other changes to the directory don't
+        matter.
+        """
         with contextlib.suppress(BlockingIOError):
             os.read(self._folder, 1 << 16)
         if not self._has_socket():
@@ -278,8 +283,8 @@ class WarmProcess:
             return False
 
     def _forget(self, fd: int) -> None:
-        """Stop waiting for a descriptor. It may be closed and reused while earlier events are still
-        waiting to be handled.
+        """Stop watching a descriptor. It may be closed and reused while earlier events have yet to
+        be handled.
         """
         self._forgotten.add(fd)
         with contextlib.suppress(KeyError):
@@ -298,7 +303,9 @@ class WarmProcess:
 
 
 def _watch(path: str) -> int:
-    """Return a descriptor that becomes readable when a file is removed; -1 if none is left."""
+    """Return a descriptor that becomes readable when a file is removed, or -1 if no descriptor is
+    left.
+    """
     fd = linux.inotify_open()
     folder = os.path.dirname(path)
     events = linux.IN_DELETE | linux.IN_MOVED_FROM | linux.IN_DELETE_SELF | linux.IN_MOVE_SELF
@@ -309,8 +316,8 @@ def _watch(path: str) -> int:
 
 
 def _pressure() -> int:
-    """Return a descriptor that has an exceptional condition when memory is scarce; -1 if the system
-    does not report that.
+    """Return a descriptor that has an exceptional condition when memory is scarce, or -1 if the
+    system does not report that.
     """
     try:
         fd = os.open("/proc/pressure/memory", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

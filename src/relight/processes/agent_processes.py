@@ -2,7 +2,7 @@
 
 An agent is recognized by its command line. Its workers are the children of its spawners, which are
 recognized by their process names (`processes/spawner.py`, `preload/warm_fork.py`). Other users'
-processes are left out, unless the caller is root.
+processes are excluded unless the caller is root.
 """
 
 import os
@@ -16,7 +16,7 @@ from relight.processes import straggler_reports as slow_ranks
 _COLD, _WARM = "worker spawner ", "warm spawner of"
 """The spawners' process names, truncated to the 15 characters that the kernel keeps."""
 _PF_FORKNOEXEC = 0x40
-"""Flag of a process that was forked and has not executed a program since
+"""The flag of a process that was forked and has not executed a program since then
 (include/linux/sched.h).
 """
 
@@ -25,7 +25,7 @@ class Running(NamedTuple):
     """An agent running on this machine. Memory is in bytes; shared pages count proportionally
     (PSS).
 
-    `run_id` is empty while the agent is without workers; `job` is the id of its job, or empty.
+    `run_id` is empty while the agent has no workers; `job` is the id of its job, or empty.
     `warm_pid` is the pid of the warm spawner, which holds the --preload modules, or 0 if there is
     none; its memory is included in `memory`. `slow_ranks` describes any slow ranks
     (--watch-slow-ranks).
@@ -76,8 +76,8 @@ def running() -> list[Running]:
 
 
 def arguments(words: Sequence[str]) -> list[str] | None:
-    """Return the arguments after `relight run` or `relight launch` in a Python command line that
-    runs it as a script or with -m; None for any other command line.
+    """Return the arguments that follow `relight run` or `relight launch` in a Python command line
+    that runs relight as a script or with -m. Return None for any other command line.
     """
     if not words or not os.path.basename(words[0]).startswith("python"):
         return None
@@ -85,7 +85,7 @@ def arguments(words: Sequence[str]) -> list[str] | None:
     for word in rest:
         if word in ("-X", "-W"):
             next(rest, "")
-        elif word == "-c":  # relight.launch uses it, followed by -m and the rest
+        elif word == "-c":  # relight.launch uses it, followed by -m and the other arguments
             if "relight.__main__" not in next(rest, ""):
                 return None
         elif word == "-m" or not word.startswith("-"):
@@ -96,8 +96,8 @@ def arguments(words: Sequence[str]) -> list[str] | None:
 
 
 def _is_fork(process: _Process, processes: Mapping[int, _Process]) -> bool:
-    """Return whether a process was forked by an agent and still has the agent's command line. Its
-    parent may have exited, and gVisor shows no flags.
+    """Return whether a process was forked by an agent and still has the agent's command line. The
+    process's parent may have exited, and gVisor doesn't show process flags.
     """
     parent = processes.get(process.parent)
     is_parents = parent is not None and parent.words == process.words
@@ -109,7 +109,7 @@ def _describe(agent: _Process, children: dict[int, list[_Process]]) -> Running:
     below = [child for guard in own for child in children.get(guard.pid, [])]  # `stand_guard`
     own = [child for child in own + below if child.name in (_COLD, _WARM)]
     holders = [child.pid for child in own]
-    # A worker's orphans are the spawner's children too, but most of them are not session leaders.
+    # A worker's orphans are also children of the spawner, but most of them are not session leaders.
     workers = [w for pid in holders for w in children.get(pid, []) if w.session == w.pid]
     warm = next((child.pid for child in own if child.name == _WARM), 0)
     known = next(filter(None, (_variables(worker.pid) for worker in workers)), {})

@@ -9,14 +9,14 @@ from relight.base.errors import MachineError
 from relight.host import system
 
 _NAME = "@relight-breakpoint-"
-"""The part of their sockets' names before the pid, as shown in /proc/net/unix (unix(7))."""
+"""The part of their socket names that precedes the pid, as shown in /proc/net/unix (unix(7))."""
 _LISTENS = 0x10000
-"""The flag of a listening socket: __SO_ACCEPTCON in linux/net.h."""
+"""The flag that marks a listening socket: __SO_ACCEPTCON in linux/net.h."""
 
 
 def waiting() -> dict[int, bool]:
-    """Return the pids of processes at a breakpoint, each with whether no debugger is
-    attached yet.
+    """Return the pids of processes at a breakpoint. The value for each pid is true if no debugger
+    is attached yet.
     """
     found: dict[int, bool] = {}
     try:

@@ -1,9 +1,11 @@
-"""Freezes workers and all their descendants (SIGSTOP) while their lease has expired.
+"""Freezes workers and all their descendants (SIGSTOP) after their lease has expired, until it is
+renewed.
 
-A lease limits how long the workers may run; the agent renews it. Workers' descendants may be in
-sessions of their own and may have lost their parents. Other programs may send SIGCONT, for example
-one that continues all processes after the machine was suspended. So the freeze is repeated as long
-as it lasts. A process that another program had already stopped is not continued afterwards.
+A lease limits how long the workers may run; the agent renews it. Descendants may be in sessions of
+their own, and their parents may have exited. Other programs may send SIGCONT, for example one that
+continues all processes after the machine was suspended. The workers are therefore stopped again and
+again for as long as the freeze lasts. A process that another program had already stopped is not
+continued afterwards.
 """
 
 import os
@@ -12,18 +14,18 @@ import signal
 from relight.host import system
 
 _ROUNDS = 100
-"""Maximum number of passes if a process forks faster than it can be stopped; the next check
-continues from there.
+"""Maximum number of passes over the descendants if a process forks faster than it can be stopped.
+The next check then continues.
 """
 POLL_S = 0.05
 """How often frozen processes are checked, because another program may continue them."""
 
 
 class Freezer:
-    """The lease of this process's descendants, and the descendants that are frozen.
+    """The lease for this process's descendants, and the descendants that are frozen.
 
     Attributes:
-        until: the end of the lease, on the clock passed to `look`; 0 means no limit.
+        until: the end of the lease, on the clock passed to `look`, or 0 if there is no limit.
         frozen: whether the descendants are frozen.
     """
 
@@ -69,7 +71,8 @@ class Freezer:
     def _thaw_all(self) -> None:
         """Continue the processes that this freezer has frozen.
 
-        Children are continued first because a shell would take a stopped child for a suspended job.
+        Children are continued first, because a shell would mistake a stopped child for a suspended
+        job.
         """
         for pid in reversed(system.tree(os.getpid())):
             if pid in self._frozen_pids:

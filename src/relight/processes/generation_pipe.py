@@ -1,12 +1,13 @@
-"""Sends the plans of a generation, with their descriptors, to the process that starts its workers.
+"""Sends a generation's plans, together with their descriptors, to the process that starts its
+workers.
 
 The process is the agent's spawner (`processes/spawner.py`) or a warm spawner
 (`preload/warm_fork.py`). For each generation the agent sends a count and that many descriptors: a
 file that contains the plans, a socket for the generation, stdin, and each worker's stdout and
-stderr. The file is in memory and the messages are small, so sending never blocks.
+stderr. Because the file is in memory and the messages are small, sending never blocks.
 """
 
-import array  # noqa: F401  # by socket.send_fds at a restart, when its file may be lost
+import array  # noqa: F401  # used by socket.send_fds at a restart, when its file may be lost
 import errno
 import marshal
 import os
@@ -85,7 +86,7 @@ def send(
 
 
 def receive(control: socket.socket) -> GenerationPlan | None:
-    """Return the plans of the next generation, or None if the agent is gone.
+    """Return the plans of the next generation, or None if the agent has exited.
 
     Raises:
         OSError: if no descriptor is left.
@@ -122,7 +123,7 @@ def receive(control: socket.socket) -> GenerationPlan | None:
 
 
 def send_worker(connection: socket.socket, plan: WorkerPlan) -> None:
-    """Send another worker of a running generation; the command is `start`.
+    """Send the plan of another worker for a running generation, together with the command `start`.
 
     Raises:
         OSError: if it can't be sent, or no descriptor is left.
@@ -135,10 +136,10 @@ def send_worker(connection: socket.socket, plan: WorkerPlan) -> None:
 
 
 def receive_worker(local_rank: int, fds: Sequence[int]) -> tuple[WorkerPlan, int]:
-    """Return another worker of a generation, and its standard input.
+    """Return the plan of another worker for a generation, and the worker's standard input.
 
     Raises:
-        OSError: if this process had no descriptors left for those that came with the command.
+        OSError: if this process had no descriptors left to receive those sent with the command.
     """
     if len(fds) != 4:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

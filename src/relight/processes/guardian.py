@@ -3,8 +3,8 @@ do so (`host/portable.py`).
 
 It has no parent and never starts a process. From its pipe it reads `holder PID` (the spawner's
 pid), `began PID` and `ended PID` for each worker, and `swept` once all their descendants have been
-killed. The pipe reaches its end when the spawner exits. If the spawner has not swept, the guardian
-does it.
+killed. The pipe reaches its end when the spawner exits. If the spawner has not killed the
+descendants, the guardian does.
 """
 
 import os
@@ -16,13 +16,13 @@ from relight.host import portable
 
 
 def watch(told: int, sweeps: int, agent: int) -> None:
-    """Wait until the spawner is gone, then end the remaining workers.
+    """Wait until the spawner has exited, then end the remaining workers.
 
     Args:
         told: the pipe from the spawner; workers also write to it until their programs start.
         sweeps: a pipe whose other end signals that this process has exited.
-        agent: a pipe that reaches its end when the agent exits. The spawner is then continued in
-            case it is stopped.
+        agent: a pipe that reaches its end when the agent exits. The spawner then receives SIGCONT,
+            in case it is stopped.
     """
     del sweeps
     holder = 0

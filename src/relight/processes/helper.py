@@ -1,10 +1,10 @@
-"""Processes that an agent starts besides the workers: a health check, py-spy, the status page, or
-the event handler.
+"""Processes that an agent starts in addition to the workers: a health check, py-spy, the status
+page, or the event handler.
 
 Each has its own guard and spawner, as the workers do (`processes/spawner.py`). So no descendant is
-left behind, whatever is killed, and the workers' guard and spawner are not needed. The agent never
-waits for the process itself, because that may be stuck in an uninterruptible call. It waits for
-messages on the spawner's socket, with a time limit.
+left behind, no matter which process is killed, and a helper can run even if there is no guard or
+spawner for workers. The agent never waits for the process itself, because it may be stuck in an
+uninterruptible call. It waits for messages on the spawner's socket, with a time limit.
 
     agent --fork--> guard --fork--> spawner --fork, exec--> helper --> whatever it starts
 """
@@ -25,7 +25,7 @@ from relight.processes import spawner
 from relight.processes.generation_pipe import WorkerPlan
 
 _END_S = 1.0
-"""How long `run` waits for the guard of a closed helper in order to reap it."""
+"""How long `run` waits for a closed helper's guard to exit, so that it can be reaped."""
 _MAX_OUTPUT = 16 << 20
 
 
@@ -38,20 +38,20 @@ class Finished(NamedTuple):
 
 
 class Helper:
-    """A process that is ended, together with everything that it started, when this object is closed
-    or when this process exits.
+    """A process that is killed, together with everything that it started, when this object is
+    closed or when this process exits.
 
     Args:
         command: the program, looked up in the PATH given by `variables`, and its arguments.
         variables: its environment.
         output: the descriptor for the process's stdout.
         errors: the descriptor for the process's stderr.
-        stdin: the descriptor for its stdin; None for no input.
+        stdin: the descriptor for its stdin, or None for no input.
         call: a function to run instead of the command, in a fork of this process with only these
             three descriptors.
 
     Attributes:
-        exitcode: negative for a signal; None while it runs.
+        exitcode: the exit code, negative for a signal, or None while the process is running.
         error: why the process could not be started, or empty.
         is_lost: whether its spawner was killed, which also killed the process.
 
@@ -137,11 +137,13 @@ class Helper:
         try:
             self._socket.sendall(f"signal 0 {signal.SIGTERM:d}\n".encode())
         except OSError:
-            pass  # its spawner is gone
+            pass  # its spawner has exited
         self._child.send(signal.SIGCONT)
 
     def close(self) -> None:
-        """Have the process and everything that it started killed, without waiting for it."""
+        """Have the process and everything that it started killed, without waiting until they have
+        exited.
+        """
         if self._socket.fileno() < 0:
             return
         loop = self._loop
@@ -162,7 +164,7 @@ class Helper:
         if word == "holder":
             self._spawner = int(rest[0])
             self._child.guards(self._spawner)
-            system.own_children.add(self._spawner)  # it is one if its guard is killed
+            system.own_children.add(self._spawner)  # it becomes a child if its guard is killed
         elif word == "exited":
             self.exitcode = int(rest[1])
         elif word in ("failed", "unborn"):
@@ -186,10 +188,10 @@ class Helper:
 
 
 def run(command: Sequence[str], variables: Mapping[str, str], limit_s: float) -> Finished:
-    """Run a program to completion. Call this in a thread, or where blocking does no harm.
+    """Run a program to completion. Call this in a thread, or where it is acceptable to block.
 
     Raises:
-        TimeoutError: if it has not ended in time. It is killed if possible.
+        TimeoutError: if it has not ended in time. The process is killed if possible.
         OSError: if it can't be started.
     """
     files: list[int] = []

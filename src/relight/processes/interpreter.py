@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _FINDS = "import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)"
 _POLL_S = 1.0
-"""How long to wait for another Python to answer while the loop runs."""
+"""How long to wait for another Python to reply, while the loop keeps running."""
 
 
 def choose(env: Environment) -> str:
@@ -35,7 +35,9 @@ def choose(env: Environment) -> str:
 
 
 def explain(python: str, env: Environment) -> str:
-    """Return why the workers use a different Python from the launcher; empty if they don't."""
+    """Return why the workers use a different Python from the launcher's, or an empty string if they
+    don't.
+    """
     if python == sys.executable:
         active = _active(env)
         return f"workers run relight's own Python, not that of {active}" if active else ""
@@ -79,7 +81,7 @@ def remedy(python: str, env: Environment, module: str, loop: "Loop") -> str:
 
 
 def _active(env: Environment) -> str:
-    """Return the active environment's Python; empty if that is relight's own."""
+    """Return the active environment's Python, or an empty string if that is relight's own."""
     path = env.get("PATH").split(os.pathsep)
 
     def place(folder: str) -> int:
@@ -96,8 +98,8 @@ def _active(env: Environment) -> str:
 
 
 def _is_program() -> bool:
-    """Return whether this process runs the program `relight`, rather than `python -m` or `python
-    -c`.
+    """Return whether this process was started as the program `relight` rather than with `python -m`
+    or `python -c`.
     """
     main = sys.modules["__main__"]
     return hasattr(main, "__file__") and getattr(main, "__spec__", None) is None

@@ -1,10 +1,10 @@
 """Finds `relight run` jobs on this machine through their agents' sockets, and through the records
 of finished jobs.
 
-These are in a directory that only its user can enter: `$XDG_RUNTIME_DIR/relight/jobs`, or
+Both are in a directory that only its user can enter: `$XDG_RUNTIME_DIR/relight/jobs`, or
 `/tmp/relight-UID/jobs` (host/user_sockets). Each agent that has been running for a second has a
-socket there, `NAME-PID.sock`. Each of the last 100 finished jobs has a file, `NAME-PID.json`. A
-killed agent leaves its socket behind, and the next reader removes it.
+socket there, `NAME-PID.sock`. Each of the last 100 finished jobs has a file there, `NAME-PID.json`.
+If an agent is killed, its socket remains until the next reader removes it.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ _ENDED, _TOKEN = ".json", ".token"
 _MAX_ENDED = 100
 _TIMEOUT_S = 3.0
 MAX_BYTES = 32 << 20
-"""Maximum size of an answer in bytes."""
+"""Maximum size of a response in bytes."""
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 
 class SilentJob(NamedTuple):
-    """A job whose agent does not answer."""
+    """A job whose agent does not respond."""
 
     id: str
     name: str
@@ -63,16 +63,16 @@ class JobDirectory:
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.path = user_sockets.directory(variables, JOBS)
         self._unreadable: dict[str, str] = {}
-        """By job, the versions of agents whose snapshot format this version can't read."""
+        """Agent versions, by job, whose snapshot format this version can't read."""
 
     def ids(self) -> set[str]:
-        """Return the ids of running and finished jobs, without querying their agents: some may have
-        been killed.
+        """Return the ids of running and finished jobs. Their agents are not queried, so some may
+        have been killed.
         """
         return {*self._names(OF_JOB), *self._names(_ENDED)}
 
     def running(self) -> list[NodeSnapshot]:
-        """Return the snapshots of all agents that answer, newest first."""
+        """Return the snapshots of all agents that respond, newest first."""
         found = filter(None, map(self.ask, self._names(OF_JOB)))
         return sorted(found, key=lambda each: each.started, reverse=True)
 
@@ -82,15 +82,15 @@ class JobDirectory:
         return sorted(found, key=lambda each: each.taken, reverse=True)
 
     def find(self, job: str) -> NodeSnapshot | None:
-        """Return the snapshot of a running job, or otherwise of a finished one."""
+        """Return the snapshot of a job that is running or has finished."""
         return (self.ask(job) or self._read(job)) if is_id(job) else None
 
     def is_over(self, job: str) -> bool:
-        """Return whether a job has ended and left its record; its agent is not queried."""
+        """Return whether a job has ended and left its record. The job's agent is not queried."""
         return job in self._names(_ENDED) and job not in self._names(OF_JOB)
 
     def ask(self, job: str) -> NodeSnapshot | None:
-        """Return the answer from a job's agent; None without a valid answer."""
+        """Return the response from a job's agent, or None if there is no valid response."""
         answer = self._answer(job, b"\n")
         found = _snapshot(answer)
         if found is None and answer:
@@ -98,8 +98,8 @@ class JobDirectory:
         return found
 
     def silent(self, answered: Collection[str]) -> list[SilentJob]:
-        """Return the jobs whose agents are alive but have not answered, because they are stopped or
-        late.
+        """Return the jobs whose agents are alive but have not responded, because they are stopped
+        or slow.
         """
         found = []
         for job in self._names(OF_JOB):
@@ -110,13 +110,13 @@ class JobDirectory:
         return found
 
     def silent_pid(self, job: str) -> int:
-        """Return the pid of the agent of a job that has not answered, if it is alive;
-        otherwise 0.
+        """Return the pid of a job's agent if the agent is alive but has not responded; otherwise
+        0.
         """
         return next((each.pid for each in self.silent(()) if each.id == job), 0)
 
     def explain_silence(self, job: str, pid: int) -> tuple[str, str]:
-        """Return why a job's agent is alive but has not answered, and what to do about it."""
+        """Return why a job's agent is alive but has not responded, and what to do about it."""
         agent = f"its agent (pid {pid})"
         if job not in self._unreadable:
             why = f"{agent} is not responding: it is suspended, or this machine is very busy"
@@ -126,11 +126,13 @@ class JobDirectory:
         return why, "use the relight command of that version; the job is not affected"
 
     def answers_or_lives(self, job: str) -> bool:
-        """Return whether a job's agent exists, even if it doesn't answer."""
+        """Return whether a job's agent exists, even if it doesn't respond."""
         return self.ask(job) is not None or bool(self.silent_pid(job))
 
     def find_whole(self, job: str) -> WholeJob | None:
-        """Return a job on all its nodes; for a finished or single-node job, only this node."""
+        """Return a job's state on all its nodes. For a finished or single-node job, return only
+        this node's.
+        """
         own = self.find(job)
         if own is None or own.nodes == 1 or own.state == ENDED:
             return None if own is None else WholeJob((own,))
@@ -144,17 +146,17 @@ class JobDirectory:
         return WholeJob((own, *sorted(others, key=_place)), tuple(silent))
 
     def output(self, job: str, question: Output) -> str:
-        """Return a worker's latest output; empty if its agent doesn't answer."""
+        """Return a worker's latest output, or an empty result if its agent doesn't respond."""
         return self._answer(job, _line(question)).decode(errors="replace")
 
     def output_elsewhere(self, job: str, question: Output) -> str:
-        """Return the latest output of a rank on any node."""
+        """Return a rank's latest output, no matter which node the rank is on."""
         found = self._query_all_nodes(job, _line(question).decode().strip())
         return next((each.answer for each in found.nodes if each.answer), "")
 
     def events(self, job: str, question: EventsAfter) -> Iterator[str]:
-        """Return the lines of the events in an agent's memory, followed by new ones if the question
-        asks to follow them; empty if the agent doesn't answer.
+        """Return the event lines that an agent has in memory, followed by new ones if the request
+        asks for them. The result is empty if the agent doesn't respond.
         """
         connection = self._connect(job)
         if connection is None:
@@ -168,8 +170,8 @@ class JobDirectory:
                     yield line.rstrip("\n")
 
     def events_everywhere(self, job: str, number: int) -> list[tuple[str, list[str]]]:
-        """Return the lines of events above a number that all nodes' agents have in memory, by host.
-        The list is empty for a node that doesn't answer.
+        """Return, by host, the lines of events with a number above the given one that the nodes'
+        agents have in memory. The list is empty for a node that doesn't respond.
         """
         question = _line(EventsAfter(number, follow=False)).decode().strip()
         found = self._query_all_nodes(job, question).nodes
@@ -177,7 +179,7 @@ class JobDirectory:
 
     def stacks(self, job: str) -> "list[tuple[str, NodeStacks | None]]":
         """Return the stacks of the workers on all nodes, with the nodes' names, or None for a node
-        that doesn't answer. The list is empty if the job's own agent doesn't answer.
+        that doesn't respond. The list is empty if the job's own agent doesn't respond.
         """
         from relight.core.group import node_stacks
 
@@ -210,8 +212,8 @@ class JobDirectory:
                 os.unlink(old)
 
     def make_token(self, job: str, token: str) -> str:
-        """Write the token of a page that this process serves; return the path. Tokens of killed
-        pages are removed.
+        """Write the token of a status page that this process serves, and return the file's path.
+        Tokens of pages whose processes were killed are removed.
 
         Raises:
             OSError: if it can't be written.
@@ -284,7 +286,7 @@ def _line(question: Question) -> bytes:
 
 
 def _place(job: NodeSnapshot) -> tuple[bool, int]:
-    """Return the sort key of a node: by number, with spares last."""
+    """Return a node's sort key, which orders nodes by number and puts spares last."""
     return job.node < 0, job.node
 
 
@@ -297,7 +299,9 @@ def _snapshot(data: bytes | str) -> NodeSnapshot | None:
 
 
 def _version_in(answer: bytes) -> str:
-    """Return the version of relight from an answer in an unknown format; empty if absent."""
+    """Return the relight version found in a response of unknown format, or an empty string if it
+    has none.
+    """
     try:
         found = fields.decode(answer)
     except fields.Malformed:

@@ -1,8 +1,9 @@
-"""Opens the memory that an agent shares with a worker (core/workers/shared_words), for both sides.
+"""Opens the memory that an agent shares with a worker (core/workers/shared_words). Both sides use
+this module.
 
-It is a file that both find by its path. If the disk is full, the process that opens it first
-creates a file in memory (memfd_create(2)) instead, and the path is a link to its descriptor,
-because such a short link doesn't need a block.
+The memory is a file that both sides find by its path. If the disk is full, the process that opens
+it first creates a file in memory (memfd_create(2)) instead, and makes the path a link to that
+file's descriptor, because such a short link doesn't need a disk block.
 """
 
 import errno
@@ -16,12 +17,13 @@ _MIN_BLOCK = 512
 """The smallest block size of a file system in bytes."""
 _NAME = "relight-page"
 _TARGET = f"/memfd:{_NAME} (deleted)"
-"""The link to such a descriptor in proc_pid_fd(5)."""
+"""The target that proc_pid_fd(5) shows for such a descriptor."""
 
 
 def mapped(path: str, *, make: bool) -> memoryview:
-    """Return the memory at a path as 8-byte words; either side may create it. Access raises SIGBUS
-    if the file has been truncated, so only the worker maps it and can only harm itself.
+    """Return the memory at a path as 8-byte words; either side may create it. Only the worker maps
+    the file, because access raises SIGBUS after the file has been truncated; a worker that
+    truncates it only harms itself.
 
     Raises:
         OSError: if it is missing and `make` is not set, or it can't be created.
@@ -37,7 +39,7 @@ def mapped(path: str, *, make: bool) -> memoryview:
 
 
 def opened(path: str, *, make: bool) -> int:
-    """Return a descriptor of the memory at a path; either side may create it.
+    """Return a descriptor for the memory at a path; either side may create it.
 
     Raises:
         OSError: if it is missing and `make` is not set, or it can't be created.
@@ -45,7 +47,7 @@ def opened(path: str, *, make: bool) -> int:
     where, flags = path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0)
     if os.path.islink(path):
         where, flags = os.readlink(path), os.O_RDWR | os.O_CLOEXEC
-        if os.readlink(where) != _TARGET:  # that pid or descriptor now belongs to something else
+        if os.readlink(where) != _TARGET:  # that pid or descriptor has since been reused
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     fd = os.open(where, flags, 0o600)
     try:
@@ -65,7 +67,7 @@ def _allocate(fd: int) -> None:
     try:
         os.posix_fallocate(fd, 0, SIZE)
     except (AttributeError, OSError):
-        # Either the disk is full, as a write would report too, or this is macOS or musl, which
+        # Either the disk is full, which a write would also report, or this is macOS or musl, which
         # don't emulate the call. glibc emulates it by writing one byte to each block; here that
         # byte is outside all words in use.
         for block in range(0, SIZE, _MIN_BLOCK):

@@ -1,8 +1,8 @@
 """The memory that this agent shares with the workers of one generation (core/workers/shared_words).
 
 Each worker has a file next to its error file, created when it first calls a function in
-`relight.worker`. So a job whose script never calls one doesn't create any. A worker that can't
-create its file, for example on a full disk, reports nothing and can't be told to save.
+`relight.worker`. So no files are created for a job whose script never calls one. A worker that
+can't create its file, for example on a full disk, reports nothing and can't be asked to save.
 
 The agent reads and writes the file instead of mapping it, because the worker may truncate it at any
 moment, and access beyond its end would raise SIGBUS.
@@ -18,8 +18,8 @@ from relight.host.loop import Loop
 from relight.processes.shared_page import opened
 
 _SEEN_AFTER_S = 0.002
-"""After this time, a worker is certain to see what this process has written and to have counted any
-call that it had begun before.
+"""After this time, a worker is certain to see what this process has written, and to have counted
+any call that began before the write.
 """
 
 
@@ -48,16 +48,18 @@ class WorkerMemory:
         self._say = say
         self._told = False
         self._agreed = 0
-        """The call that the workers have agreed on; 0 before they do."""
+        """The call that the workers have agreed on, or 0 if they have not agreed on one yet."""
 
     def calls(self) -> int:
-        """Return the highest number of `should_checkpoint` calls by any worker on this node; 0 if
-        none has called it.
+        """Return the highest number of `should_checkpoint` calls made by any worker on this node,
+        or 0 if no worker has called it.
         """
         return max((words.calls(page) for _, page in self._pages()), default=0)
 
     def step(self) -> int | None:
-        """Return the highest step that a worker on this node has reported, or None if none has."""
+        """Return the highest step that a worker on this node has reported, or None if there is
+        none.
+        """
         return max(self.steps().values(), default=None)
 
     def steps(self) -> dict[int, int]:
@@ -74,7 +76,7 @@ class WorkerMemory:
         return {rank: progress for rank, progress in found.items() if progress is not None}
 
     def totals(self) -> dict[int, int]:
-        """Return each worker's total number of steps, if it reports that, by local rank."""
+        """Return the total number of steps by local rank, for each worker that reports it."""
         found = {rank: words.total(page) for rank, page in self._pages()}
         return {rank: total for rank, total in found.items() if total is not None}
 
@@ -84,7 +86,7 @@ class WorkerMemory:
 
     def span(self) -> tuple[float, float] | None:
         """Return when workers on this node first and last reported a step, in seconds on the
-        monotonic clock; None if none has.
+        monotonic clock, or None if no worker has reported one.
         """
         found = [words.span(page, self._began, self._loop.now) for _, page in self._pages()]
         spans = [span for span in found if span is not None]
@@ -93,12 +95,12 @@ class WorkerMemory:
         return min(first for first, _ in spans), max(last for _, last in spans)
 
     def limit(self, call: int, answer: Callable[[int], None]) -> None:
-        """Hold the workers at a given call of `should_checkpoint` until the next instruction.
+        """Hold the workers at a given call to `should_checkpoint` until the next instruction.
 
         Args:
-            call: the number of the call, counted from 1; 0 means none.
-            answer: called soon, with the highest number of calls by any worker that may have missed
-                this limit.
+            call: the number of the call, counted from 1, or 0 for none.
+            answer: called shortly afterwards, with the highest number of calls made by any worker
+                that may have missed this limit.
         """
         self._write(words.LIMIT, call)
         self._loop.call_after(_SEEN_AFTER_S, lambda: answer(self._calls_until_held()))
@@ -109,11 +111,11 @@ class WorkerMemory:
             self._put(local_rank, words.LIMIT, 0)
 
     def agree(self, call: int, deadline: float) -> None:
-        """Let the workers save and leave. A call set by an earlier coordinator still applies,
-        because workers may already have passed the new one.
+        """Let the workers save a checkpoint and exit. A call number set by an earlier coordinator
+        still applies, because workers may already have passed the new one.
 
         Args:
-            call: the number of the `should_checkpoint` call; 0 means the next one.
+            call: the number of the `should_checkpoint` call, or 0 for the next one.
             deadline: when the workers are stopped, on the loop's clock.
         """
         latest = self._loop.now() + words.MAX_LEFT_S
@@ -123,7 +125,7 @@ class WorkerMemory:
             self._write(words.AGREED, self._agreed)
 
     def begin(self, began: float) -> None:
-        """Begin the next generation: from now on, count only new reports from workers.
+        """Begin the next generation. From now on, only new reports from workers count.
 
         Args:
             began: when the next generation begins, on the loop's clock.
@@ -139,7 +141,9 @@ class WorkerMemory:
         return {rank for rank, page in self._pages() if page[words.INSIDE] in (1, 2)}
 
     def leave(self, count: int) -> None:
-        """Let the workers, even held ones, leave their group, the `count`th this job leaves."""
+        """Let the workers, even held ones, leave their group. It is the `count`th group that this
+        job leaves.
+        """
         self.release()
         self._write(words.LEAVE, count)
 
@@ -154,7 +158,7 @@ class WorkerMemory:
             OSError: if they can't be written.
         """
         path = self._paths[local_rank].removesuffix(words.SUFFIX) + words.VARIABLES_SUFFIX
-        with open(path, "w") as file:  # read only once JOIN signals that it is complete
+        with open(path, "w") as file:  # not read until JOIN signals that it is complete
             json.dump(variables, file)
         self._put(local_rank, words.JOIN, count)
 
@@ -182,8 +186,8 @@ class WorkerMemory:
         self._paths = {}
 
     def _calls_until_held(self) -> int:
-        """Return how many calls workers may have made, or may still make before anything holds
-        them.
+        """Return how many calls workers may have made, including those that they may still make
+        before they are held.
         """
         return max(self.calls(), self._agreed - 1)
 

@@ -17,9 +17,9 @@ def listen(
 
     Args:
         loop: the agent's loop.
-        spec: has the signals that stop the job (`--signals-to-handle`) and those that announce a
-            preemption (`--on-preempt`).
-        on_stop: called for all of those signals.
+        spec: contains the signals that stop the job (`--signals-to-handle`) and those that announce
+            a preemption (`--on-preempt`).
+        on_stop: called for any of those signals.
         on_other: called for signals that only workers may handle.
         on_resize: called when the terminal's size changes.
     """

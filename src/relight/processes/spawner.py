@@ -1,22 +1,23 @@
-"""The spawner: the process that starts, signals and reaps the workers, and outlives the agent.
+"""The spawner, which is the process that starts, signals and reaps the workers, and that outlives
+the agent.
 
-A process that is killed with SIGKILL can't clean up after itself, so another process has to. The
-agent forks the spawner when it is about to start the first workers, and sends it the later
+A process that is killed with SIGKILL can't clean up after itself, so another process has to do so.
+The agent forks the spawner when it is about to start the first workers, and sends it the later
 generations (`processes/generation_pipe.py`). The spawner is the parent of all workers and the
 subreaper of all their descendants, so none of them escapes, not even one that calls setsid or whose
-parent has died. When a generation's socket is closed, for whatever reason, the spawner kills them
-all. Normal shutdown takes the same path, so it is exercised on every run. A live agent sends `end`
-first; if it doesn't, the spawner also does the agent's cleanup. The spawner exits when the agent is
-gone.
+parent has exited. When a generation's socket is closed, for any reason, the spawner kills all of
+its workers and their descendants. Normal shutdown takes the same path, so it is exercised on every
+run. A live agent sends `end` first. If the socket is closed without `end`, the spawner also does
+the agent's cleanup. The spawner exits after the agent has exited.
 
     agent --fork--> guard --fork--> spawner --fork, exec--> workers --> whatever they start
 
 If the spawner itself is killed, PR_SET_PDEATHSIG kills the workers, and the guard inherits and
 kills their descendants (`linux.stand_guard`; the guard and the agent are also subreapers). A
-process only kills its own children. Their pids can't have been reused because no other process
-reaps them. Processes in an uninterruptible call can't be killed, nor can those of another user, for
-example started with `sudo`. The spawner reports them to the agent, which decides how long to wait.
-Without an agent, the spawner and its guard give up after a while.
+process only kills its own children. The children's pids can't have been reused, because no other
+process reaps them. Processes in an uninterruptible call can't be killed, and neither can another
+user's processes, such as those started with `sudo`. The spawner reports them to the agent, which
+decides how long to wait. If the agent has exited, the spawner and its guard give up after a while.
 
 Workers may have a lease, which limits how long they may run. When it expires, they and all their
 descendants are frozen (SIGSTOP) until it is renewed (`processes/freezer.py`). The spawner does the
@@ -41,9 +42,9 @@ CLOCK_MONOTONIC in seconds, which all processes on a machine share.
                         remains PID REFUSED         the process still exists a second after SIGKILL;
                                                     REFUSED is 1 if we may not signal it
                         frozen, thawed              the lease has expired, or has been renewed
-                        ended                       all workers are gone; the spawner waits for the
-                                                    next generation
-                        leaving                     all workers are gone; the spawner exits
+                        ended                       all workers have exited; the spawner waits for
+                                                    the next generation
+                        leaving                     all workers have exited; the spawner exits
                         refused ERRNO PATH          the system refused something; PATH may be empty
                         broken REASON               the spawner has a bug
 """
@@ -67,7 +68,7 @@ from relight.processes import generation_pipe
 from relight.processes.generation_pipe import GenerationPlan, WorkerPlan
 
 _TELL_S = 1.0
-"""How long after SIGKILL processes that still exist are reported."""
+"""How long after SIGKILL the spawner reports processes that still exist."""
 _POLL_S = 1.0
 """How often the spawner checks those processes if none of them exits."""
 _ORPHANS_S = 0.5
@@ -85,13 +86,13 @@ if TYPE_CHECKING:
 
 
 class Spawner:
-    """The parent of one generation's workers.
+    """The parent process of one generation's workers.
 
     Args:
         plan: the workers.
 
     Attributes:
-        abandoned: whether the agent has gone without sending `end`.
+        abandoned: whether the agent has exited without sending `end`.
     """
 
     def __init__(self, plan: GenerationPlan) -> None:
@@ -107,7 +108,7 @@ class Spawner:
         """Descriptors that came with a command that is still incomplete."""
         self._mask: Any = None
         self.freezer: Freezer | None = None
-        """Keeps the workers' lease; None before the first one."""
+        """Enforces the workers' lease; None until a lease is set."""
         self.abandoned = True
         self._action_before = signal.getsignal(signal.SIGCHLD)
         self._pipe = (-1, -1)
@@ -116,10 +117,10 @@ class Spawner:
         """Pids of processes that have been reported to the agent as surviving SIGKILL."""
 
     def run(self, mask: Any) -> bool:
-        """Start the workers and supervise them until the agent closes its socket or is gone; return
+        """Start the workers and supervise them until the agent closes its socket or exits; return
         whether no process is left.
 
-        All signals must be blocked, and all except SIGCHLD stay blocked: a spawner is not
+        All signals must be blocked, and all except SIGCHLD stay blocked, because a spawner is not
         controlled by signals. `mask` is the workers' signal mask (`system.block_signals`).
         """
         self._mask = mask
@@ -135,7 +136,7 @@ class Spawner:
             ready = dict(poll.poll(self._until_lease_ends()))
             if wake_read in ready:
                 os.read(wake_read, 4096)
-            # Process exits first: a worker that is already gone must not be signalled.
+            # Process exits first, because a worker that has already exited must not be signalled.
             self._reap()
             if self.agent.fileno() in ready and not self._obey():
                 return self._end_everything()
@@ -146,15 +147,15 @@ class Spawner:
         os.close(self.stdin)
 
     def end(self) -> None:
-        """Tell the agent that the generation is over, and restore this process's state from before
-        it.
+        """Tell the agent that the generation is over, and restore the state that this process had
+        before it.
         """
         self.tell("ended")  # first, so that the agent can prepare the next one, or exit
         self.agent.close()
         system.block_signals()
         self.restore_action()
         while signal.sigtimedwait(signal.valid_signals(), 0):
-            pass  # signals that arrived for this process in the meantime
+            pass  # signals that this process received in the meantime
         for fd in (*self._pipe, *self.held):
             os.close(fd)
 
@@ -164,7 +165,9 @@ class Spawner:
         signal.signal(signal.SIGCHLD, self._action_before)
 
     def _until_lease_ends(self) -> float | None:
-        """Return the milliseconds until the lease must be checked; None without a lease."""
+        """Return the number of milliseconds until the lease must be checked, or None if there is no
+        lease.
+        """
         now = time.monotonic()
         look_at = self.freezer.next_check(now) if self.freezer is not None else None
         return None if look_at is None else max(0.0, look_at - now) * 1000
@@ -184,7 +187,7 @@ class Spawner:
         return wake_read
 
     def _start(self, plan: WorkerPlan, mask: Any) -> str:
-        """Start a worker; return the line for the agent."""
+        """Start a worker; return the line to send to the agent."""
         own = os.getpid()
         number = 0
         try:
@@ -193,7 +196,7 @@ class Spawner:
             pid, number = -1, error.errno or errno.EAGAIN
         if pid == 0:
             self.become_worker(plan, own, mask)
-        for fd in {plan.stdout, plan.stderr}:  # so that later workers don't copy them
+        for fd in {plan.stdout, plan.stderr}:  # so that later workers don't inherit copies
             os.close(fd)
         if pid < 0:
             return f"unborn {plan.local_rank} {number}"
@@ -202,11 +205,11 @@ class Spawner:
         return f"started {plan.local_rank} {pid}"
 
     def become_worker(self, plan: WorkerPlan, spawner: int, mask: Any) -> NoReturn:
-        """Become a worker; called in a child of the spawner."""
+        """Become a worker. This is called in a child of the spawner."""
         try:
             system.die_with_parent(signal.SIGKILL)
             if os.getppid() != spawner:
-                os._exit(1)  # the spawner died before it could be watched
+                os._exit(1)  # the spawner exited before it could be watched
             os.setsid()
             if plan.cpus:
                 os.sched_setaffinity(0, plan.cpus)
@@ -222,7 +225,7 @@ class Spawner:
             os._exit(127)
 
     def execute(self, plan: WorkerPlan) -> None:
-        """Execute the worker's program; does not return.
+        """Execute the worker's program. This does not return.
 
         Raises:
             OSError: if it can't be executed.
@@ -231,9 +234,11 @@ class Spawner:
         start(plan.argv[0], plan.argv, plan.variables)
 
     def _obey(self) -> bool:
-        """Carry out the agent's commands; return False once its end of the socket is closed."""
+        """Carry out the agent's commands; return False once the agent's end of the socket is
+        closed.
+        """
         try:
-            # A single call returns no data beyond data that comes with descriptors (unix(7)).
+            # A single call never returns data beyond a message that carries descriptors (unix(7)).
             data, fds, _, _ = socket.recv_fds(self.agent, 4096, 4)
         except OSError:
             data, fds = b"", []
@@ -275,8 +280,8 @@ class Spawner:
             self._reap()
 
     def _orphans(self, session: int) -> list[int]:
-        """Return the children of this process in an ended worker's session. No other process reaps
-        them, so none of these pids can have been reused.
+        """Return this process's children that are in an ended worker's session. No other process
+        reaps them, so none of these pids can have been reused.
         """
         found = []
         for pid in system.child_pids(os.getpid()):
@@ -296,8 +301,8 @@ class Spawner:
         os.close(self.stdin)
 
     def _set_lease(self, until: float) -> None:
-        """Set the lease. The freezer is loaded before it is needed, because the disk with its code
-        may be lost later.
+        """Set the lease. The freezer's code is loaded before it is needed, because the disk that
+        holds it may be lost later.
         """
         if until and self.freezer is None:
             from relight.processes.freezer import Freezer
@@ -339,8 +344,8 @@ class Spawner:
 
     def _end_everything(self) -> bool:
         """Kill all children, and the orphans that the spawner adopts, until none are left. Return
-        False if some are left when the agent has given up, or when the agent is gone and the time
-        is up.
+        False if some are left when the agent has given up, or when the agent has exited and the
+        time is up.
         """
         poll = select.poll()
         poll.register(self._pipe[0], select.POLLIN)
@@ -378,30 +383,32 @@ class Spawner:
 
 
 def own_actions() -> tuple[int, ...]:
-    """Return the signals that this process has a handler for, or that only Python ignores."""
+    """Return the signals that this process has a handler for, and those that only Python
+    ignores.
+    """
     handled = (n for n in range(1, signal.NSIG) if callable(signal.getsignal(n)))
     return (*handled, *_IGNORED_BY_PYTHON)
 
 
 def default_signals(numbers: Iterable[int]) -> None:
-    """Reset these signals to their default action; other ignored signals stay ignored."""
+    """Reset these signals to their default action. Other ignored signals stay ignored."""
     for number in numbers:
         signal.signal(number, signal.SIG_DFL)
 
 
 class SpawnerProcess:
-    """The agent's side of its spawner: a single process for all generations, if it survives that
-    long and the system supports it.
+    """The agent's side of its spawner. A single spawner process serves all generations if it
+    survives that long and the system supports it.
     """
 
     def __init__(self) -> None:
         self.held: Callable[[], Sequence[int]] = tuple
-        """Returns descriptors that spawners keep open as long as they have workers. The guard of
-        the first generation's spawner keeps the ones that existed when it was forked.
+        """Returns descriptors that spawners keep open as long as they have workers. The first
+        generation's guard keeps the descriptors that existed when it was forked.
         """
         self._pid = 0
         self._idle_pid = 0
-        """The spawner's own pid, as reported when it waits for a generation; 0 until then."""
+        """The spawner's own pid, which it reports when it waits for a generation; 0 until then."""
         self._control: socket.socket | None = None
 
     def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
@@ -410,8 +417,8 @@ class SpawnerProcess:
 
         Args:
             plans: the workers.
-            scratch: a directory that the agent removes when it exits, or empty. If the agent is
-                gone by then, the spawner removes it.
+            scratch: a directory that the agent removes when it exits, or empty. If the agent was
+                killed, the spawner removes it.
 
         Raises:
             OSError: if the process can't be forked, or descriptors are exhausted.
@@ -421,7 +428,7 @@ class SpawnerProcess:
             try:
                 return self._pid, generation_pipe.send(self._control, plans, scratch, self.held())
             except (BrokenPipeError, ConnectionResetError):
-                pass  # it has just been killed
+                pass  # it was killed just now
         self.close()
         if not system.SPAWNER_STAYS:
             return fork(plans, scratch)
@@ -432,7 +439,7 @@ class SpawnerProcess:
         return self._pid, connection
 
     def close(self) -> None:
-        """Let the spawner exit. If it has workers, it exits after them."""
+        """Let the spawner exit. If it has workers, it exits after they have ended."""
         if self._control is None:
             return
         pid = self._hear_idle(self._control)
@@ -442,7 +449,7 @@ class SpawnerProcess:
             if pid and system.parent_pid(pid) == os.getpid():  # its guard was killed
                 os.kill(pid, signal.SIGKILL)
                 system.reap(pid, _REAP_S)
-            elif pid:  # in case another program has stopped them
+            elif pid:  # in case another program stopped them
                 os.kill(self._pid, signal.SIGCONT)
                 self._continue(pid)
         except OSError:
@@ -450,11 +457,11 @@ class SpawnerProcess:
         try:
             system.reap(self._pid, 0)  # in case it was killed while idle
         except ChildProcessError:
-            pass  # it was reaped with its last generation
+            pass  # it was reaped together with its last generation
 
     def wait(self, loop: "Loop", limit_s: float) -> None:
-        """Close the spawner, and return when it is gone; for embedding programs that outlive the
-        job.
+        """Close the spawner, and return when it has exited. This is for embedding programs that
+        outlive the job.
         """
         if self._control is None:
             return
@@ -495,7 +502,7 @@ class SpawnerProcess:
         try:
             self._idle_pid = int(control.recv(20, socket.MSG_DONTWAIT) or 0) or self._idle_pid
         except OSError:
-            pass  # it has not sent anything, or is gone
+            pass  # it has not sent anything, or has exited
         return self._idle_pid
 
     def _continue(self, pid: int) -> None:
@@ -556,8 +563,8 @@ def _fork(
 
 
 class _Agent(NamedTuple):
-    """The agent that forked a spawner: the agent's pid, the signals that it handles, and the kind
-    of processes that the spawner starts (`of`).
+    """The agent that forked a spawner: its pid, the signals that it handles, and the kind of
+    processes that the spawner starts (`of`).
     """
 
     pid: int
@@ -583,8 +590,8 @@ class _FirstSpawner(Spawner):
         """
         os.setsid()
         system.become_subreaper()
-        system.die_with_parent(signal.SIGCONT)  # a stopped spawner must notice too
-        default_signals(self.parent.actions)  # in a worker it would copy pages
+        system.die_with_parent(signal.SIGCONT)  # even a stopped spawner must notice
+        default_signals(self.parent.actions)  # doing this in a worker would copy pages
         outputs = [fd for plan in self.plans.values() for fd in (plan.stdout, plan.stderr)]
         system.close_all_but({0, 1, 2, self.stdin, self.agent.fileno(), *keep, *outputs})
 
@@ -650,11 +657,11 @@ def _tell_guard(to_guard: int, scratch: str) -> None:
 
 
 def _next_plan(spawner: Spawner, control: socket.socket) -> GenerationPlan | None:
-    """End a generation and return the plan of the next one, or None if the agent is gone."""
+    """End a generation and return the plan of the next one, or None if the agent has exited."""
     try:
         control.send(b"%d\n" % os.getpid())
     except OSError:
-        pass  # the agent is gone
+        pass  # the agent has exited
     spawner.end()
     plan = generation_pipe.receive(control)
     if plan is None and spawner.scratch:

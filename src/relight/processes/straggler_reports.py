@@ -1,7 +1,7 @@
-"""Makes the slow-rank reports that an agent receives available as events, and to `relight status`.
+"""Publishes the slow-rank reports that an agent receives, both as events and in `relight status`.
 
-`relight status` reads them from a file in memory, found by name among the agent's open files
-(proc_pid_fd(5)). So no file is left behind.
+`relight status` reads them from an in-memory file, which it finds by name among the agent's open
+files (proc_pid_fd(5)). So no file is left behind.
 """
 
 import os
@@ -17,7 +17,7 @@ _MAX = 4096
 
 
 def event(found: SlowRanks) -> RanksSlow:
-    """Return the event for a coordinator's message."""
+    """Convert a coordinator's message to an event."""
     from relight.core.group.straggler_detector import describe
 
     since = time.time() - found.age_s
@@ -57,7 +57,9 @@ class ShownSlowRanks:
 
 
 def shown_by(pid: int) -> str:
-    """Return an agent's reports; empty also if its open files can't be read."""
+    """Return an agent's reports. The result is also empty if the agent's open files can't be
+    read.
+    """
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder):

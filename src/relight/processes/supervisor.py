@@ -1,5 +1,5 @@
-"""Carries out the decisions of core/workers/supervision for processes that were started together:
-an agent's workers, or a job's replicas on this machine.
+"""Carries out the decisions made by core/workers/supervision for processes that were started
+together, which are an agent's workers or a job's replicas on this machine.
 
     Workers (the spawner) --exits--> Supervisor --> core/workers/supervision --signals--> Workers
 """
@@ -47,9 +47,9 @@ class Supervisor:
         ranks: the rank of each process, in the same order.
         scratch: a directory to remove if this process is killed, or empty.
         grace_s: seconds from the first signal to SIGKILL.
-        on_event: called after the decisions of core/workers/supervision have been carried out: for
-            each start and exit, when processes are frozen or resumed, for processes that survive
-            SIGKILL, and when the spawner is lost.
+        on_event: called after the decisions made by core/workers/supervision have been carried out.
+            This happens for each start and exit, when processes are frozen or resumed, for
+            processes that survive SIGKILL, and when the spawner is lost.
         before_stop: called with the exit of a failed process, before the others are stopped in
             response.
         on_change: called with each state change in core/workers/supervision.
@@ -78,8 +78,8 @@ class Supervisor:
     ) -> None:
         self.core = Supervision(len(plans), grace_s)
         self.survivors_leave: Callable[[int], SurvivorsLeave | None] = lambda _: None
-        """Called with the local rank of a failed worker. Lets the other workers leave its group and
-        keep their process; returns None if they can't.
+        """Called with the local rank of a failed worker. This lets the other workers leave the
+        failed worker's group and keep their processes. It returns None if they can't.
         """
         self._loop = loop
         self._on_event = on_event
@@ -92,7 +92,7 @@ class Supervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether the processes have not been told to stop."""
+        """Whether the processes have not been asked to stop yet."""
         return self.core.state in UNSTOPPED
 
     @property
@@ -102,17 +102,17 @@ class Supervisor:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the processes have been told to stop and the grace time is not over."""
+        """Whether the processes have been asked to stop and the grace time is not over."""
         return self.core.state is SupervisionState.STOPPING
 
     @property
     def is_saving(self) -> bool:
-        """Whether the processes may save a checkpoint before they are told to stop."""
+        """Whether the processes may save a checkpoint before they are asked to stop."""
         return self.core.state is SupervisionState.SAVING
 
     @property
     def is_leaving(self) -> bool:
-        """Whether processes should leave the group of a failed process."""
+        """Whether the surviving processes should leave the failed process's group."""
         return self.core.state is SupervisionState.LEAVING
 
     @property
@@ -127,7 +127,7 @@ class Supervisor:
 
     @property
     def ends(self) -> list[WorkerEnd]:
-        """How the ended processes ended."""
+        """How each process that is no longer running ended."""
         return list(self.core.ends.values())
 
     @property
@@ -136,12 +136,12 @@ class Supervisor:
         return self.workers.frozen or self._loop.now() >= self._lease_until
 
     def ended_unasked(self, local_rank: int) -> bool:
-        """Return whether a process ended without having been told to stop."""
+        """Return whether a process ended without having been asked to stop."""
         end = self.core.ends.get(local_rank)
         return end is not None and not end.stop_signal
 
     def exited_at(self, local_rank: int) -> float:
-        """Return when a process ended, on the loop's clock."""
+        """Return the time at which a process ended, on the loop's clock."""
         end = self.core.ends.get(local_rank)
         return end.at if end is not None else self._loop.now()
 
@@ -156,7 +156,7 @@ class Supervisor:
         Args:
             plans: the processes, possibly none.
             ranks: the rank of each process, in local rank order.
-            fork: starts another spawner for them; None to use the latest one.
+            fork: starts another spawner for them, or None to use the latest one.
 
         Raises:
             MachineError: if the machine runs out of processes or descriptors.
@@ -165,7 +165,7 @@ class Supervisor:
         self.workers.replace(plans, ranks, fork)
 
     def step(self, event: Event | SaveAndLeave | Noticed | Recovering) -> None:
-        """Pass an event to the state machine and carry out its decisions."""
+        """Pass an event to the state machine, and carry out the resulting decisions."""
         self._step(event, self._loop.now())
 
     def explain(self) -> str:
@@ -202,7 +202,7 @@ class Supervisor:
     def _send_stop(self, local_ranks: Sequence[int], number: int) -> None:
         """Send processes the signal to stop."""
         if self.are_frozen:
-            self.workers.kill()  # frozen processes would not see the signal, and must not continue
+            self.workers.kill()  # frozen processes would not get the signal, and must not continue
         elif self._grace_for_all or self.core.received:
             self.workers.signal(local_ranks, number)
         else:

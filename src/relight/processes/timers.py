@@ -1,11 +1,12 @@
-"""Implements the timers that a script sets with torch.distributed.elastic.timer: a process that
+"""Implements the timers that a script sets with torch.distributed.elastic.timer. A process that
 misses its deadline is killed.
 
 The script's `timer.expires(after=…)` writes a line of JSON to the FIFO named by
 TORCHELASTIC_TIMER_FILE (torch 2.13, elastic/timer/file_based_local_timer.py): version 1, pid,
 scope_id, expiration_time in seconds since 1970 (negative: released) and the signal to send. Unlike
-torchrun's agent, this one only signals workers and their descendants, whatever pid is named, and
-does not kill itself: a worker that misses its deadline is a failure like any other.
+torchrun's agent, this one only signals workers and their descendants, no matter which pid is in the
+request, and does not kill itself. A worker that misses its deadline is treated like any other
+failure.
 """
 
 import os
@@ -82,7 +83,7 @@ class WorkerTimers:
             try:
                 self._take(fields.record(TimerRequest, fields.decode(line)))
             except fields.Malformed:
-                continue  # any process that may write to the FIFO may write garbage
+                continue  # any process with write access to the FIFO may write garbage
 
     def _take(self, request: TimerRequest) -> None:
         version, pid, scope, due, number = request

@@ -1,7 +1,7 @@
 """Starts and signals one generation's workers for the agent, and reports their exits.
 
-The spawner does the work in its own process (`processes/spawner.py` explains why); this module is
-the agent's end of the socket to it.
+The spawner does the work in its own process (`processes/spawner.py` explains why). This module is
+the agent's end of the socket that is connected to it.
 """
 
 import errno
@@ -39,7 +39,9 @@ _WAKE_LIMIT_S = 1.0
 _CONTINUE_EVERY_S = 0.05
 """How often SIGCONT is sent to the spawner until it has frozen the workers."""
 _LET_END_S = 0.5
-"""How long a spawner without a guard may take to end its workers before it is killed."""
+"""How long a spawner whose guard was killed may take to end its workers before it is killed as
+well.
+"""
 _ORPHANS_LIMIT_S = 10.0
 """How long the search for a killed spawner's descendants may take."""
 _ORPHANS_POLL_S = 0.01
@@ -77,20 +79,22 @@ class Workers:
         self.evidence: dict[int, str] = {}
         """Facts about a worker's exit beyond its exit code, by local rank."""
         self.doing: dict[int, WorkerState] = {}
-        """The workers' state before they were stopped, by local rank, if it was recorded."""
+        """The state that each worker was in before it was stopped, by local rank, if it was
+        recorded.
+        """
         self.had_handler: dict[int, bool] = {}
-        """By local rank, whether a worker had a handler for its first stop signal."""
+        """Whether each worker had a handler for its first stop signal, by local rank."""
         self.frozen = False
-        """Whether they are frozen because their lease has expired."""
+        """Whether the workers are frozen because their lease has expired."""
         self.remaining: dict[int, ProcessRemains] = {}
         """Processes that still exist a second after SIGKILL, by pid."""
         self._loop = loop
         self._on_event = on_event
         self._more: list[Workers] = []
-        """The workers of further spawners, which have replaced workers of this one."""
+        """Workers that other spawners started to replace some of this spawner's workers."""
         self._buffer = LineBuffer()
         self._holder = 0
-        """The spawner's own pid, once it has reported it."""
+        """The spawner's own pid, once the spawner has reported it."""
         try:
             pid, self._socket = (fork or spawner.fork)(plans, scratch)
             self._spawner = system.Child(pid)
@@ -115,9 +119,9 @@ class Workers:
         """Send workers a stop signal. A worker without a handler for the signal has nothing to
         save, so it also gets SIGKILL in case the signal doesn't end it.
         """
-        # Check for handlers before sending the signal, because a handler may remove itself first,
-        # as happens when an interpreter shuts down. Check again afterwards for a handler that was
-        # just set.
+        # Check for handlers before sending the signal, because a handler may be removed in the
+        # meantime, for example when an interpreter shuts down. Check again afterwards in case a
+        # handler was just set.
         waited_for = set(self.with_handler_for(local_ranks, number, unknown=True))
         self.signal(local_ranks, number)
         waited_for.update(self.with_handler_for(local_ranks, number, unknown=True))
@@ -129,14 +133,14 @@ class Workers:
         self, local_ranks: Sequence[int], number: int, *, unknown: bool
     ) -> list[int]:
         """Return which of these workers have a handler for a signal. If the system doesn't expose
-        that, return all of them if `unknown` is true, otherwise none.
+        handlers, return all workers if `unknown` is true, and none otherwise.
         """
         pids, catches = self.pids, system.catches_signal
         return [r for r in local_ranks if r in pids and catches(pids[r], number, unknown)]
 
     def find_worker(self, pid: int) -> int | None:
-        """Return the local rank of the worker that is this process or its ancestor; -1 for an ended
-        worker's orphan, None for a process that no worker has started.
+        """Return the local rank of the worker that is this process or its ancestor. Return -1 for
+        an ended worker's orphan, or None for a process that no worker started.
         """
         local_rank_of = {known: local_rank for local_rank, known in self.pids.items()}
         while pid > 1:
@@ -154,7 +158,8 @@ class Workers:
         Args:
             plans: the workers, possibly none.
             ranks: the rank of each worker, as for the original workers.
-            fork: starts another spawner for them, the warm one; None to use the latest spawner.
+            fork: starts another spawner for them, which is the warm one, or None to use the latest
+                spawner.
 
         Raises:
             MachineError: if the machine runs out of processes or descriptors.
@@ -187,7 +192,7 @@ class Workers:
             try:
                 generation_pipe.send_worker(self._socket, plan)
             except (BrokenPipeError, ConnectionResetError):
-                pass  # the spawner and the workers are gone; _on_spawner_exit reports it
+                pass  # all have exited; _on_spawner_exit reports it
             except OSError as error:
                 raise _not_started(error) from None
         self._continue_spawner()
@@ -199,7 +204,7 @@ class Workers:
             each._kill_if_stopped_later()
 
     def set_lease(self, until: float) -> None:
-        """Let the workers run until this monotonic time, then freeze them; 0 means no limit.
+        """Let the workers run until this monotonic time, and then freeze them. 0 means no limit.
 
         The spawner freezes them. It is sent SIGCONT at that time in case another program has
         stopped it.
@@ -221,8 +226,8 @@ class Workers:
         return before + left
 
     def close(self, grace_s: float = 0.0) -> bool:
-        """Kill all remaining processes; return True when they are gone, or False if some can't be
-        killed and the time is up.
+        """Kill all remaining processes. Return True when they have exited, or False if the time is
+        up and some can't be killed.
 
         Args:
             grace_s: how long to wait for processes that can't be killed, within limits
@@ -254,8 +259,8 @@ class Workers:
         return ended and all(others_ended)
 
     def finish(self) -> None:
-        """Return when these workers and their spawner are gone, even after an error halfway
-        through; for embedding programs that outlive the job.
+        """Return when these workers and their spawner have exited, even after an error halfway
+        through. This is for embedding programs that outlive the job.
         """
         for each in self._more:
             each.finish()
@@ -273,13 +278,13 @@ class Workers:
         self._spawner.close()
 
     def _command(self, line: str) -> None:
-        """Send a command to all spawners; each one ignores workers that aren't its own."""
+        """Send a command to all spawners. Each spawner ignores workers that aren't its own."""
         for each in self._more:
             each._command(line)
         try:
             self._socket.sendall(line.encode() + b"\n")
         except OSError:
-            pass  # the spawner and the workers are gone; _on_spawner_exit reports it
+            pass  # all have exited; _on_spawner_exit reports it
         self._continue_spawner()
 
     def _continue_spawner(self) -> None:
@@ -330,7 +335,7 @@ class Workers:
             self._loop.forget(self._spawner)
             self._spawner_gone = True
             return
-        if word == "leaving":  # don't wait for the kernel to release its memory
+        if word == "leaving":  # don't wait until the kernel has released its memory
             self._loop.forget(self._spawner)
             self._loop.on_readable(self._spawner, self._reap)
             self._spawner_gone = self._spawner_exiting = True
@@ -359,7 +364,8 @@ class Workers:
 
     def _let_end(self) -> None:
         """If only the guard was killed, let the spawner kill the workers and their descendants. If
-        this process killed them and were itself killed halfway through, they would be left behind.
+        this process killed them instead, and were itself killed halfway through, the rest would be
+        left behind.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -368,12 +374,14 @@ class Workers:
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # the spawner is gone as well
+            pass  # the spawner has exited as well
         while self._socket in self._loop and poll.poll(max(0.0, end - time.monotonic()) * 1000):
             self._receive()
 
     def _on_spawner_exit(self) -> None:
-        """Handle the spawner's exit: read its last messages, and kill the orphans that it left."""
+        """Handle the spawner's exit by reading its last messages and killing the orphans that it
+        left.
+        """
         self._loop.forget(self._spawner)
         exitcode = self._spawner.reap()
         if exitcode:

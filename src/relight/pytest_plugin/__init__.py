@@ -7,15 +7,15 @@
         assert tensor.item() == 2
 
 pytest collects the test and evaluates its marks as usual. Instead of setting up its fixtures, the
-plugin starts a job whose workers each run this one test, including its fixtures (`rank.py`). Each
-phase of the test (setup, call, teardown) then has the same outcome as on the ranks: passed, failed
-or skipped.
+plugin starts a job in which each worker runs this one test, including its fixtures (`rank.py`).
+Each phase of the test (setup, call, teardown) is then reported with the same outcome as on the
+ranks, which is passed, failed or skipped.
 
 The fixture `relight_sandbox` runs a script on several virtual hosts and injects faults
 (`sandbox.py`).
 
-This file is loaded in every pytest run if relight is installed, so it only imports the rest of
-relight for tests that have the mark.
+If relight is installed, this file is loaded in every pytest run. It therefore only imports the rest
+of relight for tests that have the mark.
 """
 
 from collections.abc import Generator
@@ -39,7 +39,7 @@ _HELP = (
     "gloo), unless init=False. After `timeout` seconds the stacks of all ranks are reported. `env` "
     "has more variables for the ranks."
 )
-_outcome = pytest.StashKey[Any]()  # a reports.Outcome, imported late
+_outcome = pytest.StashKey[Any]()  # a reports.Outcome, which is imported late
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,5 +1,5 @@
-"""Names shared by the plugin and its mark. It doesn't import anything, as it is loaded in
-every pytest run.
+"""Names shared by the plugin and its mark. This module doesn't import anything, because it is
+loaded in every pytest run.
 """
 
 MARK = "distributed"

@@ -27,7 +27,7 @@ _STACKS_S = 1.0
 _GRACE_S = 0.5
 """Delay before stopping ranks after a failure, because they may be about to fail on their own."""
 _WITH_TORCH = ("torch.distributed", "torch._dynamo")
-"""The first use of DistributedDataParallel imports the second module, which takes a second."""
+"""The second module takes a second to import at the first use of DistributedDataParallel."""
 _OFF: dict[str, Any] = {
     "collectonly": False,
     "deselect": None,
@@ -105,8 +105,8 @@ def _command(config: pytest.Config, wanted: Wanted, folder: Path) -> list[str]:
 
 
 def warm_flags(config: pytest.Config) -> list[str]:
-    """Return the flags that keep the installed modules that this process has imported preloaded for
-    the next test. The list is empty on macOS, or if the user has set RELIGHT_PRELOAD.
+    """Return the flags that preload the installed modules imported by this process, and that keep
+    them loaded for the next test. The list is empty on macOS, or if RELIGHT_PRELOAD is set.
     """
     variables = environment.read().variables
     if sys.platform != "linux" or variables.get("RELIGHT_PRELOAD"):
@@ -144,8 +144,8 @@ def _is_installed(name: str) -> bool:
 
 
 def _variables(wanted: Wanted) -> dict[str, str]:
-    """Return the job's environment: the current environment, possibly modified by the test,
-    without the variables of an outer job.
+    """Return the job's environment. This is the current environment, which the test may have
+    modified, without the variables of an outer job.
     """
     variables = {"OMP_NUM_THREADS": "1", **environment.read().variables, **wanted.env}
     for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:
@@ -154,7 +154,7 @@ def _variables(wanted: Wanted) -> dict[str, str]:
 
 
 def _request(item: pytest.Item, wanted: Wanted) -> dict[str, Any]:
-    """Return a request to run this test on the ranks in the way that this process would."""
+    """Return a request that makes the ranks run this test in the same way as this process would."""
     config = item.config
     options = {k: v for k, v in vars(config.option).items() if _is_plain(v)} | _OFF
     options["inifilename"] = str(config.inipath) if config.inipath else None
@@ -185,7 +185,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _coverage() -> Mapping[str, Any] | None:
-    """Return coverage's settings if it is measuring this process, otherwise None."""
+    """Return coverage's settings if it is measuring this process, or None otherwise."""
     coverage = sys.modules.get("coverage")
     current = coverage and coverage.Coverage.current()
     if not current:

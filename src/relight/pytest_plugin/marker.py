@@ -14,8 +14,8 @@ from relight.pytest_plugin.constants import MARK, TIMEOUT
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake")
 _KEYS = ("world_size", "backend", "init", "timeout", "env")
 _MARGIN_S = 2.0
-"""How long before pytest-timeout's own limit to stop, so that the stacks of all ranks can still be
-reported.
+"""How long before pytest-timeout's own limit to stop the test. This leaves time to report the
+stacks of all ranks.
 """
 
 
@@ -64,8 +64,8 @@ def read(item: pytest.Item, mark: pytest.Mark) -> Wanted:
 
 
 def controller() -> int:
-    """Return the pid of the pytest process that controls the run; under xdist, this is the
-    controller, not a worker.
+    """Return the pid of the pytest process that controls the run. Under xdist, this is the
+    controller rather than a worker.
     """
     is_worker = "PYTEST_XDIST_WORKER" in environment.read().variables
     return os.getppid() if is_worker else os.getpid()
@@ -91,8 +91,8 @@ def _backend(value: Any) -> str:
 
 
 def _timeout(item: pytest.Item, value: Any) -> float:
-    """Return the time limit from the mark, from pytest-timeout or from the settings, in this
-    order.
+    """Return the time limit. The mark takes precedence over pytest-timeout, and pytest-timeout
+    takes precedence over the settings.
     """
     margin = 0.0
     if value is None:

@@ -1,9 +1,10 @@
-"""One rank of a test: `python -m relight.pytest_plugin.rank DIRECTORY`, a worker of `job.py`.
+"""Runs one rank of a test, as a worker started by `job.py`.
 
-It runs pytest for the one test in `request.json`, with the same options as the outer pytest run,
-and writes each report as a line of JSON to `reports.RANK`. On a timeout, faulthandler writes the
-stacks of all threads to `stacks.RANK`. Output is captured in `stdout.RANK` and `stderr.RANK`, which
-survive a kill. It exits with 1 as soon as the test fails on this rank, so that the launcher stops
+The command line is `python -m relight.pytest_plugin.rank DIRECTORY`. It runs pytest for the one
+test in `request.json`, with the same options as the outer pytest run, and writes each report as a
+line of JSON to `reports.RANK`. On a timeout, faulthandler writes the stacks of all threads to
+`stacks.RANK`. Output is captured in `stdout.RANK` and `stderr.RANK`, which are still there after a
+kill. The process exits with 1 as soon as the test fails on this rank, so that the launcher stops
 the other ranks, which might otherwise wait forever.
 """
 
@@ -30,7 +31,7 @@ from relight.pytest_plugin.rank_reports import cut
 from relight.worker.call import leave
 
 _IMPORT_S = 120.0
-"""Timeout for a test's imports, separate from the test's own time limit."""
+"""Timeout for a test's imports, which is separate from the test's own time limit."""
 
 
 class RankPlugin:
@@ -68,9 +69,9 @@ class RankPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self) -> Generator[None, Any, Any]:
-        """Destroy the process group, except after a failure, when the other ranks may not take
-        part. A gloo group is left to end with the process, because destroying it takes 20 ms, in
-        which gloo waits for its threads.
+        """Destroy the process group, except after a failure, because the other ranks may then not
+        take part. A gloo group simply ends with the process, because destroying it takes 20 ms,
+        during which gloo waits for its threads.
         """
         result = yield
         if self._init and self.is_good:
@@ -105,13 +106,13 @@ class RankPlugin:
         }})  # fmt: skip
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Write why the test aborted the run: `pytest.exit` or KeyboardInterrupt."""
+        """Write why the test aborted the run, with `pytest.exit` or KeyboardInterrupt."""
         self.is_good = False
         said = str(excinfo.value) or f"{excinfo.typename} on rank {os.environ['RANK']}"
         self._write({"end": said})
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Keep the configuration for serializing reports."""
+        """Store the configuration, which is needed to serialize reports."""
         self._config = config
 
     def _limit(self, seconds: float) -> None:
@@ -126,7 +127,7 @@ class RankPlugin:
 
 def main(directory: str) -> None:
     """Run the test and exit."""
-    signal.signal(signal.SIGTERM, lambda *_: None)  # it may be about to fail: job.py, _GRACE_S
+    signal.signal(signal.SIGTERM, lambda *_: None)  # see _GRACE_S in job.py
     folder, rank = Path(directory), os.environ["RANK"]
     request = json.loads((folder / "request.json").read_text())
     faulthandler.enable()
@@ -153,7 +154,7 @@ def main(directory: str) -> None:
 
 def _capture_into(folder: Path, rank: str) -> None:
     """Make pytest capture stdout and stderr in named files (_pytest.capture, pytest 8 and 9).
-    pytest truncates them once it has reported the output.
+    pytest truncates these files once it has reported the output.
     """
     names = [f"stderr.{rank}", f"stdout.{rank}"]
     internals: Any = capture
@@ -170,8 +171,8 @@ def _capture_into(folder: Path, rank: str) -> None:
 def _configure(request: Mapping[str, Any]) -> pytest.Config:
     """Build the part of the pytest configuration that a rank needs.
 
-    Plugins are registered here as if they came from entry points, but without searching for entry
-    points and without rewriting the plugins' assertions, which would take 0.1 s.
+    Plugins are registered as if they came from entry points. This code neither searches for entry
+    points nor rewrites the plugins' assertions, which would take 0.1 s.
     """
     for name in request["modules"]:
         with contextlib.suppress(ImportError):
@@ -207,7 +208,7 @@ def _arguments(request: Mapping[str, Any]) -> list[str]:
 
 
 def _backend() -> str:
-    """Return nccl and set this rank's device if each rank can have a GPU, otherwise gloo."""
+    """Return nccl and set this rank's device if there is a GPU for each rank, or return gloo."""
     import torch
 
     local_rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -218,8 +219,8 @@ def _backend() -> str:
 
 
 def _measure(settings: Mapping[str, Any] | None) -> Any:
-    """Start measuring coverage, into a separate file for this process next to that of the pytest
-    run.
+    """Start measuring coverage. The data is written to a separate file for this process, next to
+    that of the pytest run.
     """
     if settings is None:
         return None

@@ -1,4 +1,4 @@
-"""Reads the files that a test's rank (`rank.py`) writes to the job's directory."""
+"""Reads the files that a rank of the test (`rank.py`) writes to the job's directory."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import pytest
 
 MAX_BYTES = 128 << 10
-"""Size limit for a rank's output; longer output is shortened in the middle."""
+"""Size limit for a rank's output. Longer output is shortened in the middle."""
 
 
 class RankReports(NamedTuple):
-    """The files of rank `rank`.
+    """The content of the files that rank `rank` wrote.
 
-    `phases` has the reports of the phases, with their times. `collect` says why the test could not
-    be collected, `stacks` has the stacks at the timeout, and `end` is the reason given to
-    `pytest.exit`; all three are empty by default. `warnings` has the test's warnings, and `printed`
-    its output that isn't part of a report, under titles.
+    `phases` contains the report for each phase, with its time. `collect` says why the test could
+    not be collected, `stacks` contains the stacks at the timeout, and `end` is the reason given to
+    `pytest.exit`; all three are empty by default. `warnings` contains the test's warnings, and
+    `printed` contains titled parts of the output that no report includes.
     """
 
     rank: int
@@ -30,7 +30,7 @@ class RankReports(NamedTuple):
 
 def read(folder: Path, rank: int) -> RankReports:
     """Read a rank's files. A phase that ended after the timeout counts as unfinished, because the
-    launcher's signal interrupted the call that hung.
+    launcher's signal interrupted the hanging call.
     """
     stacks = folder / f"stacks.{rank}"
     is_late = stacks.exists() and stacks.stat().st_size > 0
@@ -67,8 +67,8 @@ def read(folder: Path, rank: int) -> RankReports:
 
 
 def shortened(path: Path) -> str:
-    """Return a text file's content, shortened in the middle if it is long, or an empty string if it
-    does not exist.
+    """Return a text file's content, shortened in the middle if it is long. Return an empty string
+    if the file does not exist.
     """
     try:
         with path.open("rb") as file:
@@ -85,7 +85,7 @@ def shortened(path: Path) -> str:
 
 
 def cut(text: str) -> str:
-    """Cut out the middle of a string if it is long."""
+    """Shorten a string in the middle if it is long."""
     if len(text) <= MAX_BYTES:
         return text
     half = MAX_BYTES // 2

@@ -18,11 +18,11 @@ _STRICT = "[XPASS(strict)]"
 _PHASES = ("setup", "call", "teardown")
 _MAX_LINES = 60
 _VERDICT = ("relight: rank ", "relight: ranks ")
-"""Strings that the launcher's failure report begins with."""
+"""Strings with which the launcher's failure report begins."""
 _BLAMED = re.compile(r"relight: ranks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*) ")
-"""The maximum number of ranks shown in the report."""
+"""Matches the ranks that are named at the beginning of the launcher's failure report."""
 _UNTRUE = ("  it printed nothing to stderr",)
-"""Notes from the launcher that don't apply here, because pytest captures the output."""
+"""Launcher notes that don't apply here, because pytest captures the output."""
 _ERROR = re.compile(r"^E\s+(\S.*)", re.MULTILINE)
 _LOST = re.compile("connection (closed|reset)|remote process exited|broken pipe", re.IGNORECASE)
 """Error messages from gloo and NCCL on ranks that were waiting for a dead one."""
@@ -30,7 +30,7 @@ _FRAMES = ("/_pytest/", "/pluggy/", "/pytest_plugin/", '"<frozen runpy>"')
 
 
 class RanksFailedError(Exception):
-    """The test failed on at least one rank; the report has the details."""
+    """The test failed on at least one rank. The report contains the details."""
 
 
 class _Crash(NamedTuple):
@@ -46,7 +46,7 @@ class RanksRepr(TerminalRepr):
     def __init__(self, parts: list[tuple[str, Any]]) -> None:
         self.parts = parts
         self.reprcrash = next(filter(None, map(_crash, parts)), None) or _Crash(parts[0][0])
-        """Has the message for pytest's short summary."""
+        """Contains the message for pytest's short summary."""
 
     def toterminal(self, tw: TerminalWriter) -> None:
         """Print the failures."""
@@ -63,10 +63,10 @@ class ReportedTest:
     """The outcome of a test on its ranks.
 
     Args:
-        ranks: the data from each rank's files.
+        ranks: the content of each rank's files.
         wanted: the test's mark.
         exit_code: the launcher's exit code.
-        output: the output of the launcher, and rank output that pytest did not capture.
+        output: the launcher's output, including rank output that pytest did not capture.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ReportedTest:
         self._is_notified = False
 
     def replay(self, phase: str) -> None:
-        """Raise a phase's outcome, unless it passed.
+        """Raise a phase's outcome, unless the phase passed.
 
         Raises:
             RanksFailedError: if it failed on a rank.
@@ -137,7 +137,7 @@ class ReportedTest:
                 report.sections.append((f"{title} (rank {rank})", text))
 
     def _in_phase(self, phase: str) -> Iterator[tuple[int, pytest.TestReport]]:
-        """Yield a phase's reports, by rank."""
+        """Yield a phase's reports, each with its rank."""
         for each in self._ranks:
             if phase in each.phases:
                 yield each.rank, each.phases[phase][1]
@@ -193,7 +193,7 @@ class ReportedTest:
             ]
             return RanksRepr(parts + [part for each in missing for part in each.printed])
         if any(not report.passed for each in self._ranks for _, report in each.phases.values()):
-            return None  # that failure ended this one
+            return None  # that failure stopped this rank
         if any(each.end for each in self._ranks):
             return None  # `replay` ends the run
         return self._ended(missing)
@@ -211,7 +211,7 @@ class ReportedTest:
         )
 
     def _blamed(self) -> set[int]:
-        """Return the ranks that timed out, or otherwise the ranks that the launcher names."""
+        """Return the ranks that timed out or, if there are none, those named by the launcher."""
         if late := {each.rank for each in self._ranks if each.stacks}:
             return late
         found = next(filter(None, map(_BLAMED.match, self._output.splitlines())), None)
@@ -219,7 +219,7 @@ class ReportedTest:
         return {rank for low, _, high in parts for rank in range(int(low), int(high or low) + 1)}
 
     def _ended(self, missing: list[RankReports]) -> RanksRepr:
-        """Return how ranks exited before the test was over."""
+        """Describe how ranks exited before the end of the test."""
         lines = [line for line in self._output.splitlines() if not line.startswith(_UNTRUE)]
         titles = [line for line in lines if line.startswith(_VERDICT)]
         if titles:
@@ -271,7 +271,7 @@ def _trim_stacks(stacks: str) -> str:
 
 
 def _consequence(report: pytest.TestReport) -> str:
-    """Return the message of a failure that another rank caused, or an empty string for other
+    """Return the message of a failure that was caused by another rank, or an empty string for other
     failures.
     """
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -280,8 +280,8 @@ def _consequence(report: pytest.TestReport) -> str:
 
 
 def _is_strict(report: pytest.TestReport) -> bool:
-    """Return whether the test failed because it unexpectedly passed (strict xfail), which this
-    process evaluates itself.
+    """Return whether the test failed only because it unexpectedly passed (strict xfail). This
+    process evaluates that case itself.
     """
     return isinstance(report.longrepr, str) and report.longrepr.startswith(_STRICT)
 

@@ -1,4 +1,4 @@
-"""The fixture `relight_sandbox`. A test uses it to run a script on several hosts and inject
+"""The fixture `relight_sandbox`, with which a test runs a script on several hosts and injects
 faults.
 """
 
@@ -22,7 +22,7 @@ _SHOWN = 5000
 
 
 class SandboxResult(NamedTuple):
-    """The result of a sandbox job; each line of output begins with the name of its host."""
+    """The result of a sandbox job. Each line of output begins with the name of its host."""
 
     exit_code: int
     stdout: str
@@ -49,7 +49,7 @@ class SandboxRunner:
         timeout: float | None = 60.0,
         env: Mapping[str, str] | None = None,
     ) -> SandboxResult:
-        """Run a script on several hosts until the job ends; return the result.
+        """Run a script on several hosts until the job ends, and return the result.
 
         Args:
             hosts: number of hosts.
@@ -57,7 +57,8 @@ class SandboxRunner:
             arguments: the script's arguments.
             flags: `relight run` flags, such as `--max-restarts=3`.
             faults: lines in the format of a `--faults` file.
-            timeout: kill the job and fail the test after this many seconds; None for no limit.
+            timeout: the number of seconds after which the job is killed and the test fails; None
+                for no limit.
             env: additional variables for the job.
 
         Raises:
@@ -71,7 +72,7 @@ class SandboxRunner:
         check_texts(flags, {} if env is None else env)
         path = self._directory / "faults.txt"
         text = "\n".join(faults)
-        read(text, "faults", hosts)  # so that a typo doesn't count as a failure of the job
+        read(text, "faults", hosts)  # a typo must not count as a failure of the job
         path.write_text(text, encoding="utf-8")
         words = [os.fspath(word) for word in (script, *arguments)]
         command = [sys.executable, "-m", "relight", "sandbox", str(hosts), f"--faults={path}",
@@ -84,7 +85,7 @@ class SandboxRunner:
             text=True,
             errors="replace",
             env={**environment.read().variables, **(env or {})},
-            start_new_session=True,  # on Ctrl-C, this block's exit stops the job
+            start_new_session=True,  # on Ctrl-C, leaving this block stops the job
         ) as process:
             try:
                 stdout, stderr = process.communicate(timeout=limit_s)

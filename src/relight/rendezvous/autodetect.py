@@ -1,7 +1,8 @@
 """Fills in flags that the user did not set, from the cluster's environment variables.
 
 A flag, or its PET_ variable, takes precedence over the cluster; only missing flags are filled in.
-So `srun relight run --nnodes=2:4` is elastic and takes the rendezvous endpoint from Slurm.
+For example, `srun relight run --nnodes=2:4` is elastic and takes its rendezvous endpoint from
+Slurm.
 
 A fixed-size job uses the static rendezvous because the cluster has already numbered the nodes:
 GROUP_RANK is SLURM_NODEID, OMPI_COMM_WORLD_RANK, or the pod index, and a single port serves agents
@@ -127,8 +128,8 @@ def fill(
 
 
 def _is_settled(spec: LaunchSpec, given: set[str]) -> bool:
-    """Return whether the flags already determine everything, so that the environment doesn't
-    matter.
+    """Return whether the flags already determine everything, in which case the environment is
+    ignored.
     """
     if "nnodes" not in given:
         return False
@@ -137,7 +138,7 @@ def _is_settled(spec: LaunchSpec, given: set[str]) -> bool:
 
 
 def _nodes(spec: LaunchSpec, given: set[str], found: FoundFlags, notes: list[str]) -> Nodes:
-    """Return how many nodes the job has, or 1 to ignore the environment."""
+    """Return the number of nodes in the job, or 1 if the environment should be ignored."""
     number = found.nnodes.value if found.nnodes else 1
     agents = found.agents.value if found.agents else number
     crowded = agents > number or (found.here is not None and found.here.value > 1)
@@ -147,7 +148,7 @@ def _nodes(spec: LaunchSpec, given: set[str], found: FoundFlags, notes: list[str
         return Nodes(number, number)
     if found.nnodes is None:
         return spec.nnodes
-    # Either each node is a job of its own, or the cluster job is larger.
+    # Either each node runs a job of its own, or the cluster job is larger.
     if spec.nnodes.max_nodes == 1 or agents == 1:
         if agents > 1:
             notes.append(
@@ -180,7 +181,7 @@ def _backend(spec: LaunchSpec, given: set[str], found: FoundFlags, nodes: Nodes)
     if "rdzv-backend" in given:
         return spec.rdzv_backend
     agents = nodes.max_nodes if found.agents is None else found.agents.value
-    fixed = nodes.min_nodes == nodes.max_nodes == agents  # with more, some are spares
+    fixed = nodes.min_nodes == nodes.max_nodes == agents  # if more, some are spares
     numbered = fixed and not spec.rank_order.by_topology
     return "static" if numbered or "node-rank" in given else "c10d"
 
@@ -200,7 +201,7 @@ def _place(
         taken = [Taken("rdzv-endpoint", endpoint, source)]
         if rank is not None and "is_host" not in dict(spec.rdzv_conf):
             conf = (*spec.rdzv_conf, ("is_host", "1" if found.hosts else "0"))
-            if found.hosts and "rank0" not in dict(conf):  # the cluster doesn't order the ranks
+            if found.hosts and "rank0" not in dict(conf):  # the cluster doesn't assign the ranks
                 conf = (*conf, ("rank0", "any"))
             taken.append(Taken("rdzv-conf", conf, rank.source))
         return taken

@@ -1,4 +1,4 @@
-"""Opens registers by backend name: etcd, a shared directory, and plug-ins.
+"""Opens the registry for a backend name: etcd, a shared directory, or a plug-in.
 
 A plug-in is an entry point in the group `relight.rendezvous` that has the backend's name and refers
 to a `leader_lock.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
@@ -28,7 +28,7 @@ _BUILT_IN = {
 
 
 def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return one job's register for `--rdzv-backend`, without contacting it yet.
+    """Return a job's registry for `--rdzv-backend`, without contacting it yet.
 
     Raises:
         UsageError: if the backend is unknown, or doesn't support this endpoint or these settings.
@@ -56,7 +56,7 @@ def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Lea
 
 
 def check(backend: str) -> None:
-    """Reject an unknown backend name.
+    """Check that a backend name is known.
 
     Raises:
         UsageError: if the backend is unknown; the error lists the known ones.

@@ -12,15 +12,16 @@ Open MPI (4.1 and 5.0, mpirun)
     PMIX_SERVER_URI4                           5: `NAMESPACE.VPID;…` of the daemon of this host
   Daemons are numbered from mpirun's host, even if it is not part of the job; processes are numbered
   from the job's first host. So a host's VPID minus the rank of its only process is the VPID of rank
-  0's host. Bare PMIx (PMIX_RANK, PMIX_NAMESPACE) lacks the number of processes and is not enough.
+  0's host. Bare PMIx (PMIX_RANK, PMIX_NAMESPACE) is not enough, because it lacks the number of
+  processes.
 
 Slurm (22.05; srun(1), "OUTPUT ENVIRONMENT VARIABLES")
     SLURM_JOB_ID, SLURM_STEP_ID, SLURM_RESTART_COUNT        the job, the step, how often requeued
     SLURM_STEP_NUM_NODES, _NODELIST, _NUM_TASKS, _TASKS_PER_NODE    of the step
     SLURM_NODEID, SLURM_PROCID, SLURM_LOCALID               of this task
     SLURMD_NODENAME, SLURM_NNODES                           its node; the nodes of the step
-  Batch scripts and salloc shells are not steps. They run on one node only, whatever the value of
-  SLURM_JOB_NUM_NODES. sbatch passes on the variables of the step that called it; these are ignored
+  Batch scripts and salloc shells are not steps. They run on one node only, regardless of
+  SLURM_JOB_NUM_NODES. sbatch passes on the variables of the step that called it. These are ignored
   if the step's hosts are not the job's hosts.
 
 Kubernetes
@@ -53,7 +54,9 @@ from relight.rendezvous import hostlist
 
 _FIRST_PORT, _PORTS = 20000, 10000
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""First of the step ids that identify batch scripts and salloc shells rather than srun steps."""
+"""The first of the step ids that identify batch scripts and salloc shells rather than srun
+steps.
+"""
 
 
 class Number(NamedTuple):
@@ -71,11 +74,12 @@ class Text(NamedTuple):
 
 
 class FoundFlags(NamedTuple):
-    """Settings for this node and its job from the environment; None means unknown.
+    """Settings for this node and its job, found in the environment. None means unknown.
 
-    `agents` is the number of launcher processes, including this one; `here` is the number of them
-    on this host. `host` is node 0's host, and `hosts` is whether this process is node 0. `no_host`
-    explains why `host` is unknown. `remedy` is a command that starts one process per node.
+    `agents` is the number of launcher processes, including this one, and `here` is how many of them
+    are on this host. `host` is node 0's host, and `hosts` is whether this process is node 0.
+    `no_host` explains why `host` is unknown. `remedy` is a command that starts one process per
+    node.
     """
 
     system: str = ""
@@ -165,7 +169,7 @@ def _mpi_first_host(
 ) -> tuple[Text | None, str]:
     daemon = variables.get("OMPI_MCA_orte_local_daemon_uri") or variables.get("PMIX_SERVER_URI4")
     vpid = (daemon or "").partition(";")[0].rpartition(".")[2]
-    if vpid == "0" and here > 1:  # if mpirun's own host is in the job, it comes first
+    if vpid == "0" and here > 1:  # if mpirun's own host is in the job, it is first
         return Text(hostname, daemon or ""), ""
     if here > 1:
         return (
@@ -256,9 +260,9 @@ def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
 
 
 def _left_over(variables: Mapping[str, str]) -> str:
-    """Return why the step's variables belong to a different job: the step's hosts include hosts
-    outside this job, or don't include this host. sbatch passes such variables on, although its
-    script is not a step.
+    """Return why the step's variables belong to a different job. They do if the step's hosts
+    include hosts outside this job, or don't include this host. sbatch passes such variables on,
+    although its script is not a step.
     """
     name, job = variables.get("SLURMD_NODENAME", ""), variables.get("SLURM_JOB_NODELIST", "")
     listed = variables.get("SLURM_STEP_NODELIST", "")
@@ -279,8 +283,8 @@ def _left_over(variables: Mapping[str, str]) -> str:
 
 
 def _check_step(variables: Mapping[str, str], nnodes: Number) -> None:
-    """Reject node counts that differ. Either they come from two jobs that both include all of the
-    step's hosts, or srun was called with --preserve-env.
+    """Reject node counts that contradict each other. Either they come from two jobs that both
+    include all of the step's hosts, or srun was called with --preserve-env.
     """
     nodes = variables.get("SLURM_NNODES", str(nnodes.value))
     if nodes != str(nnodes.value):

@@ -1,9 +1,9 @@
-"""The keys of `--rdzv-conf` in a single table, and a record of their checked values.
+"""The table of all `--rdzv-conf` keys, and the record that holds their checked values.
 
-The names are torchrun's (torch 2.13: `c10d_rendezvous_backend`, `dynamic_rendezvous`,
-`static_tcp_rendezvous`, `etcd_rendezvous`, `etcd_rendezvous_backend`), and so are the meanings if
-relight has the same feature. Torchrun silently ignores unknown keys; relight prints a note for each
-key that is unknown, or unused with this backend.
+The names are those of torchrun (torch 2.13: `c10d_rendezvous_backend`, `dynamic_rendezvous`,
+`static_tcp_rendezvous`, `etcd_rendezvous`, `etcd_rendezvous_backend`). The meanings are also the
+same where relight has the same feature. Torchrun silently ignores unknown keys; relight prints a
+note for each key that is unknown, or unused with this backend.
 
 A new setting needs a field in `Conf` with its default, a row in `KEYS`, and code in the one place
 that uses it.
@@ -20,12 +20,15 @@ _TIMEOUT_S = 900.0
 """torchrun's default for `timeout`, which some backends use as `join_timeout` (launcher/api.py)."""
 _MAX_ATTEMPTS = 1_000_000
 MIN_LOST_AFTER_S = 2.0
-"""Minimum of `lost_after_s`, so that a node that is merely busy is neither lost nor frozen."""
+"""The minimum for `lost_after_s`, chosen so that a node that is merely busy is neither considered
+lost nor frozen.
+"""
 MIN_TTL_S = 2.0
 _LONGEST_INTERVAL_S = 0.5
 _TTL_SHARE = 0.6
-"""Default duration of a hold on a register, as a fraction of the time until a silent node is lost.
-After the hold has lapsed, a successor waits for that time before it forms a generation.
+"""Default duration of a hold on a registry, as a fraction of the time after which a silent node is
+considered lost. After the hold has lapsed, a successor waits for that time before it forms a
+generation.
 """
 
 
@@ -46,7 +49,7 @@ class Conf(NamedTuple):
     rank0: str = ""
     rank: int | None = None
     timeout: float | None = None
-    """torchrun's name for `join_timeout` with static and etcd; its value is already in
+    """The name that torchrun uses for `join_timeout` with static and etcd. Its value is already in
     `join_timeout`.
     """
     takeover: str = "majority"
@@ -65,20 +68,20 @@ class Conf(NamedTuple):
 
     @property
     def lost_after_s(self) -> float:
-        """How many seconds a node may be silent until it is lost."""
+        """How many seconds a node may be silent before it is considered lost."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
 
     @property
     def ttl_s(self) -> float:
-        """How long a hold on a register lasts."""
+        """How long a hold on a registry lasts."""
         if self.lease_ttl is not None:
             return self.lease_ttl
         return max(MIN_TTL_S, _TTL_SHARE * self.lost_after_s)
 
     @property
     def interval_s(self) -> float:
-        """The time between two heartbeats. It is limited, whatever users set, because heartbeats
-        also detect broken connections.
+        """The time between two heartbeats. It has an upper limit, regardless of the user's
+        settings, because heartbeats also detect broken connections.
         """
         return min(self.keep_alive_interval, _LONGEST_INTERVAL_S)
 
@@ -143,7 +146,7 @@ def parse_rank(text: str) -> int:
 
 
 def parse_bool(text: str) -> bool:
-    """Parse torchrun's spellings of yes and no."""
+    """Parse the spellings of yes and no that torchrun accepts."""
     word = text.lower()
     if word in ("1", "true", "t", "yes", "y"):
         return True
@@ -153,7 +156,7 @@ def parse_bool(text: str) -> bool:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """Return a case-insensitive parser for these words."""
+    """Return a parser that accepts these words, regardless of case."""
 
     def parse(text: str) -> str:
         word = text.strip().lower()

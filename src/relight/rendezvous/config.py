@@ -2,7 +2,7 @@
 
 c10d     all nodes have the same endpoint; the node that can bind it hosts the coordinator
 static   node rank 0 hosts it at --master-addr and --master-port
-others   a register (etcd, a file, a plug-in) names the host and its address
+others   a registry (etcd, a file, a plug-in) names the host and its address
 """
 
 import os
@@ -36,14 +36,14 @@ _DIGITS = 9  # maximum number of digits
 class Meeting(NamedTuple):
     """Where and how a job's nodes meet.
 
-    `where` is the endpoint in readable form. `hosts` contains all its hosts with their ports;
-    `alone` means that one of several may take over without a majority. With a `register`, `hosts`
-    is empty; a hold on the register lasts for `ttl_s`. `hosted` is whether this node hosts the
-    coordinator, or None if that must be determined. `local_addr` is this node's address for other
-    nodes, or empty. `fixed_port` means that the workers' store is also at the endpoint's port.
-    `node_rank` is this node's rank in a static rendezvous, otherwise the number of its replica or
-    -1. `endpoint_first` puts rank 0 on the node that hosts the endpoint. `topology` is this node's
-    place in the network, or empty. Times are in seconds.
+    `where` is the endpoint in readable form. `hosts` contains all its hosts with their ports, and
+    `alone` means that one of several may take over without a majority. If the job uses a registry
+    (`register`), `hosts` is empty, and a hold on the registry lasts for `ttl_s`. `hosted` is
+    whether this node hosts the coordinator, or None if that has yet to be determined. `local_addr`
+    is this node's address for other nodes, or empty. `fixed_port` means that the workers' store is
+    also at the endpoint's port. `node_rank` is this node's rank in a static rendezvous, otherwise
+    the number of its replica or -1. `endpoint_first` puts rank 0 on the node that hosts the
+    endpoint. `topology` is this node's place in the network, or empty. Times are in seconds.
     """
 
     job: str
@@ -107,8 +107,8 @@ class Meeting(NamedTuple):
 
 
 def _endpoint_first(spec: LaunchSpec, conf: rdzv_conf.Conf) -> bool:
-    """Return whether rank 0 goes to the endpoint's node: on request, or if the user says which node
-    that is.
+    """Return whether rank 0 goes to the endpoint's node. It does on request, or if the user
+    specifies which node that is.
     """
     if spec.rdzv_backend != "c10d":
         return False
@@ -203,7 +203,7 @@ def _replica(env: Environment) -> int:
 
 
 def _with_file_store(spec: LaunchSpec) -> LaunchSpec:
-    """Return the spec with backend `file` if it asks for torchrun's c10d store in a file."""
+    """Return the spec with backend `file` if it requests torchrun's c10d store in a file."""
     pairs = dict(spec.rdzv_conf)
     if spec.rdzv_backend != "c10d" or pairs.get("store_type", "").strip().lower() != "file":
         return spec

@@ -1,13 +1,13 @@
 """Finders determine where a job's coordinator is. If it is this process, they also determine until
 when that is certain.
 
-    endpoint_finder.py   one endpoint: the process that can bind it
-    election_finder.py   an endpoint with several hosts: the host that they have elected
-    register_finder.py   a register: the process that its record names
+    endpoint_finder.py   with one endpoint, finds the process that can bind it
+    election_finder.py   with an endpoint that lists several hosts, finds the host that they elected
+    register_finder.py   with a registry, finds the process that the registry's record names
 
-A finder answers questions (`seek`). It also reports, without being asked, when this process starts
-to coordinate, continues, or has to stop. It does not depend on link, group or coordinator. Its
-caller (the `Seeker`: an agent's link, `relight doctor`, `relight coordinator`) listens on the
+A finder searches on request (`seek`). It also reports on its own initiative when this process
+starts to coordinate, continues, or has to stop. It does not depend on link, group or coordinator.
+Its caller (the `Seeker`: an agent's link, `relight doctor`, `relight coordinator`) listens on the
 socket that the finder provides, connects to the address that the finder names, and reports the
 outcome.
 """
@@ -26,7 +26,7 @@ from relight.net.connection import Connection
 
 
 class CoordinatorHere(NamedTuple):
-    """This process is the coordinator, and certain to be so until `until`."""
+    """This process is the coordinator, and is certain to remain so until `until`."""
 
     until: float = FOR_EVER
 
@@ -65,13 +65,15 @@ class Seeker:
         raise NotImplementedError
 
     def found(self, result: SearchResult) -> None:
-        """Handle the answer to `seek`. CoordinatorHere can also arrive without a call to `seek`,
+        """Handle the result of `seek`. CoordinatorHere can also arrive without a call to `seek`,
         when this process becomes the coordinator.
         """
         raise NotImplementedError
 
     def extended(self, until: float) -> None:
-        """Record that this process is certain to be the coordinator until this later time."""
+        """Record that the time until which this process is certain to be the coordinator has been
+        extended to `until`.
+        """
 
     def step_down(self, reason: str, again_s: float) -> None:
         """Stop coordinating; this process may seek again after `again_s`."""
@@ -87,7 +89,7 @@ class Seeker:
 
 
 class Finder:
-    """The interface of finders. The defaults are for a finder that is always certain.
+    """The interface of finders. The defaults suit a finder whose result is always certain.
 
     Attributes:
         keeps_socket: whether the socket given to `Seeker.listen` stays open when this process
@@ -104,26 +106,26 @@ class Finder:
         raise NotImplementedError
 
     def seek(self, *, may_host: bool) -> None:
-        """Find out where the coordinator is; the answer is passed to `Seeker.found`."""
+        """Find out where the coordinator is; the result is passed to `Seeker.found`."""
         raise NotImplementedError
 
     def answered(self) -> None:
-        """Record that a coordinator has answered at the address that was found."""
+        """Record that a coordinator has responded at the address that was found."""
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Record that the connection to the address that was found has ended or failed; `working`
-        means that workers on this node depend on it. Return a better reason, or an empty string,
-        and the meaning of a refusal.
+        """Record that the connection to the address that was found has ended or failed. `working`
+        means that workers on this node depend on the connection. Return a better reason, or an
+        empty string, and the meaning of a refusal.
         """
         del refused, working
         return "", Refusal.NOTHING
 
     def coordinator_lost(self) -> None:
-        """Record the loss of a coordinator that had answered and sent a message."""
+        """Record the loss of a coordinator that had responded and sent a message."""
 
     def redirected(self, host: int) -> str:
-        """Record that the peer named the host with this index as the coordinator, or -1 if it knows
-        no coordinator. Return a description of that.
+        """Record that the peer named the host with this index as the coordinator. The index is -1
+        if the peer knows no coordinator. Return a description of what the peer reported.
         """
         del host
         return "it no longer coordinates"
@@ -145,7 +147,7 @@ class Finder:
         return ()
 
     def coordinator_index(self) -> int:
-        """Return the coordinating host's index; -1 if it is unknown or if there is only one
+        """Return the coordinating host's index, or -1 if it is unknown or if there is only one
         host.
         """
         return -1
@@ -159,8 +161,8 @@ class Finder:
         """Handle a datagram that is not an agent's heartbeat."""
 
     def is_needed(self, *, connected: bool) -> bool:
-        """Return whether other nodes need this host although its agent is done; `connected` means
-        that nodes are connected to it.
+        """Return whether other nodes still need this host after its agent has finished. `connected`
+        means that nodes are connected to it.
         """
         del connected
         return False

@@ -1,16 +1,16 @@
 """The finder for an endpoint that lists several hosts: `--rdzv-endpoint=host1,host2,host3`.
 
 On each of these hosts, the agent that holds the endpoint's port is the host's elector. The electors
-choose a coordinator among themselves (`core/link/election`), and agents can ask any elector who it
-is. When the coordinator's host is gone, another one takes over as soon as a majority of the hosts
-agrees. The agents announce their current generation, and their workers continue.
+choose a coordinator from among themselves (`core/link/election`), and agents can query any elector
+to find it. If the coordinator's host is lost, another one takes over as soon as a majority of the
+hosts agrees. The agents announce their current generation, and their workers continue.
 
-An elector opens a connection to every other host in the list and sends over it; it receives over
-the connections that the others have opened. If nothing is received on a connection for a second, it
-is replaced. When packets are lost, TCP delays everything after them, so each ballot is also sent as
-a datagram to the same port; whichever copy arrives first counts. Datagrams are authenticated with
-the key of the most recently opened connection, even after it has ended, because opening a new one
-takes a long time when packets are lost.
+An elector opens a connection to every other host in the list, and uses it only to send. It receives
+messages over the connections that the others have opened. A connection on which nothing is received
+for a second is replaced. When packets are lost, TCP delays everything after them, so each ballot is
+also sent as a datagram to the same port, and whichever copy arrives first counts. Datagrams are
+authenticated with the key of the most recently opened connection, even after it has ended, because
+opening a new one takes a long time when packets are lost.
 """
 
 import os
@@ -36,17 +36,17 @@ from relight.rendezvous.config import Meeting
 from relight.rendezvous.discovery import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
 
 _VOTE_S = 1.0
-"""How long a vote is valid. It doesn't have to outlast a lease, because the elected host continues
-the running generation and only forms another one when all leases have expired
+"""How long a vote is valid. A vote doesn't have to outlast a lease, because the elected host
+continues the running generation and only forms another one when all leases have expired
 (core/group/membership).
 """
 _PING_S = 0.25
-"""How often a heartbeat is sent to each other host."""
+"""How often a heartbeat is sent to each of the other hosts."""
 _SILENT_S = 1.0
-"""A connection is closed after this time without an echo; the next ping opens a new one."""
+"""A connection is closed after this time without an echo, and the next ping opens a new one."""
 _HEARD = Ballot | Heartbeat
 _MAX_KEYS = 64
-"""How many keys from other hosts' connections are kept; older keys are discarded."""
+"""How many keys from other hosts' connections are kept. Older keys are discarded."""
 
 
 class ElectionFinder(Finder):
@@ -69,7 +69,7 @@ class ElectionFinder(Finder):
         self._known_coordinator = -1
         self._dialled = self._answered = -1
         self._asks_answered = False  # whether the host that answered last is queried next
-        self._unanswered = 0  # since a coordinator's last answer
+        self._unanswered = 0  # attempts since a coordinator's last response
         self._turn = 0
         self._elector: Elector | None = None
         self._coordinates = False
@@ -78,13 +78,13 @@ class ElectionFinder(Finder):
         self._wait_from = 0.0
 
     def open(self, seeker: Seeker) -> None:
-        """Resolve the names of all hosts; a host whose name can't be resolved counts as gone."""
+        """Resolve the names of all hosts. A host whose name can't be resolved counts as lost."""
         self._seeker = seeker
         for index, (host, port) in enumerate(self._meeting.hosts):
             resolve(self._loop, host, port, partial(self._on_host, index))
 
     def seek(self, *, may_host: bool) -> None:
-        """Report the elected coordinator or, if it is unknown, the next host to query."""
+        """Report the elected coordinator or, if none is known, the next host to query."""
         del may_host
         if self._unresolved:
             self._seek_waits = True
@@ -108,9 +108,9 @@ class ElectionFinder(Finder):
         self._seeker.found(CoordinatorAt(address, self._limit_s()))
 
     def _next(self) -> int:
-        """Return the host to query: the coordinator or, if it is unknown, each other host in turn.
-        These alternate with the host that answered last, because a network partition may have
-        healed.
+        """Return the host to query: the coordinator or, if none is known, each of the other hosts
+        in turn. These alternate with the host that responded last, because a network partition may
+        have healed.
         """
         known, self._known_coordinator = self._known_coordinator, -1
         if known < 0 and self._asks_answered:
@@ -125,8 +125,9 @@ class ElectionFinder(Finder):
         return (self._turn - 1) % count
 
     def _limit_s(self) -> float:
-        """Return how long to wait for an answer. The time is short at first, so that a lost host
-        causes little delay. It grows if the coordinator is not reached, because it may be far away.
+        """Return how long to wait for a response. The time is short at first, so that a lost host
+        causes little delay. It grows if the coordinator is not reached, because the coordinator may
+        be far away.
         """
         rounds = 1 + self._unanswered // len(self._addresses)
         return min(_VOTE_S * rounds, max(_VOTE_S, self._meeting.dial_s))
@@ -136,12 +137,12 @@ class ElectionFinder(Finder):
         self._answered, self._asks_answered = self._dialled, True
 
     def coordinator_lost(self) -> None:
-        """Record that the coordinator answered in time before it was lost."""
+        """Record that the coordinator had responded in time before it was lost."""
         self._unanswered = 0
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Query the next host first. A refusal proves nothing because another host may have taken
-        over. A refusal from a host that was never the coordinator says nothing about this node
+        """Query the next host first. A refusal proves nothing, because another host may have taken
+        over. A refusal from a host that was never the coordinator is no indication about this node
         either.
         """
         del working
@@ -162,7 +163,7 @@ class ElectionFinder(Finder):
         return self._elector is not None and self._elector.coordinates()
 
     def coordinator_index(self) -> int:
-        """Return the index of the coordinator's host, -1 if unknown."""
+        """Return the index of the coordinator's host, or -1 if it is unknown."""
         return self._elector.coordinator_index() if self._elector is not None else -1
 
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
@@ -178,10 +179,10 @@ class ElectionFinder(Finder):
             self._elector.take_ballot(data)
 
     def is_needed(self, *, connected: bool) -> bool:
-        """Return whether this host must keep voting. It may stop if no other host was the
-        coordinator and no other node was connected to this host for as long as nodes may take to
-        find a new coordinator. The time that a host is silent doesn't count, because its nodes
-        may come back after a network partition.
+        """Return whether this host must keep voting. It may stop once, for as long as nodes may
+        take to find a new coordinator, no other host has been the coordinator and no other node has
+        been connected to this host. The time during which a host is silent doesn't count, because
+        its nodes may come back after a network partition.
         """
         elector = self._elector
         if elector is None:
@@ -253,7 +254,7 @@ class ElectionFinder(Finder):
 
 
 class Elector:
-    """Runs the election over connections to the other hosts in the list.
+    """Holds elections over connections to the other hosts in the list.
 
     Args:
         loop: the agent's loop.
@@ -289,7 +290,7 @@ class Elector:
         )
         self._outgoing: dict[int, Connection] = {}
         self._up: set[int] = set()
-        """Hosts that have answered and have not closed or refused a connection since."""
+        """Hosts that have responded and have not closed or refused a connection since then."""
         self._incoming: dict[Connection, None] = {}  # in order of arrival
         self._ballots = Ballots(loop)
         self._turn = 0
@@ -304,7 +305,7 @@ class Elector:
         return self._election.coordinates(self._loop.now())
 
     def coordinator_index(self) -> int:
-        """Return the index of the coordinator's host, -1 if unknown."""
+        """Return the index of the coordinator's host, or -1 if it is unknown."""
         return self._election.coordinator(self._loop.now())
 
     def follows_another(self) -> bool:
@@ -312,7 +313,7 @@ class Elector:
         return self._election.follows_another
 
     def has_silent_host(self) -> bool:
-        """Return whether any host is silent without having closed its connection."""
+        """Return whether any host has become silent without closing its connection."""
         now = self._loop.now()
         return any(self._election.is_silent(host, now) for host in self._up)
 
@@ -321,7 +322,7 @@ class Elector:
         return self._election.explain(self._loop.now())
 
     def lease_until(self) -> float:
-        """Return until when this host is certain to be the coordinator."""
+        """Return the time until which this host is certain to be the coordinator."""
         return self._election.lease_until()
 
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
@@ -351,7 +352,7 @@ class Elector:
     # Called by connections in both directions.
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Record that another host has answered."""
+        """Record that another host has responded."""
         del hello
         for index, each in self._outgoing.items():
             if connection is each:
@@ -371,7 +372,7 @@ class Elector:
     def closed(self, connection: Connection, reason: str) -> None:
         """Forget a connection that has ended; the next ping opens a new one."""
         if connection.session_key and reason != CLOSED:
-            # Other reasons are normal, for example if that host is not up yet.
+            # Other reasons are normal. For example, that host may not be up yet.
             self._seeker.report_refused(f"{connection.peer}: {reason}")
         self._incoming.pop(connection, None)
         if connection.session_key or connection.refused:
@@ -430,8 +431,8 @@ class Ballots:
         loop: the agent's loop.
 
     Attributes:
-        keys: the key of the latest connection to each host that has answered.
-        addresses: the address of each host that was last connected to.
+        keys: the key of the latest connection to each host that has responded.
+        addresses: for each host, the address that was last connected to.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -450,7 +451,7 @@ class Ballots:
             del self._admitted[next(iter(self._admitted))]
 
     def tell(self, host: int, message: Ballot) -> None:
-        """Send a message to a host that has answered before."""
+        """Send a message to a host that has responded before."""
         if host not in self.keys:
             return
         address = self.addresses[host]

@@ -1,7 +1,7 @@
-"""The finder for a single endpoint: the process that can bind it is the coordinator.
+"""The finder for a single endpoint. The process that can bind it is the coordinator.
 
-Neither names nor reverse look-ups are trusted: only binding proves that an address belongs to this
-machine. As long as no coordinator is found, the name is looked up again.
+Neither names nor reverse lookups are trusted, because only binding proves that an address belongs
+to this machine. The name is looked up repeatedly until a coordinator is found.
 """
 
 import socket
@@ -54,7 +54,9 @@ class EndpointFinder(Finder):
         self._answer("")
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Return the meaning of a refusal: the endpoint's host is up but runs no coordinator."""
+        """Return the meaning of a refusal, which is that the endpoint's host is up but runs no
+        coordinator.
+        """
         del working
         if not refused:
             return "", Refusal.NOTHING
@@ -70,7 +72,7 @@ class EndpointFinder(Finder):
         return addresses if all(map(is_loopback, addresses)) else []
 
     def close(self) -> None:
-        """Stop reporting answers."""
+        """Stop reporting results."""
         self._closed = True
 
     def _look_up(self, on_addresses: Callable[[list[tuple[str, int]], str], None]) -> None:
@@ -101,8 +103,8 @@ class EndpointFinder(Finder):
         self._seeker.found(CoordinatorAt(address, self._meeting.dial_s))
 
     def _is_here_anyway(self) -> bool:
-        """Return whether the endpoint is this machine, even though none of its addresses belongs to
-        it.
+        """Return whether the endpoint is this machine even though none of the endpoint's addresses
+        belongs to it.
 
         A name that resolves to a different address belongs to another machine, even if it is also
         this machine's host name; `is_host=1` overrides that.
@@ -119,8 +121,8 @@ class EndpointFinder(Finder):
             return False
         if not ours and self._turn < _TRIES * len(self.addresses):
             return False  # the address may be translated (NAT) or belong to another node
-        # Listen on all addresses, even for a loopback endpoint: other nodes may know this machine
-        # by a different name, and Debian maps a machine's own name to 127.0.1.1.
+        # Listen on all addresses, even for a loopback endpoint, because other nodes may know this
+        # machine by a different name, and Debian maps a machine's own name to 127.0.1.1.
         sock = listen("", self._meeting.port)
         if sock is None:
             return False

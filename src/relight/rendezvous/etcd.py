@@ -1,4 +1,4 @@
-"""Opens the register in etcd, for `--rdzv-backend=etcd` and `etcd-v2`. As under torchrun, the two
+"""Opens the registry in etcd, for `--rdzv-backend=etcd` and `etcd-v2`. As in torchrun, the two
 differ in the names of some settings. Both use the v3 API.
 """
 
@@ -15,12 +15,12 @@ _READ_TIMEOUT_S = 60.0
 
 
 def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return a job's register in etcd; see `leader_lock.Open`."""
+    """Return a job's registry in etcd; see `leader_lock.Open`."""
     return _open(endpoint, job, pairs, "etcd")
 
 
 def open_v2(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return the same register, with the settings of `etcd-v2`."""
+    """Return the same registry, with the settings of `etcd-v2`."""
     return _open(endpoint, job, pairs, "etcd-v2")
 
 

@@ -1,7 +1,7 @@
 """Sends HTTP requests to the members of an etcd cluster, as if they were one server.
 
-Requests go to the member that answered last. If it fails, is too slow, or lacks a leader, the
-others are tried in turn. So a request may arrive twice, or late, and callers must be able to detect
+Requests go to the member that responded last. If it fails, is too slow, or lacks a leader, the
+others are tried in turn. So a request may arrive twice or late, and callers must be able to detect
 that.
 """
 
@@ -26,20 +26,20 @@ _MIN_TIMEOUT_S = 0.5
 _MAX_TIMEOUT_S = 2.0
 _ANOTHER_MAY_KNOW = (408, 429)
 _NO_SPACE = "database space exceeded"
-"""ErrNoSpace (etcd, api/v3rpc/rpctypes/error.go): the NOSPACE alarm is raised. Until it is
+"""ErrNoSpace (etcd, api/v3rpc/rpctypes/error.go): the NOSPACE alarm has been raised. Until it is
 disarmed, etcd rejects puts and new leases, but still allows reads, deletes and lease keep-alives.
 """
 
 
 class Login(NamedTuple):
-    """An etcd user; empty without a login."""
+    """An etcd user. The fields are empty if no login is needed."""
 
     user: str = ""
     password: str = ""
 
 
 class Tls(NamedTuple):
-    """How to use TLS, and the names of its settings, for use in hints."""
+    """How to use TLS, and the names of the corresponding settings for use in hints."""
 
     context: "ssl.SSLContext | None"
     cert: str = "cert"
@@ -48,8 +48,8 @@ class Tls(NamedTuple):
 
 
 class EtcdAnswer(NamedTuple):
-    """A member's answer. `body` is empty if the answer isn't a JSON object; only the first object
-    in a stream is kept.
+    """A member's response. `body` is empty if the response isn't a JSON object. Only the first
+    object in a stream is kept.
     """
 
     status: int
@@ -63,10 +63,10 @@ class EtcdMembers:
     Args:
         addresses: hosts and ports.
         tls: how to use TLS.
-        timeout_s: the time limit for connecting to one member, and for its answer.
+        timeout_s: the time limit for connecting to one member, and for its response.
 
     Attributes:
-        own_address: this machine's address on connections to members; empty if unknown.
+        own_address: this machine's address on connections to members, or empty if unknown.
     """
 
     def __init__(
@@ -81,7 +81,9 @@ class EtcdMembers:
         self._answered = False
 
     def hurry(self, ttl_s: float) -> None:
-        """Leave time to try a second member, because an answer is worthless after `ttl_s`."""
+        """Leave enough time to try a second member, because a response is worthless after
+        `ttl_s`.
+        """
         self._timeout_s = min(self._most_timeout_s, max(_MIN_TIMEOUT_S, ttl_s / 2))
 
     def ask(
@@ -91,11 +93,11 @@ class EtcdMembers:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> EtcdAnswer:
-        """Return the first answer that isn't an error of the member itself.
+        """Return the first response that isn't caused by a fault in the member itself.
 
         Raises:
-            OSError: if no member currently answers.
-            UsageError: if no member will ever answer.
+            OSError: if no member currently responds.
+            UsageError: if no member will ever respond.
         """
         failures: list[str] = []
         hopeless: list[UsageError] = []
@@ -146,7 +148,7 @@ class EtcdMembers:
                 kept.close()
                 raise OSError(f"no response within {self._timeout_s:g} s") from None
             except (OSError, http.client.HTTPException):
-                kept.close()  # the member may have closed it since the last answer, so try again
+                kept.close()  # the member may have closed it since the last response, so try again
         connection = self._new_connection()
         try:
             connection.connect()
@@ -197,7 +199,9 @@ class EtcdMembers:
         return EtcdAnswer(response.status, _parsed(data), self._member)
 
     def _explained(self, error: Exception) -> OSError | UsageError:
-        """Return the error for an exception of the connection to the current member."""
+        """Convert an exception raised by the connection to the current member into the error to
+        report.
+        """
         import http.client
         import ssl
 
@@ -235,7 +239,7 @@ class EtcdMembers:
         return OSError(f"the program listening there does not speak HTTP ({type(error).__name__})")
 
     def _speaks_other_protocol(self) -> str:
-        """Return whether the member uses TLS and this side doesn't, or the reverse.
+        """Return whether one side uses TLS and the other doesn't.
 
         etcd closes the connection immediately in both cases, as does a member that is shutting
         down.
@@ -325,7 +329,7 @@ def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]
 
 
 def error_message(answer: EtcdAnswer) -> str:
-    """Return the error message in an answer from etcd."""
+    """Return the error message in an etcd response."""
     error = answer.body.get("error")
     if isinstance(error, dict):
         error = error.get("message")
@@ -339,7 +343,7 @@ def error_message(answer: EtcdAnswer) -> str:
 
 
 def nonsense(answer: EtcdAnswer) -> OSError:
-    """Return the error for an answer that doesn't come from etcd."""
+    """Return the error for a response that doesn't come from etcd."""
     return OSError(f"the program listening at {answer.member} does not respond like etcd")
 
 

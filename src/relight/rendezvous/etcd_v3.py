@@ -1,16 +1,16 @@
-"""A register that uses etcd's v3 API through its JSON gateway. Clusters from version 3.4 on have
-it, including those that serve the v2 API to torchrun.
+"""A registry that uses etcd's v3 API through its JSON gateway. Clusters running version 3.4 or
+later have it, including those that serve the v2 API to torchrun.
 
 The record is a key with a lease, and only the server measures the lease's time. The key's
 create_revision is the record's revision. etcd grants no lease that is shorter than one and a half
-times its election timeout (2 s by default). In that case detecting a dead holder may take longer
-than configured, but never less time.
+times its election timeout (2 s by default). If the configured time is shorter than that, it may
+take longer than configured to detect that a holder has exited, but never less.
 
-An unanswered request may have been applied, or may still be. So the key also contains its writer's
-token, and its content is compared with the desired content until they match.
+A request without a response may have been applied, or may still be applied later. So the key also
+contains its writer's token, and its content is compared with the desired content until they match.
 
-Renewing the lease doesn't change the key. So a process that doubts whether the holder is alive
-marks the holder's record, and a live holder overwrites the mark with its next renewal.
+Renewing the lease doesn't change the key. A process that suspects that the holder has exited
+therefore marks the holder's record, and a live holder overwrites the mark with its next renewal.
 """
 
 import base64
@@ -60,7 +60,7 @@ class _KeyContent(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """A key and its value in etcd's answer; numbers are strings, and the value is in base64."""
+    """A key and its value in an etcd response. Numbers are strings, and the value is in base64."""
 
     value: str
     create_revision: str
@@ -69,7 +69,7 @@ class _Pair(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """A range of keys in etcd's answer."""
+    """A range of keys in an etcd response."""
 
     kvs: tuple[_Pair, ...]
 
@@ -114,7 +114,7 @@ class EtcdRegister:
         self._members.close()
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
-        """Remove the record of a dead holder; see `LeaderLock`."""
+        """Remove the record of a holder that has exited; see `LeaderLock`."""
         if not record.revision.isdecimal() or not int(record.revision):
             return False
         if not patience_s:
@@ -132,7 +132,7 @@ class EtcdRegister:
         return not self._remove(_if_modified(found.modified)).revision
 
     def release(self) -> None:
-        """Release the record if this register holds it."""
+        """Release the record if this registry holds it."""
         if not self._lease:
             return  # without a lease, no request can have acquired the record
         found = self._read_key()
@@ -144,7 +144,7 @@ class EtcdRegister:
 
     def _hold(self, value: str, seconds: int) -> _KeyContent:
         old = self._lease
-        # Renew the lease first: a key that is read after that exists as long as the lease.
+        # Renew the lease first, because a key that is read afterwards exists as long as the lease.
         renewed = self._renewed(seconds) if self._held else 0
         found = self._read_key()
         for _ in range(_TRIES):
@@ -166,7 +166,7 @@ class EtcdRegister:
         raise OSError(f"etcd: the key {self._key} changes faster than it can be read")
 
     def _renewed(self, seconds: int) -> int:
-        """Renew our lease and return it, or 0 without a lease of this duration."""
+        """Renew our lease and return it, or return 0 if there is no lease of this duration."""
         if not self._lease or self._lease_s != seconds:
             return 0
         result = self._call("/lease/keepalive", {"ID": str(self._lease)}).body.get("result")
@@ -183,7 +183,7 @@ class EtcdRegister:
         return self._lease
 
     def _revoke(self, lease: int) -> None:
-        """Revoke a lease early; without renewal it would expire anyway."""
+        """Revoke a lease early. It would also expire if it were not renewed."""
         try:
             self._call("/lease/revoke", {"ID": str(lease)})
         except (_LeaseEnded, OSError):
@@ -206,7 +206,7 @@ class EtcdRegister:
         return self._transact(condition, {"request_delete_range": {"key": _encoded(self._key)}})
 
     def _transact(self, condition: dict[str, str], change: dict[str, Any]) -> _KeyContent:
-        """Make a change if the key meets a condition; return the key's resulting content."""
+        """Change the key if it meets a condition; return its resulting content."""
         compare = {"key": _encoded(self._key), "result": "EQUAL", **condition}
         look = {"request_range": self._range()}
         answer = self._call(
@@ -222,7 +222,7 @@ class EtcdRegister:
         return {"key": _encoded(self._key)}
 
     def _parse_key(self, answer: EtcdAnswer, result: Any) -> _KeyContent:
-        """Return the record in a range."""
+        """Parse the record in a range."""
         if not isinstance(result, dict) or not isinstance(answer.body.get("header"), dict):
             raise nonsense(answer)
         if not result.get("kvs"):
@@ -246,7 +246,7 @@ class EtcdRegister:
     # Calls to etcd.
 
     def _call(self, path: str, request: dict[str, Any]) -> EtcdAnswer:
-        """Make one call; log in first, or log in again, if etcd requires it."""
+        """Make one call, and log in first, or again, if etcd requires it."""
         if self._login.user and not self._session:
             self._log_in()
         answer = self._post(path, request)
@@ -282,7 +282,7 @@ class EtcdRegister:
         return answer
 
     def _error(self, answer: EtcdAnswer) -> Exception:
-        """Return the error for an answer that rejects a call."""
+        """Return the error for a response that rejects a call."""
         code, text = _grpc_code(answer), error_message(answer)
         where = f"etcd at {answer.member}"
         if code == _LEASE_ENDED and "lease" in text:
@@ -320,7 +320,7 @@ def _is_stale(answer: EtcdAnswer) -> bool:
 
 
 def _grpc_code(answer: EtcdAnswer) -> int:
-    """Return an answer's gRPC code, or 0; in streams the code is nested one level deeper."""
+    """Return the gRPC code in a response, or 0. In streams, the code is nested one level deeper."""
     error = answer.body.get("error")
     if isinstance(error, dict):
         return _number(error.get("grpc_code", error.get("code")))
@@ -328,7 +328,7 @@ def _grpc_code(answer: EtcdAnswer) -> int:
 
 
 def _number(value: Any) -> int:
-    """Return a 64-bit number (a string in JSON); 0 for any other value."""
+    """Return a 64-bit number, which is a string in JSON, or 0 for any other value."""
     if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,29 +1,30 @@
-"""A register in a directory that all nodes share (`--rdzv-backend=file`).
+"""A registry in a directory that all nodes share (`--rdzv-backend=file`).
 
 A job has two files there: its record, and a lock that is held only while the record is changed,
 never while a process waits. Each renewal changes a counter in the record. A process that sees the
 same counter for the whole time to live, by its own clock, may take the record; the clocks of
 different nodes are never compared. A new record is written to a separate file, flushed, and renamed
-over the old one, so that a killed process leaves either the old or the new record. On a full disk
-the old record is overwritten in place. Most file systems don't need additional space for that. So a
-full disk never ends a hold, and the record of a holder that has exited can be taken. If a machine
-dies at that moment, it may leave an unreadable record, which lapses like any other.
+over the old one, so that a killed process leaves either the old or the new record. If the disk is
+full, the old record is overwritten in place, for which most file systems don't need additional
+space. So a full disk never ends a hold, and the record of a holder that has exited can still be
+taken. If a machine fails at that moment, it may leave an unreadable record, which lapses like any
+other.
 
 Requirements for the file system:
 
 - fcntl locks must exclude processes on all nodes, as they do on local disks, NFS 4, and Lustre
-  mounted with `flock`. They don't on NFS mounted with `nolock` or `local_lock`. A process can't
-  detect that, and two nodes may then be coordinator at the same time. Attribute caches are harmless
-  because the directory is reopened for each read, which makes NFS query the server, unless mounted
-  with `nocto`.
+  mounted with `flock`. They don't do so on NFS mounted with `nolock` or `local_lock`. A process
+  can't detect that case, in which two nodes may be coordinator at the same time. Attribute caches
+  are harmless, because the directory is reopened for each read, which makes NFS query the server
+  unless it is mounted with `nocto`.
 - The directory must be the same shared directory on every node. On a node where the disk isn't
-  mounted, a local directory with the same name would be a separate meeting place. So only the last
-  part of the path is ever created.
-- An NFS server that is down blocks callers (`hard` mounts) until it is back. In the meantime the
+  mounted, a local directory with the same name would be a separate meeting place. For that reason,
+  only the last part of the path is ever created.
+- An NFS server that is down blocks callers (`hard` mounts) until it is back. In the meantime, the
   record is not renewed, and the hold lapses by the holder's own clock.
 - After an NFS server reboots, it grants no locks during its grace period (90 s). A coordinator that
   is lost during that time is only replaced afterwards.
-- If a machine dies while it holds the lock, NFS releases the lock later, usually after 90 s. A
+- If a machine fails while it holds the lock, NFS releases the lock later, usually after 90 s. A
   process that is stopped (SIGSTOP) while it holds the lock keeps it until it is continued or
   killed.
 
@@ -70,7 +71,7 @@ _T = TypeVar("_T")
 
 
 class _Found(NamedTuple):
-    """The content of the record's file. `revision` is empty without a record.
+    """The content of the record's file. `revision` is empty if there is no record.
 
     An invalid record is treated as belonging to an unknown holder.
     """
@@ -83,8 +84,8 @@ class _Found(NamedTuple):
 
 
 def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return a job's register in the directory `endpoint`; see `leader_lock.Open`."""
-    del pairs  # not used by this register
+    """Return a job's registry in the directory `endpoint`; see `leader_lock.Open`."""
+    del pairs  # not used by this registry
     if not os.path.isabs(endpoint) or "\0" in endpoint:
         raise UsageError(
             f"--rdzv-endpoint={endpoint}: expected the full path of a directory",
@@ -115,11 +116,11 @@ class FileRegister:
         return self._explaining(lambda: self._hold(value, ttl_s))
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
-        """Remove the record of a dead holder; see `LeaderLock`."""
+        """Remove the record of a holder that has exited; see `LeaderLock`."""
         return bool(record.revision) and self._explaining(lambda: self._evict(record, patience_s))
 
     def release(self) -> None:
-        """Release the record if this register holds it."""
+        """Release the record if this registry holds it."""
         if self._turn:
             self._explaining(lambda: self._remove(lambda found: found.token == self._token))
 
@@ -281,7 +282,7 @@ class FileRegister:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock (also released if this process exits); reopen the directory."""
+        """Hold the lock, which is also released if this process exits, and reopen the directory."""
         name = f"{self._name}.lock"
         deadline = time.monotonic() + _LOCK_S
         if not _OF_THIS_PROCESS.acquire(timeout=_LOCK_S):

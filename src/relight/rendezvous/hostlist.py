@@ -1,4 +1,4 @@
-"""Parses one-line host lists in the formats of Slurm and Open MPI.
+"""Parses one-line host lists in the formats used by Slurm and Open MPI.
 
 Slurm        node[1-3,07],login,rack[1-2]n[1-2]      slurm.conf(5), "host list expression"
 Open MPI 4   login,node[1:1-3,7]@0(5)                orte_node_regex, which orted gets; the
@@ -27,7 +27,8 @@ def expand(text: str) -> list[str]:
 
 
 def expand_orte(text: str) -> list[str]:
-    """Return the hosts in an `orte_node_regex`: mpirun's host first, then its daemons' hosts.
+    """Return the hosts in an `orte_node_regex`, with mpirun's host first, followed by its daemons'
+    hosts.
 
     Raises:
         ValueError: if the text is not such a list.
@@ -36,7 +37,7 @@ def expand_orte(text: str) -> list[str]:
 
 
 def expand_tasks(text: str) -> list[int]:
-    """Return the number of tasks on each node: `2(x3),1` is `[2, 2, 2, 1]`.
+    """Return the number of tasks on each node. For example, `2(x3),1` results in `[2, 2, 2, 1]`.
 
     Raises:
         ValueError: if the text is not such a list.

@@ -1,6 +1,6 @@
-"""Accesses a register on behalf of one process, one request at a time: reads, writes or renews the
-record, or removes it if its holder appears to have exited. `core/link/leader_lease` decides what
-follows from the results.
+"""Accesses a registry on behalf of one process, one request at a time. A request reads, writes or
+renews the record, or removes it if its holder appears to have exited. `core/link/leader_lease`
+determines what follows from the results.
 """
 
 import json
@@ -44,16 +44,16 @@ class CoordinatorAddress(NamedTuple):
 
 
 class Candidate:
-    """One process's hold on a register.
+    """One process's hold on a registry.
 
     Args:
         loop: the agent's loop.
-        register: called in threads, one request at a time.
-        ttl_s: how long a hold lasts without a renewal, in seconds.
-        candidacy: determines until when the hold is certain.
+        register: the registry, which is called in threads, one request at a time.
+        ttl_s: how long a hold lasts unless it is renewed, in seconds.
+        candidacy: determines how long the hold is certain.
         on_renewed: called each time the hold is extended.
         on_step_down: called with the reason when this process must stop coordinating.
-        on_trouble: called with the reason when the register stops answering.
+        on_trouble: called with the reason when the registry stops responding.
         on_change: called whenever the hold begins or ends.
     """
 
@@ -99,16 +99,16 @@ class Candidate:
 
         def look_or_hold() -> Record:
             found = self._hold("")
-            if found.ours:  # left over from an earlier hold that this process has ended
+            if found.ours:  # left over from an earlier hold that this process ended
                 self.register.release()
             elif found.value:
                 return found
             self._value = contact()
             return self._hold(self._value) if self._value else found
 
-        # A full register may have room to write a record after removing one, but not to renew it.
-        # Each process in turn would then be coordinator for a moment, so the record is renewed
-        # before it counts.
+        # A full registry may have room to write a record after removing one, but not to renew it.
+        # Each process in turn would then be coordinator for a moment, so a new record only counts
+        # after it has been renewed.
         def renew(found: Answer) -> None:
             if isinstance(found, Record) and found.ours:
                 self._request(lambda: self._hold(self._value), finish)
@@ -145,7 +145,7 @@ class Candidate:
         self._request(self.register.release, lambda _: None)
 
     def close(self) -> None:
-        """End the hold, and release the record if the register answers within 2 s."""
+        """End the hold, and release the record if the registry responds within 2 s."""
         self._end_hold("the process leaves")
         end = self._loop.now() + _RELEASE_S
         self._loop.run_until(lambda: self.asked_at is None, _RELEASE_S)
@@ -153,7 +153,7 @@ class Candidate:
         self._loop.run_until(lambda: self.asked_at is None, end - self._loop.now())
 
     def _end_hold(self, reason: str) -> None:
-        """End the hold in this process; the register is updated by the next request, or when the
+        """End the hold in this process. The registry is updated by the next request, or when the
         hold lapses.
         """
         if self._candidacy.until:
@@ -169,7 +169,7 @@ class Candidate:
             self.register.close()
 
     def _hold_from(self, asked_at: float) -> None:
-        """Record that the register has confirmed the hold, which counts from the time of the
+        """Record that the registry has confirmed the hold, which counts from the time of the
         request.
         """
         if not self._candidacy.until:

@@ -1,9 +1,9 @@
-"""The finder for a job whose coordinator is named by a register: etcd, a file, or a plug-in.
+"""The finder for a job whose coordinator is named in a registry: etcd, a file, or a plug-in.
 
-It reads the register's record, or writes one for this process if it is missing;
-`core/link/leader_lease` defines the rules. While the register doesn't answer, it can't name another
-coordinator, so a running group continues. A successor never takes over while workers of the old
-group are running (docs/decisions/0012).
+It reads the registry's record, or writes one for this process if there is none.
+`core/link/leader_lease` defines the rules. While the registry doesn't respond, it can't name
+another coordinator, so a running group continues. A successor never takes over while workers of the
+old group are running (docs/decisions/0012).
 """
 
 import socket
@@ -31,7 +31,7 @@ from relight.rendezvous.leader_lock import LeaderLock, Record
 from relight.rendezvous.leader_session import Answer, Candidate, CoordinatorAddress, describe_error
 
 _SILENT_S = 5.0
-"""A register is reported as silent after this time without an answer."""
+"""A registry is reported as silent after this time without a response."""
 _SILENT = f"it has not responded for {_SILENT_S:g} s"
 _ASK_RETRY_S = 0.3
 _ANSWER_S = 2.0
@@ -39,13 +39,13 @@ _STAND_BACK_S = 3.0
 
 
 class RegisterFinder(Finder):
-    """Finds the coordinator named by a register, and keeps renewing the record if that is this
-    process.
+    """Finds the coordinator named in a registry, and keeps renewing the record if this process is
+    the coordinator.
 
     Args:
         loop: the process's event loop.
-        meeting: the rendezvous, with a register.
-        port: this process's port; 0 to bind any free port once one is needed.
+        meeting: the rendezvous, with a registry.
+        port: this process's port, or 0 to bind any free port once one is needed.
     """
 
     slows_heartbeats = False
@@ -72,7 +72,7 @@ class RegisterFinder(Finder):
         self._tried_first = False
         """Whether the last address was the first one in the holder's record."""
         self._dialled: _Dialled | None = None
-        """The holder that was reported last; None after a failure."""
+        """The holder that was reported last, or None after a failure."""
         self._cant_evict = ""
         """Why the record of a holder that refuses connections could not be removed."""
         self._answers = False
@@ -85,12 +85,14 @@ class RegisterFinder(Finder):
         self._seeker = seeker
 
     def seek(self, *, may_host: bool) -> None:
-        """Read the record; if it is missing and `may_host` is set, write one for this process."""
+        """Read the record. If there is none and `may_host` is set, write one for this process."""
         self._may_host = may_host and self._meeting.hosted is not False
         self._request()
 
     def answered(self) -> None:
-        """Record that the coordinator has answered; a later refusal suggests that it has exited."""
+        """Record that the coordinator has responded. A later refusal then suggests that it has
+        exited.
+        """
         if self._dialled is not None:
             self._candidacy.answered(self._dialled.record.revision)
         self._tried_first = False  # start with the next holder's first address
@@ -119,8 +121,8 @@ class RegisterFinder(Finder):
         return where, Refusal.HINT
 
     def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
-        """Return whether this process is the holder. It ends its hold if a node is silent or gone
-        while the register doesn't answer, because that node may have evicted it.
+        """Return whether this process is the holder. The process ends its hold if a node is silent
+        or lost while the registry doesn't respond, because that node may have evicted it.
         """
         now, candidacy = self._loop.now(), self._candidacy
         if not candidacy.holds(now):
@@ -132,7 +134,7 @@ class RegisterFinder(Finder):
 
     def set_enough_nodes(self, *, enough: bool) -> None:
         """End the hold if too few nodes are left for training, because the lost nodes may still be
-        able to reach each other and the register, but not this node.
+        able to reach each other and the registry, but not this node.
         """
         if self._candidacy.has_too_few(enough=enough):
             reason = "too few nodes can reach it"
@@ -169,7 +171,7 @@ class RegisterFinder(Finder):
         elif isinstance(found, Exception):
             self._seeker.found(
                 NotFound(describe_error(found), _ASK_RETRY_S)
-            )  # the register may recover
+            )  # the registry may recover
         elif found.ours:
             sock = self._own.take_socket()
             if sock is not None:
@@ -185,8 +187,8 @@ class RegisterFinder(Finder):
         self._request()
 
     def _resolve(self, record: Record) -> None:
-        """Resolve and report one of the holder's addresses; every other time it is the first one in
-        the record.
+        """Resolve and report one of the holder's addresses. Every other time, it is the first one
+        in the record.
         """
         contact = CoordinatorAddress.parse(record.value)
         if contact is None:
@@ -232,8 +234,8 @@ class RegisterFinder(Finder):
 
 
 class _Dialled(NamedTuple):
-    """A holder and the address to connect to; `is_first` means that it is the first one in the
-    record.
+    """A holder and the address to connect to. `is_first` means that the address is the first one in
+    the record.
     """
 
     record: Record
@@ -243,12 +245,12 @@ class _Dialled(NamedTuple):
 
 
 class _OwnContact:
-    """This process's record: its addresses, and a port to listen on.
+    """This process's record, which contains its addresses and a port to listen on.
 
     Args:
         chosen: the address that the user chose, or empty.
-        register: the register, which knows one of this machine's addresses.
-        port: this process's port; 0 to bind any free port once one is needed.
+        register: the registry, which knows one of this machine's addresses.
+        port: this process's port, or 0 to bind any free port once one is needed.
     """
 
     def __init__(self, chosen: str, register: LeaderLock, port: int) -> None:
@@ -272,7 +274,7 @@ class _OwnContact:
         return CoordinatorAddress(socket.gethostname(), self._addresses(), port).to_text()
 
     def take_socket(self) -> socket.socket | None:
-        """Hand over the port's socket, if one has been bound."""
+        """Return the port's socket, if one has been bound, and give up its ownership."""
         sock, self._sock = self._sock, None
         return sock
 
@@ -292,6 +294,6 @@ class _OwnContact:
         chosen, own = self._chosen, self._register.own_address
         if chosen or (own and not is_loopback(own)):
             return (chosen or own,)
-        # The register is on this machine or on a disk. Other nodes may be on this machine too.
+        # The registry is on this machine or on a disk. Other nodes may be on this machine too.
         likely = (dns.outward_address(), socket.gethostname(), own)
         return tuple(dict.fromkeys(each for each in likely if each))

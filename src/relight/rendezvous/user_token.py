@@ -1,11 +1,11 @@
-"""A token for jobs that start without one. It is in a file in the user's home directory, which all
-of a cluster's nodes can read.
+"""A token for jobs that start without one. It is stored in the user's home directory, which all of
+a cluster's nodes can read.
 
-With a plain `srun relight run`, no single place could create a token for all agents. But they share
-the user's home directory, which on clusters is on a network file system. The file `token` in
-relight's state directory there proves to each agent that a peer runs as the same user. The first
-job creates it. It is not created on a local file system, because other nodes would not see it. An
-existing file is always used.
+With a plain `srun relight run`, there is no single process that could create a token for all
+agents. But the agents share the user's home directory, which on clusters is on a network file
+system. The file `token` in relight's state directory there proves to each agent that a peer runs as
+the same user. The first job creates it. The file is not created on a local file system, because
+other nodes would not see it. An existing file is always used.
 """
 
 import os
@@ -20,7 +20,7 @@ _NETWORK = frozenset(
     ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "pvfs2", "glusterfs",
      "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "cifs", "smb3", "afs", "vast")
 )  # fmt: skip
-"""Types of file systems that a cluster's nodes share, as named in /proc/mounts."""
+"""File system types that a cluster's nodes share, as named in /proc/mounts."""
 
 
 def find(env: Environment, mounts: str = "/proc/self/mounts") -> str:

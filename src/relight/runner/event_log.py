@@ -28,7 +28,7 @@ _LOGS_BELOW = "torchelastic"
 """The directory of a submitted job's agent logs, inside the job's own directory."""
 _LOST = "lost: the other nodes continue without it"
 _BEGINNING = 1 << 20
-"""The number of bytes at the start of a file that must contain an event."""
+"""An event log must contain an event within this number of bytes from its start."""
 _OPTIONS = "relight run --log-dir=DIR keeps it in a file"
 
 
@@ -83,8 +83,8 @@ def output(
         rank: a worker's rank in the job.
         stream: stdout, stderr or combined.
         follow: whether to wait for new lines.
-        attempt: only lines from the attempt after this number of restarts, as a string; ALL for all
-            attempts.
+        attempt: return only lines from the attempt after this number of restarts, as a string; ALL
+            for all attempts.
 
     Raises:
         UsageError: if the job, rank or attempt does not exist, or the rank doesn't have its own log
@@ -116,8 +116,8 @@ def output(
 
 
 class AgentLog(NamedTuple):
-    """One agent's events in a submitted job, with their lines, and the log's first and last
-    lines.
+    """The log of one agent in a submitted job. `events` has the events with their lines, and
+    `first` and `last` are the log's first and last lines.
     """
 
     events: Sequence[tuple[Event, Line]]
@@ -145,8 +145,8 @@ def agents(job: Handle, found: AppStatus) -> list[AgentLog]:
 
 
 def account(logs: Sequence[AgentLog], *, is_over: bool) -> Account | None:
-    """Return a submitted job's time breakdown from the latest log of rank 0's agent, or None
-    without such a log.
+    """Return a submitted job's time breakdown from the latest log of rank 0's agent, or None if
+    there is no such log.
     """
     latest: tuple[float, Account] | None = None
     for events, first, last in logs:
@@ -166,8 +166,8 @@ def account(logs: Sequence[AgentLog], *, is_over: bool) -> Account | None:
 def with_lost(
     logs: Sequence[AgentLog], replicas: Sequence[ReplicaStatus]
 ) -> tuple[ReplicaStatus, ...]:
-    """Return replicas with a note on those that the job's group has lost, because a scheduler may
-    take minutes to notice (SlurmdTimeout, slurm.conf(5)).
+    """Return the replicas, adding a note to those that the job's group has lost. The scheduler
+    itself may take minutes to notice a lost replica (SlurmdTimeout, slurm.conf(5)).
     """
     latest: dict[str, tuple[Formed, Line]] = {}
     for formed in filter(None, (log.formed for log in logs)):
@@ -280,7 +280,8 @@ def _ranks(known: Sequence[int]) -> str:
 
 
 def file_lines(path: str, *, follow: bool) -> Lines:
-    """Return the lines of an event log, or of the one in a run directory; with `follow`, forever.
+    """Return the lines of an event log, or of the event log in a run directory. With `follow`, wait
+    for new lines forever.
 
     Raises:
         MachineError: if it can't be read.

@@ -1,7 +1,8 @@
 """Adds environment variables that identify the job, for trackers and other tools.
 
-Each variable exists under TorchX's name and under relight's, with the same value, except for the
-handle. RELIGHT_REPLICA_ID is the number of the agent's replica and does not exist in TorchX.
+Each variable is set under both TorchX's name and relight's, with the same value. The only exception
+is the handle, whose two values differ. RELIGHT_REPLICA_ID is the number of the agent's replica and
+does not exist in TorchX.
 """
 
 import os
@@ -34,8 +35,8 @@ def with_job_env(
         scheduler: the scheduler's name in the handle.
         session: the session in the handle.
         parent_run_id: the parent run's id, or empty.
-        env: the environment. It may set the parent and the trackers.
-        settings: the settings. They name the trackers if the environment does not.
+        env: the environment, which may set the parent and the trackers.
+        settings: the settings, which name the trackers if the environment does not.
 
     Raises:
         UsageError: if a tracker's name can't be part of a variable name.

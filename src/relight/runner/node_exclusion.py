@@ -23,11 +23,11 @@ def add(
         found: the scheduler. Its optional `excludable` method returns the nodes that it can
             exclude.
         values: the values of its options, which are modified.
-        env: the environment. It may set the directory.
-        site: the site's configuration. It may also set the directory.
+        env: the environment, which may set the directory.
+        site: the site's configuration, which may also set the directory.
 
     Returns:
-        A note for each excluded node, or a note on why no node is excluded.
+        A note for each excluded node, or one note that explains why no node is excluded.
 
     Raises:
         UsageError: if the directory name is invalid.

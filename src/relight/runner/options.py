@@ -78,14 +78,14 @@ def resolve(
                 error = _unknown(scheduler, name, known.values())
                 if not place:
                     raise error
-                if source is not site.values:  # may be written for another version
+                if source is not site.values:  # the file may have been written for another version
                     notes.append(f"in the settings: {error.message}")
                 continue
             if option.name in here:
                 raise UsageError(f"{here[option.name]} and {name} are the same option")
             here[option.name] = name
             if isinstance(value, str) and value.startswith(FIXME):
-                continue  # a `relight configure` placeholder that is not filled in
+                continue  # a `relight configure` placeholder that has not been filled in
             try:
                 found = _value(option, value if source is not site.values else _typed(value))
             except UsageError as wrong:

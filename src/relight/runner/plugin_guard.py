@@ -1,5 +1,5 @@
-"""Guards schedulers from other packages: exceptions, and return values that violate
-`schedulers/api.py`, are converted to one-line errors that name the scheduler.
+"""Guards against errors in schedulers from other packages. Exceptions, and return values that
+violate `schedulers/api.py`, are converted to one-line errors that name the scheduler.
 """
 
 import json
@@ -148,6 +148,6 @@ _PARTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "list": (_are_listed, "a sequence of JobSummary"),
     "close": _ANYTHING,
 }  # fmt: skip
-"""The members of a scheduler: a check of the member or of its result, and a description of the
-requirement.
+"""The members of a scheduler. Each has a check of the member or of its result, and a description of
+what is required.
 """

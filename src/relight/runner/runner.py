@@ -60,7 +60,7 @@ class Runner:
 
     Args:
         session: the session name in its jobs' handles.
-        found: settings; if None, they are read from the settings files.
+        found: the settings; if None, they are read from the settings files.
         env: the environment, or None for this process's environment.
     """
 
@@ -90,7 +90,7 @@ class Runner:
         self.close()
 
     def close(self) -> None:
-        """Close the connections to schedulers. Jobs continue if their scheduler supports that."""
+        """Close the connections to schedulers. Jobs keep running if their scheduler supports it."""
         while self._schedulers:
             self._schedulers.popitem()[1].close()
 
@@ -136,7 +136,8 @@ class Runner:
                 the roles' workspace.
             parent_run_id: the parent run's id, for trackers.
             launcher: one of `components.LAUNCHERS`. torchrun is only valid for built-in components.
-            app_id: the name of the job's directory, from `records.new_id`; a new one by default.
+            app_id: the name of the job's directory, from `records.new_id`; by default, a new one is
+                chosen.
 
         Raises:
             RelightError: if an argument is invalid.
@@ -252,7 +253,7 @@ class Runner:
 
         Args:
             handle: the job's handle.
-            timeout: seconds; None to wait forever.
+            timeout: the maximum number of seconds to wait, or None to wait forever.
 
         Raises:
             TimeoutError: if the job is not over by then; it keeps running.
@@ -337,18 +338,18 @@ class Runner:
         rank: int | None = None,
         attempt: str = "",
     ) -> Iterator[str]:
-        """Return the lines of one replica, without line ends.
+        """Return one replica's lines, without line endings.
 
         Args:
             handle: the job's handle.
             role: the role's name; by default, the first role.
-            replica: its number within the role.
-            regex: only matching lines.
-            since: only lines from this time on, if the scheduler has timestamps.
-            until: only lines up to this time.
-            follow: wait for new lines until the replica is over.
+            replica: the replica's number within the role.
+            regex: return only matching lines.
+            since: return only lines from this time on, if the scheduler has timestamps.
+            until: return only lines up to this time.
+            follow: whether to wait for new lines until the replica is over.
             stream: stdout, stderr or combined.
-            last: only this many of the most recent existing lines.
+            last: return only this many of the most recent existing lines.
             rank: return the lines of this worker in the job instead of a replica's.
             attempt: a worker's lines from the attempt after this number of restarts, or `all`;
                 defaults to the last generation for `relight run` jobs, and to all generations for
@@ -377,8 +378,8 @@ class Runner:
     def _reader(
         self, job: Handle, query: LogQuery, rank: int | None, attempt: str
     ) -> Callable[[bool], Iterator[str]]:
-        """Return a function that returns the lines of a replica or rank; its argument says whether
-        to follow them.
+        """Return a function that returns the lines of a replica or rank; the function's argument
+        says whether to follow them.
         """
         if attempt and rank is None:
             if job.scheduler != handles.RUN:
@@ -407,7 +408,8 @@ class Runner:
         return lambda follow: scheduler.logs(job.app_id, query._replace(follow=follow))
 
     def replicas(self, handle: str | Handle) -> list[tuple[str, int]]:
-        """Return the roles and numbers of a job's replicas, or only of those that the handle names.
+        """Return the roles and numbers of a job's replicas, or of only those that the handle refers
+        to.
 
         Raises:
             UsageError: if the job, role or replica does not exist.
@@ -523,9 +525,7 @@ class Runner:
     def _component(
         self, address: str, args: Sequence[str] | Mapping[str, Any], launcher: str
     ) -> tuple[AppDef, str]:
-        """Return a component's app and the script that it will run, or no script if there is
-        none.
-        """
+        """Return a component's app, and the script that it will run if there is one."""
         function = loading.find(address)
         signature = arguments.read_signature(address, function)
         words: Sequence[str] = () if isinstance(args, Mapping) else args

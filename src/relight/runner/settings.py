@@ -4,7 +4,7 @@
     log_dir = /logs
     [component:dist.ddp]     arguments of a component
     j = 1x8
-    [cli:run]                component, scheduler, workspace of `relight submit`
+    [cli:run]                component, scheduler and workspace for `relight submit`
     scheduler = slurm
     [torchx:tracker]         one name for each tracker; [tracker:NAME] has its config
 

@@ -31,7 +31,7 @@ def submit(job: Prepared, scheduler: Scheduler, env: Environment) -> str:
     """Submit a job and record it; return its handle.
 
     Raises:
-        RelightError: if the submission failed, which leaves no record.
+        RelightError: if the submission failed; no record is left in this case.
     """
     if records.read(job.app_id) is not None:
         raise UsageError(
@@ -89,7 +89,7 @@ def record_state(record: Record | None, found: AppStatus | None) -> None:
         try:
             records.write(record["id"], record)
         except RelightError:
-            pass  # optional, as the caller has the status
+            pass  # optional, because the caller has the status
 
 
 def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
@@ -104,7 +104,8 @@ def listed(
 ) -> Iterator[tuple[str, str, AppState, str, str]]:
     """Return the handle, name, state, time and message of each job, newest first. These are the
     jobs recorded here, the `relight run` jobs on this machine and, if a scheduler is given, all
-    other jobs that it knows; it is queried with its options `cfg` from the settings.
+    other jobs that this scheduler knows. The scheduler is queried with `cfg`, its options from the
+    settings.
 
     Raises:
         RelightError: if the given scheduler does not respond.

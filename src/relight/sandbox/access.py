@@ -1,5 +1,5 @@
-"""Checks whether this process may create hosts: root may, and other users may in a user namespace,
-if the system permits one (user_namespaces(7)).
+"""Checks whether this process may create hosts. root may create them, and so may other users in a
+user namespace, if the system permits user namespaces (user_namespaces(7)).
 """
 
 import os
@@ -9,12 +9,12 @@ import subprocess
 from relight.base.errors import MachineError
 
 _ROOT_OF_OUR_OWN = ("--user", "--map-root-user", "--net", "--uts", "--mount")
-"""Whoever creates hosts must be able to return to its own namespaces."""
+"""A process that creates hosts must be able to return to its own namespaces."""
 
 
 def prefix() -> list[str]:
-    """Return the prefix for a command that creates hosts. It is empty for root; otherwise it is a
-    program that makes this user root in a user namespace.
+    """Return the prefix for a command that creates hosts. The prefix is empty for root. For other
+    users, it is a program that makes the user root in a user namespace.
 
     Raises:
         MachineError: if hosts can't be created here.

@@ -1,4 +1,4 @@
-"""Sandbox faults: parses a faults file, and decides which faults are due.
+"""Parses a faults file for a sandbox, and determines which faults are due.
 
     # # one fault per line: WHEN WHAT
     at 5s            kill host 2
@@ -21,7 +21,7 @@ HOST, RANK, ALL = "host", "rank", "all"
 
 
 class Moment(NamedTuple):
-    """When a fault is triggered: `word` is one of `at`, `after`, `when`."""
+    """The time or output that triggers a fault. `word` is one of `at`, `after`, `when`."""
 
     word: str
     seconds: float = 0.0
@@ -37,7 +37,7 @@ class Fault(NamedTuple):
         action: a key of `ACTIONS`.
         kind: HOST, RANK, or ALL for every host.
         number: the number of the host, from 1, or the rank, from 0.
-        value: the delay in seconds, or the share of packets that is lost, from 0 to 1.
+        value: the delay in seconds, or the fraction of packets to drop, from 0 to 1.
     """
 
     line: int
@@ -59,7 +59,7 @@ class Fault(NamedTuple):
 
 
 class _Action(NamedTuple):
-    """An example of an action, its possible targets, and a description of its value."""
+    """An action, described by an example, its possible targets, and a description of its value."""
 
     example: str
     kinds: tuple[str, ...]
@@ -121,7 +121,7 @@ def read(text: str, name: str, hosts: int, ranks: int = 0) -> list[Fault]:
 
 
 class _Line:
-    """The words of one line, which are consumed one after another."""
+    """The words of one line, which are consumed from left to right."""
 
     def __init__(self, words: Sequence[str], place: str, hosts: int, ranks: int) -> None:
         self._left = list(words)
@@ -167,7 +167,7 @@ class _Line:
         kinds = [kind for kind in shape.kinds if kind != ALL]
         kind = self._next_word(example, f"the {' or '.join(kinds)} is missing")
         joined = re.fullmatch(r"([a-z]+)(\d+)", kind)
-        if joined is not None:  # host2, the host's own name
+        if joined is not None:  # such as host2, the name of a host
             kind, number = joined.groups()
             self._left.insert(0, number)
         if kind not in kinds:
@@ -247,7 +247,7 @@ class Plan:
         return any(fault.moment.word == "when" for fault in self.left())
 
     def deadline(self) -> float | None:
-        """Return when the next fault is due, or None if no remaining fault has a time yet."""
+        """Return when the next fault is due, or None if no remaining fault has a known time yet."""
         times = [
             due
             for due, done in zip(self._due, self._done, strict=True)
@@ -256,14 +256,14 @@ class Plan:
         return min(times, default=None)
 
     def printed(self, line: str, now: float) -> list[Fault]:
-        """Return the faults that are due now that this line was printed."""
+        """Return the faults that become due because this line was printed."""
         for index, fault in enumerate(self._faults):
             if fault.moment.word == "when" and fault.moment.text in line:
                 self._due[index] = min(now, self._due[index] or now)
         return self.due(now)
 
     def due(self, now: float) -> list[Fault]:
-        """Return the faults that are due, in order of their times."""
+        """Return the faults that are due, ordered by time."""
         found = []
         while (deadline := self.deadline()) is not None and deadline <= now:
             index = next(

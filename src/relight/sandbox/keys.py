@@ -1,5 +1,5 @@
-"""Keyboard control of a sandbox, if stdin and stderr are a terminal and it runs in the
-foreground.
+"""Keyboard control for a sandbox, which is available if stdin and stderr are a terminal and the
+sandbox runs in the foreground.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class Keys:
         do: Callable[[Fault], None],
         say: Callable[[str], None],
     ) -> "Keys | None":
-        """Return the keyboard, or None without a terminal."""
+        """Return the keyboard, or None if there is no terminal."""
         if not (os.isatty(_STDIN) and os.isatty(_STDERR)):
             return None
         try:

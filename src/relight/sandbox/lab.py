@@ -6,18 +6,19 @@
         lab.cut("node1")
 
 Every host has a hostname, its own loopback interface, eth0 with an IPv4 and an IPv6 address, and
-its own /etc/hosts that lists all hosts. The file system, pids and users are those of the machine.
+its own /etc/hosts that lists all hosts. All hosts share the machine's file system, pids and users.
 Hosts can't be reached from other Labs or from the machine itself, so all Labs use the same
 addresses, and fixed ports are safe.
 
-A Lab leaves nothing behind on the machine: no interface, no network namespace, no file. When its
-switch exits, even by SIGKILL, the kernel removes everything, and the switch exits with its owner.
+A Lab leaves no interface, network namespace or file behind on the machine. Its switch exits when
+its owner does. When the switch exits, even if it is killed with SIGKILL, the kernel removes
+everything.
 
 Conditions apply to packets as they leave a host, so a delay of 100 ms on all hosts results in a
 round trip of 200 ms. Packets from one host to another keep their order.
 
 A name resolves to the IPv6 address first, as in most dual-stack networks. gloo works without
-configuration: GLOO_SOCKET_IFNAME=eth0 is only needed if the hostname resolves to an address of
+configuration. GLOO_SOCKET_IFNAME=eth0 is only needed if the hostname resolves to an address of
 another host.
 """
 
@@ -38,12 +39,12 @@ from relight.base.errors import MachineError
 
 PATIENCE = 60
 """The timeout in seconds for a request to the switch, and for a killed process to exit."""
-# Looked up here, because a program may be started with a different PATH.
+# They are looked up here, because a program may be started with a different PATH.
 NSENTER, ENV = shutil.which("nsenter"), shutil.which("env")
 
 
 class LabError(MachineError):
-    """The hosts can't be created, or their switch has exited."""
+    """Raised if the hosts can't be created, or if their switch has exited."""
 
 
 class Host:
@@ -67,10 +68,10 @@ class Host:
         """Start a program on this host, like subprocess.Popen, in a new session. It is killed when
         the Lab is closed.
 
-        The pid is that of the program, because nsenter and env replace themselves with it. If the
-        program does not exist, the exit code is 127.
+        The returned process has the program's pid, because nsenter and env replace themselves with
+        the program. If the program does not exist, the exit code is 127.
         """
-        # nsenter stays in a directory of the old mount namespace, which has no path in the new one.
+        # nsenter keeps its directory in the old mount namespace, which has no path in the new one.
         directory = [str(ENV), f"--chdir={os.path.abspath(cwd or os.curdir)}", "--"]
         process = subprocess.Popen(
             [*self.entrance, *directory, *map(str, command)],
@@ -82,7 +83,7 @@ class Host:
 
 
 class Lab:
-    """Hosts and the network between them, which are removed at the end of the `with` block.
+    """Several hosts and their network, which are removed at the end of the `with` block.
 
     A host's hostname is its name, unless `hostnames` specifies another one.
 
@@ -148,8 +149,8 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """End all processes on the hosts, reap those that were started here, and remove the
-        hosts.
+        """Kill all processes on the hosts, reap the ones that were started by this object, and
+        remove the hosts.
         """
         self.answers.close()
         self.control.close()
@@ -168,7 +169,7 @@ class Lab:
                         pass
 
     def ask(self, request: object) -> Any:
-        """Send a request to the switch, and return its answer once the request has been carried
+        """Send a request to the switch, and return the response once the request has been carried
         out.
 
         Raises:
@@ -202,11 +203,11 @@ class Lab:
         loss: float | None = None,
         host: str | None = None,
     ) -> None:
-        """Set the conditions for packets that a host (or every host) sends. Values not given stay
-        the same.
+        """Set the conditions for packets that a host (or every host) sends. Arguments that are
+        omitted leave their values unchanged.
 
-        Each packet is delayed by the delay plus a random part of the jitter, or lost with the given
-        probability.
+        Each packet is delayed by the delay plus a random fraction of the jitter, or dropped with
+        the given probability.
         """
         given = {
             "delay": None if delay_ms is None else delay_ms / 1000,
@@ -222,8 +223,8 @@ class Lab:
             )
 
     def cut(self, *hosts: str) -> None:
-        """Pull the cable: no packet reaches or leaves these hosts, not even packets already in
-        flight.
+        """Disconnect these hosts, as if their cables had been pulled. No packet reaches or leaves
+        them, not even packets already in flight.
         """
         with self.lock:
             self.severed.update(self.hosts[name].name for name in hosts)
@@ -236,20 +237,20 @@ class Lab:
             self.apply()
 
     def block(self, source: str, target: str) -> None:
-        """Drop all packets from source to target, in this direction only. Undone by heal()."""
+        """Drop all packets from source to target, in this direction only. heal() undoes this."""
         with self.lock:
             self.blocks.add((self.hosts[source].name, self.hosts[target].name))
             self.apply()
 
     def heal(self) -> None:
-        """Undo block() and cut(). Other conditions stay the same."""
+        """Undo block() and cut(), without changing other conditions."""
         with self.lock:
             self.severed, self.blocks = set(), set()
             self.apply()
 
     def crash(self, host: str) -> None:
-        """Simulate a machine failure: cut the host off first, so that no goodbye escapes, and then
-        kill it.
+        """Simulate a machine failure. The host is cut off before it is killed, so that no goodbye
+        message gets out.
         """
         self.cut(host)
         self.ask({"kill": host})
@@ -267,7 +268,7 @@ class Lab:
 
 @functools.cache
 def lab_unavailable() -> str:
-    """Return why a Lab can't be used on this machine, determined by trying one; empty if it can."""
+    """Try to create a Lab. Return why that is impossible on this machine, or an empty string."""
     try:
         with Lab(hosts=["here"]) as lab:
             say = "import socket; print(socket.gethostname(), socket.gethostbyname('here'))"

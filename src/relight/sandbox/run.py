@@ -1,5 +1,5 @@
-"""Runs a job on the hosts of a sandbox: starts an agent on each host, injects the faults when they
-are due, and prefixes each line of output with the name of its host.
+"""Runs a job on the hosts of a sandbox. It starts an agent on each host, injects the faults when
+they are due, and prefixes each line of output with the name of its host.
 """
 
 import os
@@ -31,7 +31,7 @@ Popen = Callable[[Host, int, int], "subprocess.Popen[Any]"]
 
 
 def host_name(host: int) -> str:
-    """Return the name of a host; the first one is host1."""
+    """Return the name of a host. The first one is host1."""
     return f"host{host}"
 
 
@@ -64,7 +64,7 @@ def _popen(
         env=variables,
         stdout=stdout,
         stderr=stderr,
-        # If this process and the switch are killed together, no other process is left to end it.
+        # If this process and the switch are killed together, nothing else would end the agent.
         preexec_fn=partial(system.die_with_parent, signal.SIGKILL),
     )
 
@@ -75,7 +75,7 @@ class Sandbox:
     Args:
         loop: waits for output, agent exits, keys and signals.
         lab: the hosts, which have not been created yet.
-        popen: starts an agent on a host, with the given descriptors as its stdout and stderr.
+        popen: starts an agent on a host, with the given descriptors as stdout and stderr.
         plan: the faults to inject.
     """
 
@@ -105,7 +105,7 @@ class Sandbox:
                 self._run()
                 self.loop.forget(self.lab.control)
         finally:
-            self.plan = Plan(())  # a fault may wait for the last lines, but no host is left
+            self.plan = Plan(())  # the last lines may match a fault, but no host is left
             if self._keys is not None:
                 self._keys.close()
             for reader in self._readers:
@@ -171,7 +171,7 @@ class Sandbox:
         self.loop.forget(process)
         process.close()
         code = agent.wait()
-        if self._agents[host] is agent:  # otherwise another one was started since
+        if self._agents[host] is agent:  # otherwise, another one has been started
             self.job.ended(host, signal_exit_code(-code) if code < 0 else code)
 
     def _on_line(self, line: str) -> None:
@@ -217,7 +217,7 @@ class Sandbox:
         self._say(f"after {self._now():.1f} s: {what}")
 
     def _change(self, fault: Fault) -> str:
-        """Inject a fault. Return the reason if that failed, or an empty string."""
+        """Inject a fault. Return an empty string, or the reason why it can't be injected."""
         lab, job = self.lab, self.job
         host, name = fault.number, host_name(fault.number)
         where = name if fault.kind == HOST else None

@@ -1,8 +1,9 @@
-"""Determines when a sandbox job has ended, and its exit code from those of its agents.
+"""Determines when a sandbox job has ended, and computes its exit code from those of its agents.
 
-On each host, the agent is running, has ended, or was killed by a fault; a host with a running agent
-may be cut off or frozen. The job ends when no active agent is left. If an agent has ended on its
-own, agents that are cut off or frozen are not waited for, because the job continues without them.
+On each host, the agent is running, has ended, or was killed by a fault. A host with a running agent
+may be cut off or frozen. The job ends when no active agent is left. Once an agent has ended on its
+own, the job does not wait for agents that are cut off or frozen, because the others continue
+without them.
 """
 
 from relight.base.errors import signal_exit_code
@@ -11,10 +12,10 @@ _KILLED = signal_exit_code(9)
 
 
 class SandboxJob:
-    """The agents of a job, one per host. Hosts are numbered from 1.
+    """A job's agents, one per host. Hosts are numbered from 1.
 
     Args:
-        hosts: the number of hosts; initially, an agent is running on each.
+        hosts: the number of hosts. Initially, an agent is running on each of them.
     """
 
     def __init__(self, hosts: int) -> None:
@@ -26,7 +27,7 @@ class SandboxJob:
         self._code: int | None = None
 
     def killed(self, host: int) -> None:
-        """Record that a fault killed a host, so its agent's exit code is ignored."""
+        """Record that a fault killed a host, so that its agent's exit code is ignored."""
         self._killed.add(host)
         self.running.discard(host)
         self.cut.discard(host)
@@ -46,8 +47,8 @@ class SandboxJob:
     def exit_code(self, *, faults_left: bool) -> int | None:
         """Return the job's exit code, or None while it is running.
 
-        It is the exit code of the last agent that ended on its own or, if all agents were killed,
-        that of SIGKILL.
+        It is the exit code of the last agent that ended on its own. If all agents were killed, it
+        is the exit code for SIGKILL.
 
         Args:
             faults_left: whether faults are pending, because they may restart a host.

@@ -1,5 +1,5 @@
-"""Keys that inject faults into a sandbox: a letter followed by a host number. Pressing the same
-keys again undoes the fault.
+"""Keys that inject faults into a sandbox. The user presses a letter and then a host number.
+Pressing the same keys again undoes the fault.
 """
 
 from relight.sandbox.faults import HOST, Fault, Moment
@@ -14,7 +14,7 @@ class KeyReader:
     """Turns keys into faults.
 
     Args:
-        hosts: the number of hosts; if there are more than nine, Enter ends a number.
+        hosts: the number of hosts. If there are more than nine, a number ends with Enter.
         job: tracks which hosts are running, cut off, or frozen.
     """
 
@@ -24,7 +24,7 @@ class KeyReader:
         self._letter = ""
         self._digits = ""
         self._worse: set[tuple[str, int]] = set()
-        """The delays and losses that are active."""
+        """The delays and packet losses that are in effect."""
 
     @property
     def legend(self) -> str:

@@ -1,15 +1,16 @@
 """The switch of a Lab, which creates its hosts, forwards their packets, and ends their processes.
 
 It runs as a separate process, `python switch.py FD`, where FD is a stream socket. Requests are JSON
-objects, one per line, and each gets an answer. The first request describes the hosts. When the
-other end of the socket is closed, no matter how its owner died, the switch kills all processes on
-the hosts and exits.
+objects, one per line, and the switch responds to each of them. The first request describes the
+hosts. When the other end of the socket is closed, no matter how its owner exited, the switch kills
+all processes on the hosts and exits.
 
-A host consists of a network, a UTS and a mount namespace. They don't have names in the file system,
-and only the switch holds them open, so the kernel removes them when it exits, even by SIGKILL. Each
-host's eth0 is a TUN device whose packets the switch reads and writes. The packets carry no Ethernet
-header and need no neighbor discovery, so a host that is cut off is simply silent. With ARP, the
-kernel would report it as unreachable after 3 s, which never happens to a host behind a router.
+A host consists of a network, a UTS and a mount namespace. The namespaces don't have names in the
+file system and are only held open by the switch, so the kernel removes them when the switch exits,
+even if it is killed with SIGKILL. Each host's eth0 is a TUN device whose packets the switch reads
+and writes. The packets have no Ethernet header and need no neighbor discovery, so a host that is
+cut off simply doesn't respond. With ARP, the kernel would report it as unreachable after 3 s, which
+never happens to a host behind a router.
 """
 
 import ctypes
@@ -52,7 +53,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def checked(result: int, what: str) -> None:
-    """Raise OSError if a libc call has failed."""
+    """Raise OSError if a libc call failed."""
     if result != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
@@ -78,7 +79,7 @@ def open_tun(name: str) -> int:
     try:
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH14x", name.encode(), IFF_TUN | IFF_NO_PI))
-        # The device is removed with its namespace, all at once; closing takes 30 ms per device.
+        # Devices are removed with their namespaces, all at once. Closing one takes 30 ms.
         fcntl.ioctl(device, TUNSETPERSIST, 1)
     except OSError as error:
         try:
@@ -224,13 +225,13 @@ class Switch:
         self.count = 0
 
     def answer(self, **reply: object) -> None:
-        """Send an answer to the owner."""
+        """Send a response to the owner."""
         self.control.sendall(json.dumps(reply).encode() + b"\n")
 
     def obey(self) -> bool:
-        """Handle requests from the owner; return False once it has disconnected."""
+        """Handle requests from the owner. Return False once the owner has disconnected."""
         data = self.control.recv(1 << 16)
-        # This file is run by path, so relight may not be importable: LineBuffer can't be used.
+        # This file is run by path, so relight may not be importable, and LineBuffer can't be used.
         *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
             self.carry_out(json.loads(line))
@@ -258,8 +259,8 @@ class Switch:
         return target is not source and (source, target) not in self.blocked
 
     def accept(self, source: Port, packet: bytes) -> None:
-        """Handle a packet from a host. If the target address is unknown, send the packet to all
-        hosts, because a test may have added the address.
+        """Handle a packet from a host. If the destination address is unknown, send the packet to
+        all hosts, because a test may have added the address to one of them.
         """
         target = self.by_address.get(packet[16:20] if packet[0] >> 4 == 4 else packet[24:40])
         targets = self.ports.values() if target is None else (target,)
@@ -270,7 +271,7 @@ class Switch:
             delay, jitter, loss = self.conditions.get(source, (0.0, 0.0, 0.0))
             if loss and random.random() < loss:  # noqa: S311
                 continue
-            # Packets in flight go first, even if the delay has since been lifted.
+            # Packets in flight are delivered first, even if the delay has been removed since.
             if delay or jitter or self.under_way:
                 due = time.monotonic() + delay + random.uniform(0, jitter)  # noqa: S311
                 due = max(due, self.last_due.get(pair, 0.0))
@@ -285,10 +286,10 @@ class Switch:
         try:
             os.write(target.device, packet)
         except OSError:
-            pass  # the interface is down or full: the packet is lost, as on any network
+            pass  # the packet is lost, because the interface is down or full
 
     def deliver_due(self) -> float:
-        """Deliver the packets that are due; return the seconds until the next one, or -1."""
+        """Deliver the packets that are due. Return the seconds until the next one, or -1."""
         while self.under_way:
             wait = self.under_way[0][0] - time.monotonic()
             if wait > 0:
@@ -319,7 +320,7 @@ class Switch:
                         poll.unregister(ready)
                         break
                     self.accept(by_device[ready], packet)
-            # Requests come last, so that earlier packets are subject to the old conditions.
+            # Requests are handled last, so that earlier packets are subject to the old conditions.
             if asked and not self.obey():
                 return
 
@@ -330,9 +331,8 @@ def main(kind: type[Switch] = Switch) -> None:
     control.set_inheritable(False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        # A network does not slow down when its hosts are busy. A nice value would only have an
-        # effect within the session where the kernel groups processes by session (sched(7),
-        # autogroup).
+        # A network does not slow down when its hosts are busy. If the kernel groups processes by
+        # session (sched(7), autogroup), a nice value would only have an effect within the session.
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except OSError:
         pass

@@ -1,4 +1,4 @@
-"""The schedulers that run jobs, with one package for each. They all implement the interface in
+"""The schedulers that run jobs, one package per scheduler. They all implement the interface in
 `api`.
 
 `registry` finds a scheduler by its name. `processes` is shared by the schedulers that start

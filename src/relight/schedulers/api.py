@@ -17,13 +17,13 @@ from relight.job.status import by_cause as by_cause
 
 class Option(NamedTuple):
     """One run option, `-cfg name=value`. `kind` is one of str, int, float, bool, list and dict; a
-    list is written `a;b`, and a dict `k:v;k:v`. `choices` has the valid values, or is empty if any
-    value is valid. `is_remote` marks a path on another machine, where `~` is that machine's home
-    directory.
+    list is written as `a;b`, and a dict as `k:v;k:v`. `choices` contains the valid values, or is
+    empty if any value is valid. `is_remote` marks a path on another machine, where `~` is that
+    machine's home directory.
 
     Three names have a special meaning: `workspace` (the directories to copy for the job, also set
-    by `--workspace`), `sync` (whether the working directory is copied) and `job_dir` (where a job
-    runs, if not in this directory).
+    by `--workspace`), `sync` (whether the working directory is copied) and `job_dir` (the directory
+    in which a job runs, if it isn't this one).
     """
 
     name: str
@@ -37,8 +37,8 @@ class Option(NamedTuple):
 
 class Capabilities(NamedTuple):
     """The parts of an app that a scheduler supports. Unsupported parts are rejected or noted before
-    submission, never silently ignored. If `files` is true, replicas see this machine's files, and a
-    script that does not exist here is rejected.
+    submission, never silently ignored. If `files` is true, replicas can access this machine's
+    files, and a script that does not exist here is rejected.
     """
 
     retries: bool = False
@@ -53,9 +53,9 @@ class Capabilities(NamedTuple):
 
 class Request(NamedTuple):
     """A request to the scheduler. `body` is complete and can be serialized as JSON. `text` is its
-    human-readable form (a script, a list of commands). `notes` lists the parts of the app that this
-    scheduler ignores. `app_id` is the id that `submit` will return, if known in advance; it
-    identifies the job if the submitting process is killed.
+    human-readable form, such as a script or a list of commands. `notes` lists the parts of the app
+    that this scheduler ignores. `app_id` is the id that `submit` will return, if known in advance;
+    it identifies the job if the submitting process is killed.
     """
 
     scheduler: str
@@ -78,7 +78,7 @@ class JobSummary(NamedTuple):
 
 
 class LogQuery(NamedTuple):
-    """Selects log lines of one replica. `stream` is stdout, stderr or combined."""
+    """Selects one replica's log lines. `stream` is stdout, stderr or combined."""
 
     role: str
     replica: int
@@ -128,8 +128,8 @@ class Scheduler(Protocol):
 
     def affinity(self) -> int:
         """Return how suitable this scheduler is on this machine, for `-s auto`: 0 if it can't be
-        used (no command, no daemon), 10 if it can, and 50 inside one of its jobs. It waits at most
-        1 s for the network.
+        used (no command, no daemon), 10 if it can, and 50 inside one of its jobs. Implementations
+        wait at most 1 s for the network.
         """
         return 0
 
@@ -144,7 +144,7 @@ class Scheduler(Protocol):
 
     def submit(self, request: Request) -> str:
         """Send a request; return this scheduler's id for the app, which contains no slash and does
-        not end with a colon. Later calls receive nothing but this id.
+        not end with a colon. Later calls receive only this id.
         """
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:

@@ -32,8 +32,8 @@ def in_a_line(text: str) -> str:
 
 
 def last_words(lines: Sequence[str], exitcode: int | None) -> str:
-    """Return the last line that may be a reason, or an empty string for a killed agent, which
-    writes none.
+    """Return the last line that may be a reason. The result is empty for a killed agent, which
+    doesn't write one.
     """
     said = [line for line in lines if not _NO_REASON.match(line)]
     killed = exitcode is not None and not 0 <= exitcode <= EXIT_SIGNAL_BASE

@@ -17,8 +17,8 @@ _WORKERS = re.compile(r"--nproc[_-]per[_-]node[= ](\d+)\b")
 
 
 def workers(role: Role) -> int:
-    """Return the number of workers per replica, or 0 if the program is not a launcher or if the
-    launcher chooses the number.
+    """Return the number of workers per replica. It is 0 if the program is not a launcher, or if the
+    launcher itself chooses the number.
     """
     match = _WORKERS.search(" ".join(role.args))
     return int(match[1]) if match else 0
@@ -29,7 +29,7 @@ def too_little(app: AppDef, *, memory: bool = True) -> Iterator[str]:
 
     Args:
         app: the job.
-        memory: whether memory is requested or limited at all.
+        memory: whether memory is requested or limited.
     """
     for role in app.roles:
         number, has = workers(role), role.resource

@@ -1,4 +1,4 @@
-"""Run create requests to completion even if a signal arrives.
+"""Runs create requests to completion, even if a signal arrives.
 
 Abandoning an in-flight request would leak whatever the service ends up creating.
 """
@@ -14,7 +14,7 @@ _LIMIT_S = 10.0
 
 
 class UnansweredError(MachineError):
-    """A signal arrived before the service answered, so the outcome of the request is unknown."""
+    """A signal arrived before the service responded, so the outcome of the request is unknown."""
 
 
 def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:

@@ -1,4 +1,4 @@
-"""Reads the stacks of processes: `take` reads one process, `take_all` all ranks."""
+"""Reads the stacks of processes. `take` reads one process, and `take_all` reads all ranks."""
 
 import os
 import time
@@ -17,7 +17,7 @@ _PAUSE_S = 0.003
 def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
     """Return the stacks of all threads of a Python process, the main thread first.
 
-    The process is not stopped and need not cooperate. The stack of a running thread may combine
+    The process is not stopped and need not cooperate. If a thread is running, its stack may combine
     frames from two consecutive moments. A zombie has no threads.
 
     Args:
@@ -55,7 +55,7 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
 
 def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, ProcessStack | str]:
     """Return the stacks of several processes by rank. For a process that can't be read, return the
-    reason and the remedy in one line. Never raises.
+    reason and the remedy in one line. This never raises.
 
     This takes a few milliseconds per process, or up to 20 s with py-spy, and blocks while a process
     in state D holds its memory lock. Call it in a thread if you must not block.
@@ -74,8 +74,8 @@ def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, Pro
 
 
 def _persistent_state(pid: int) -> str:
-    """Return the state of a process. D is returned only if it persists, because every page read
-    from disk causes that state briefly.
+    """Return the state of a process. D is returned only if it persists, because a process is in
+    that state briefly whenever it reads a page from disk.
     """
     for _ in range(_ATTEMPTS):
         state = process_state(pid)
@@ -89,7 +89,8 @@ def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
     """Return a process's threads, the exception that the main thread is handling, and whether
     Python is shutting down.
 
-    The list is reread if a concurrent change cut off its last entry, the main thread.
+    The list of threads is reread if a concurrent change cut off its last entry, which is the main
+    thread.
     """
     symbols = elf.addresses(pid)
     fd = open_memory(pid)
@@ -130,10 +131,10 @@ def _merge(
     for thread in found:
         task = by_id.get(thread.native_id)
         if task is None and len(found) == 1 and shown:
-            task = shown[0]  # after a fork, it may still have its parent's id
+            task = shown[0]  # after a fork, the thread may still have its parent's id
         if task is None:
             unknown += [ThreadStack(0, "", "", False, thread.frames)] if thread.frames else []
-        # In 3.11, a thread that is about to start has the id of the thread that starts it.
+        # In 3.11, a thread that is about to start still has the id of the thread that starts it.
         elif task.native_id not in stacks or thread.frames:
             is_main = task.native_id == pid
             stacks[task.native_id] = ThreadStack(

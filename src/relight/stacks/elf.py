@@ -1,8 +1,8 @@
 """Finds the addresses of interpreter symbols in a process, from its ELF files (elf(5)).
 
 The symbols are in the executable or in libpython*.so. `.dynsym` always contains them, because
-extension modules need them; a stripped file lacks `.symtab`. Python 3.13 and later also have a
-section `.PyRuntime` (Include/internal/pycore_runtime.h), which begins with `_PyRuntime`.
+extension modules need them, whereas a stripped file lacks `.symtab`. Python 3.13 and later also
+have a section `.PyRuntime` (Include/internal/pycore_runtime.h), which begins with `_PyRuntime`.
 """
 
 import errno
@@ -87,8 +87,8 @@ def is_python(pid: int) -> bool:
 
 
 def has_left(pid: int) -> bool:
-    """Return whether a process has ended or is past its last instruction, when the system frees its
-    memory. Return False if that is unknown because /proc is missing.
+    """Return whether a process has ended, or has executed its last instruction so that the system
+    is freeing its memory. Return False if this is unknown because /proc is missing.
     """
     try:
         os.readlink(f"/proc/{pid}/exe")
@@ -123,7 +123,8 @@ def _executable(pid: int) -> str:
 
 def _read_symbols(pid: int, mapping: _Mapping, *, is_executable: bool) -> dict[str, int]:
     """Return the addresses of the symbols defined by one of a process's files."""
-    # Through /proc, this is the file as the process sees it, even if it runs in its own container.
+    # Through /proc, this is the file as the process sees it, even if the process runs in its own
+    # container.
     path = f"/proc/{pid}/exe" if is_executable else f"/proc/{pid}/root{mapping.path}"
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -145,7 +146,7 @@ def _read_symbols(pid: int, mapping: _Mapping, *, is_executable: bool) -> dict[s
 
 
 def _bias(fd: int, header: bytes, mapping: _Mapping) -> int:
-    """Return the load bias: the offset of the mapping from the addresses in the file."""
+    """Return the load bias, which is the offset of the mapping from the addresses in the file."""
     if struct.unpack_from("<H", header, 16)[0] != _DYNAMIC_FILE:
         return 0
     offset, size, number = _table(header, 32, 54)
@@ -185,7 +186,7 @@ def _defined(fd: int, table: _Section, sections: Sequence[_Section]) -> dict[str
             # Each 24-byte entry begins with the index of its name.
             for at in _places(struct.pack("<I", index + 1), symbols, 24):
                 _, _, section, value = struct.unpack_from("<IBxHQ", symbols, at)
-                if section and value:  # otherwise it is only used here
+                if section and value:  # otherwise the symbol is only used here
                     found.setdefault(name, value)
     return found
 

@@ -5,7 +5,7 @@ The offsets are those of CPython 3.11 to 3.14 on 64-bit Linux: Include/cpython/p
 pycore_interp_structs.h (`_err_stackitem`), Include/cpython/pyerrors.h (`PyBaseExceptionObject`,
 `PyOSErrorObject`), Include/cpython/traceback.h (`PyTracebackObject`),
 Include/internal/pycore_frame.h (`_frame`), Include/cpython/object.h (`_typeobject`), longintrepr.h.
-As with frames, all of the data is untrusted: unexpected data is skipped, and the length of every
+As with frames, none of the data is trusted. Unexpected data is skipped, and the length of every
 chain is limited.
 """
 
@@ -31,15 +31,16 @@ _LONG, _TUPLE, _STR, _EXCEPTION = 1 << 24, 1 << 26, 1 << 28, 1 << 30
 """Py_TPFLAGS_LONG_SUBCLASS and the like (Include/object.h)."""
 _LONG_TAG, _LONG_DIGIT = 16, 24
 _SIGNS = {0: 1, 1: 1, 2**64 - 1: -1, 8: 1, 12: 1, 10: -1, 14: -1}
-"""The sign of an int that has one 30-bit digit. 3.11 stores the number of digits, negative for a
-negative int; later versions store it times 8, plus 1 for zero, 2 for negative, 4 for immortal.
+"""The sign of an int that has one 30-bit digit. 3.11 stores the number of digits, which is negative
+for a negative int. Later versions store 8 times that number, plus 1 for zero, 2 for a negative int,
+and 4 for an immortal one.
 """
 _UNTAGGED = ~7
 _PAGE = 4096
 
 
 def handled(walk: Walk, thread: int) -> Handled | None:
-    """Return the innermost exception that a thread is handling; None if it isn't handling one or
+    """Return the innermost exception that a thread is handling, or None if it isn't handling one or
     the exception can't be read.
 
     Args:
@@ -67,8 +68,7 @@ class _Reader:
         """Return the address of the innermost exception that a thread is handling, or 0 if there is
         none.
 
-        Each running generator or coroutine adds an entry to the chain, and that entry is often
-        empty.
+        Each running generator or coroutine adds an entry to the chain, which is often empty.
         """
         item = self._memory.word(thread + self._walk.layout.exc_info)
         for _ in range(_MAX_HANDLED):
@@ -131,7 +131,7 @@ class _Reader:
         return [word_at(data, 8 * n) for n in range(count)]
 
     def _value(self, address: int, *, quoted: bool = False) -> str:
-        """Return a str or a small int as text; empty for anything else."""
+        """Return a str or a small int as text, or an empty string for anything else."""
         flags = self._flags(address)
         if flags & _STR:
             text = self._walk.text(address)
@@ -146,7 +146,7 @@ class _Reader:
         return str(sign * (digit & (1 << 30) - 1)) if sign else ""
 
     def _frames(self, exception: int) -> tuple[Frame, ...]:
-        """Return where an exception was raised, innermost frame first."""
+        """Return the frames in which an exception was raised, innermost first."""
         entries: deque[tuple[int, int]] = deque(maxlen=_KEPT)
         seen: set[int] = set()
         address = self._memory.word(exception + _TRACEBACK)

@@ -1,5 +1,5 @@
-"""Finds evidence on this machine of why a worker ended: full file systems, limits, a missing
-interpreter.
+"""Finds evidence on this machine of why a worker ended, such as full file systems, limits, or a
+missing interpreter.
 
 Loaded only after a failure. Each function returns a sentence for the report, or an empty string.
 Sentences that aren't backed by proof say "perhaps".
@@ -35,7 +35,7 @@ _NO_ROOM = re.compile(
     r"|(?:failed|unable|short|error)[\w ]{0,20} writ(?:e|ing)|write (?:error|failed)",
     re.IGNORECASE,
 )
-"""Messages of programs that can't write. torch.save does not report the reason."""
+"""Messages from programs that can't write. torch.save does not report the reason."""
 _PATH = re.compile(r"(?<![\w.:/-])/(?:[\w.+@=-]+/)*[\w.+@=-]*")
 _MAX_PATHS = 50
 _UNKNOWN_LOCAL_RANK = re.compile(
@@ -46,7 +46,7 @@ _LACKS_LOCAL_RANK = re.compile(
 )
 """Messages from argparse, click and others about a missing flag."""
 _TAKEN = re.compile(r"[Aa]ddress already in use|EADDRINUSE|Duplicate GPU|out of memory")
-"""Conflicts between workers that use the same local rank."""
+"""Messages about conflicts between workers that use the same local rank."""
 _LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "vfat", "xfs", "zfs")
 """File systems whose statvfs(3) never waits for another machine."""
 
@@ -58,7 +58,7 @@ def full_disks(texts: Iterable[str], folders: Iterable[str], mounts: str = "/pro
         texts: the worker's output; paths in it are checked first.
         folders: directories that the worker may have written to.
         mounts: the mount table (proc(5)). If none of the paths above is on a full file system, the
-            local ones in this table are checked, because most scripts keep their paths in
+            local file systems in this table are checked, because most scripts keep their paths in
             variables.
     """
     lines = list(texts)
@@ -73,8 +73,8 @@ def full_disks(texts: Iterable[str], folders: Iterable[str], mounts: str = "/pro
 
 
 def bus_error(env: Environment, shm: str = _SHM) -> str:
-    """Explain a SIGBUS: the worker accessed mapped memory beyond the end of its file, or no space
-    was left.
+    """Explain a SIGBUS, which means that the worker accessed mapped memory beyond the end of its
+    file, or that no space was left.
 
     The kernel has already freed the worker's own share of `shm`, so `shm` may have been full
     before.
@@ -133,8 +133,8 @@ def hard_cpu_limit() -> str:
 
 
 def missing_interpreter(program: str, env: Environment) -> str:
-    """Explain why an existing program could not be started because a file it needs is missing
-    (execve(2)).
+    """Explain that a program could not be started, although it exists, because a file that it needs
+    is missing (execve(2)).
 
     Args:
         program: its path, or its name on PATH.
@@ -196,8 +196,8 @@ def _shm_remedy(env: Environment) -> str:
 
 
 def _full(path: str, seen: set[int]) -> str:
-    """Describe the file system that contains a path if it is full; empty if it isn't or if that is
-    unknown.
+    """Describe the file system that contains a path if it is full. The result is empty if it isn't
+    or if that is unknown.
     """
     path = os.path.abspath(path)
     while not os.path.isdir(path):

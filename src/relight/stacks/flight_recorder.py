@@ -1,10 +1,10 @@
-"""Requests dumps of torch's flight recorder from hung workers, and reads existing dumps. Loaded if
-ranks were waiting for each other.
+"""Requests dumps of torch's flight recorder from hung workers, and reads existing dumps. This
+module is loaded only if ranks were waiting for each other.
 
 torch 2.13 writes one file per rank when NCCL's watchdog detects a timeout or a dump is requested.
 The file name is a prefix followed by the rank, and the file is a pickle of dicts, lists, strings
 and numbers. It is unpickled without any classes or functions, and only if it belongs to this user.
-Reading stops before it could delay the agent's heartbeats.
+Reading stops in time not to delay the agent's heartbeats.
 """
 
 import io
@@ -20,22 +20,22 @@ from relight.core.diagnosis.flight_recorder_text import last_collectives
 from relight.core.failure import Collective, Failure
 
 DUMPS_S = 15.0
-"""Time limit for requested dumps. NCCL polls once a second, and then looks up the source lines for
-all collectives, which takes 6 s with torch 2.11.
+"""Time limit for requested dumps. NCCL polls for requests once a second, and then looks up the
+source lines for all collectives, which takes 6 s with torch 2.11.
 """
 _MAX_BYTES = 4 << 20
 _STOP = b"."
 """The last byte of a pickle."""
 _MAX_S = 0.5
-"""Time limit for reading all dumps on this node: 2000 entries take some 20 ms."""
+"""Time limit for reading all dumps on this node. Reading 2000 entries takes some 20 ms."""
 
 
 def ask(env: Environment, ranks: Iterable[int]) -> list[int]:
-    """Request dumps from workers through the pipes that NCCL reads if the user has named them with
-    TORCH_NCCL_DEBUG_INFO_PIPE_FILE (torch 2.13, DumpPipe in ProcessGroupNCCL.hpp).
+    """Request dumps from workers through the pipes that NCCL reads, if the user has set their name
+    with TORCH_NCCL_DEBUG_INFO_PIPE_FILE (torch 2.13, DumpPipe in ProcessGroupNCCL.hpp).
 
     Returns:
-        The ranks whose pipes are being read.
+        The ranks whose pipes are open for reading.
     """
     stem = env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     return [rank for rank in ranks if stem and _request_dump(f"{stem}{rank}.pipe")]
@@ -68,7 +68,7 @@ def _request_dump(path: str) -> bool:
 def with_collectives(
     failures: Iterable[Failure], env: Environment, since: float
 ) -> tuple[Failure, ...]:
-    """Return failures together with the last collectives of their workers, if there are dumps.
+    """Return failures, complemented with their workers' last collectives if there are dumps.
 
     Args:
         failures: the failures on this node.
@@ -87,8 +87,9 @@ def with_collectives(
 
 
 def _prefixes(env: Environment) -> list[str]:
-    """Return where torch writes dumps: at the location that the user configured, or otherwise in
-    the user's cache directory (XDG_CACHE_HOME, torch 2.13) or, before torch 2.9, in /tmp.
+    """Return where torch writes dumps, which is at the location that the user configured, or
+    otherwise in the user's cache directory (XDG_CACHE_HOME, torch 2.13) or, before torch 2.9, in
+    /tmp.
     """
     chosen = env.get("TORCH_FR_DUMP_TEMP_FILE") or env.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     if chosen:
@@ -133,7 +134,7 @@ def _unpickled(data: bytes) -> object:
     Raises:
         Malformed: if it contains anything else, or isn't a pickle.
     """
-    import pickle  # large, rarely needed, and not part of relight, so an upgrade can't remove it
+    import pickle  # large and rarely needed; unlike relight's modules, an upgrade can't remove it
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> NoReturn:

@@ -1,9 +1,9 @@
-"""Walks the memory of a Python process: its interpreters, their threads, and the frames of each
-thread.
+"""Walks the memory of a Python process to find its interpreters, their threads, and each thread's
+frames.
 
-All of it is untrusted. The process keeps running, so any pointer may be stale. The number of steps
-is therefore bounded, cycles are cut, and objects must have the expected type. A thread's frames are
-read until two consecutive reads match.
+None of it is trusted. The process keeps running, so any pointer may be stale. The number of steps
+is therefore limited, cycles are broken, and objects must have the expected type. A thread's frames
+are read until two consecutive reads match.
 """
 
 import time
@@ -22,7 +22,7 @@ _BY_GENERATOR, _BY_C = 1, 3
 3.12 and 3.13 FRAME_OWNED_BY_CSTACK, 3.14 FRAME_OWNED_BY_INTERPRETER and FRAME_OWNED_BY_CSTACK.
 """
 _UNTAGGED = ~7
-"""In 3.14, the lowest bits of an object reference are a tag (pycore_stackref.h)."""
+"""In 3.14, the lowest bits of an object reference form a tag (pycore_stackref.h)."""
 _FIRST_TRACEABLE = 16
 """The number of bytes from `_co_firsttraceable` to the first instruction (cpython/code.h)."""
 _OB_TYPE, _OB_SIZE, _BYTES = 8, 16, 32
@@ -58,7 +58,7 @@ class _RawFrame(NamedTuple):
 
 
 class Walk:
-    """Walks one process.
+    """Walks the memory of one process.
 
     Args:
         memory: the memory of the process.
@@ -81,7 +81,7 @@ class Walk:
 
         Args:
             runtime: the address of `_PyRuntime`.
-            only: the id of the one thread to return; 0 for all.
+            only: the id of the thread to return, or 0 for all threads.
 
         Raises:
             StackError: if the memory doesn't have the expected content.
@@ -112,7 +112,7 @@ class Walk:
         return list(found)
 
     def _frames(self, thread: int) -> tuple[Frame, ...]:
-        """Return a thread's frames. If the thread never stands still, they come from different
+        """Return a thread's frames. If the thread keeps changing, the frames come from different
         moments, but each of them did belong to the thread.
         """
         last: list[_RawFrame] = []

@@ -5,11 +5,11 @@ Python 3.11 and 3.12 define these offsets only in their headers: Include/cpython
 Include/cpython/code.h. They are the same in all releases of a minor version on 64-bit Linux. Since
 3.13, `_PyRuntime` begins with a table of offsets, `_Py_DebugOffsets` (pycore_runtime.h; in 3.14
 pycore_debug_offsets.h), whose format is the same in all releases of a minor version. The table does
-not include `exc_info`: in `_ts`, it comes five pointers after the field that follows
+not include `exc_info`. In `_ts`, that field comes five pointers after the one that follows
 `current_frame`.
 
-Free-threaded builds are rejected: their objects are larger, and each thread has its own copy of the
-bytecode.
+Free-threaded builds are rejected, because their objects are larger and each thread has its own copy
+of the bytecode.
 """
 
 import struct
@@ -28,11 +28,11 @@ class Layout(NamedTuple):
     """The offsets for one minor version of CPython.
 
     A thread has the address of its innermost frame in the field `thread_frame`. In 3.11 and 3.12,
-    that field leads to a structure that has the address at `frame_in_cframe`; in other versions,
-    `frame_in_cframe` is -1. `code_start` is the offset of the first instruction, `ascii_size` and
-    `compact_size` are the offsets of the characters in a str, and `tuple_items` is the offset of a
-    tuple's first item. `exc_info` leads from a thread to the exceptions that it is handling.
-    `finalizing` holds the thread that is shutting down Python, or 0.
+    that field instead points to a structure that has the address at `frame_in_cframe`. In other
+    versions, `frame_in_cframe` is -1. `code_start` is the offset of the first instruction,
+    `ascii_size` and `compact_size` are the offsets of the characters in a str, and `tuple_items` is
+    the offset of a tuple's first item. `exc_info` points from a thread to the exceptions that it is
+    handling. `finalizing` holds the thread that is shutting down Python, or 0.
     """
 
     finalizing: int
@@ -122,7 +122,7 @@ _FORMS = {
     (3, 13): (_INTERPRETER + _REST_3_13, _FRAME),
     (3, 14): (_INTERPRETER + _REST_3_14, (*_FRAME, "stackpointer", "tlbc_index")),
 }
-"""Debug offsets that differ between versions, for interpreters and for frames."""
+"""The debug offsets for interpreters and for frames that differ between versions."""
 
 
 def find_layout(memory: Memory, symbols: dict[str, int]) -> Layout:
@@ -167,7 +167,7 @@ def _from_offsets(memory: Memory, runtime: int) -> Layout:
         values.append({field: word_at(data, 8 * n) for n, field in enumerate(fields)})
         at += len(data)
     if any(value > min(each["size"], _LARGEST) for each in values for value in each.values()):
-        raise memory.broken()  # a field outside its structure: the table has a different format
+        raise memory.broken()  # a field is outside its structure, so the table's format differs
     of_runtime, of_interpreter, of_thread, of_frame, of_code = values
     read = ("filename", "qualname", "linetable", "firstlineno")
     if max(of_code[field] for field in read) + 8 > of_code["co_code_adaptive"]:

@@ -1,8 +1,8 @@
 """Finds the line of an instruction in the location table of its code object (PEP 626, PEP 657).
 
 The format is that of CPython 3.11 to 3.14, described in Objects/locations.md (Objects/codeobject.c:
-`advance`, `get_line_delta`). Each entry begins with a byte 1_cccc_lll, where c is the kind and l +
-1 the length of the code in two-byte units. All other bytes of the entry are below 128.
+`advance`, `get_line_delta`). Each entry begins with a byte 1_cccc_lll, where c is the kind, and l +
+1 is the length of the code in two-byte units. All other bytes of the entry are below 128.
 """
 
 _NO_LINE, _LONG, _NO_COLUMNS, _ONE_LINE_0, _ONE_LINE_2 = 15, 14, 13, 10, 12
@@ -10,7 +10,7 @@ _UNIT = 2
 
 
 def line_number(table: bytes, first_line: int, offset: int) -> int:
-    """Return the line of the instruction at an offset in the code, or 0 if unknown.
+    """Return the line number of the instruction at an offset in the code, or 0 if unknown.
 
     Args:
         table: `co_linetable`; untrusted.

@@ -18,13 +18,15 @@ from relight.stacks.process_memory import StackError
 LIMIT_S = 8.0
 """Time limit. py-spy takes several seconds if torch is loaded."""
 _MAX = 3
-"""The maximum number of workers to examine on each node, each at a different place in the code."""
+"""The maximum number of workers to examine on each node. Each is at a different place in the
+code.
+"""
 
 
 def add(
     loop: Loop, pids: Mapping[int, int], doing: dict[int, WorkerState], done: Callable[[], None]
 ) -> bool:
-    """Examine one worker for each place in the code, add the results to `doing`, and call `done`
+    """Examine one worker for each place in the code, and add the results to `doing`. Call `done`
     within 8 s, even if some results are missing.
 
     Args:
@@ -34,7 +36,7 @@ def add(
         done: called at least once.
 
     Returns:
-        Whether there is anything to examine; if not, `done` is never called.
+        Whether there is anything to examine. If not, `done` is never called.
     """
     stuck = [rank for rank in pids if rank in doing and stack_text.is_locked(doing[rank])]
     has_spy = py_spy.is_installed()

@@ -1,5 +1,5 @@
-"""Reads another process's memory. The data is untrusted and changes concurrently, so all reads are
-bounded.
+"""Reads another process's memory. The data can't be trusted and changes concurrently, so the size
+and number of reads are limited.
 """
 
 import os
@@ -21,13 +21,13 @@ each take 20,000.
 class StackError(MachineError):
     """The stack of a process can't be read. This is the only error that this package raises.
 
-    The message names the process and the reason; the hint describes the remedy. `unreadable` means
-    that another program might succeed.
+    The message gives the process and the reason, and the hint describes the remedy. `unreadable`
+    means that another program might succeed.
 
     Args:
         message: one line.
         hint: the next step for the user.
-        unreadable: whether py-spy is worth a try.
+        unreadable: whether it is worth trying py-spy.
     """
 
     def __init__(self, message: str, *, hint: str = "", unreadable: bool = False) -> None:
@@ -39,8 +39,8 @@ class Memory:
     """Reads numbers and bytes at addresses.
 
     Args:
-        pread: like `os.pread`, returns up to the requested number of bytes from an address, and
-            raises OSError.
+        pread: a function that, like `os.pread`, returns up to the requested number of bytes from an
+            address, and raises OSError.
         pid: the process, for messages.
     """
 
@@ -69,7 +69,7 @@ class Memory:
         return data
 
     def word(self, address: int) -> int:
-        """Return the 8 bytes at an address as an unsigned number."""
+        """Return the 8 bytes at an address as an unsigned integer."""
         return word_at(self.read(address, 8), 0)
 
     def broken(self) -> StackError:
@@ -82,7 +82,9 @@ class Memory:
 
 
 def word_at(data: bytes, offset: int) -> int:
-    """Return 8 bytes of `data` as an unsigned number; the caller has checked its length."""
+    """Return 8 bytes of `data` as an unsigned integer. The caller must have checked the length of
+    `data`.
+    """
     number: int = struct.unpack_from("<Q", data, offset)[0]
     return number
 
@@ -109,7 +111,7 @@ def open_memory(pid: int) -> int:
 
 
 def forbidden(pid: int, error: OSError) -> StackError:
-    """Return the error for a process whose files in /proc are not readable for this user."""
+    """Return the error for a process whose files in /proc this user may not read."""
     return StackError(
         f"not permitted to read the memory of process {pid}: {error.strerror}",
         hint="run this command as the same user or with sudo (CAP_SYS_PTRACE), or allow it with "

@@ -1,10 +1,10 @@
-"""Gets stacks from py-spy if it is installed: for Python versions that this package does not
-support, and for native stacks.
+"""Gets stacks from py-spy if it is installed. This is for Python versions that this package does
+not support, and for native stacks.
 
 `py-spy dump --json` prints a list of threads with their frames, innermost first (py-spy 0.4,
-src/dump.rs, src/stack_trace.rs). `--nonblocking` keeps it from stopping the process. In that mode
-it can't match the threads to the system's threads, so the main thread is found by its name.
-`--native` stops the process for a moment; a frame that has a module is a C or C++ frame.
+src/dump.rs, src/stack_trace.rs). With `--nonblocking`, it doesn't stop the process. In that mode it
+can't match its threads to the system's threads, so the main thread is found by its name. `--native`
+stops the process for a moment; a frame that has a module is a C or C++ frame.
 """
 
 import itertools
@@ -26,7 +26,7 @@ _MAX_THREADS, _MAX_FRAMES, _MAX_CHARACTERS = 1000, 500, 1000
 
 
 def dump(pid: int, tasks: list[Task]) -> tuple[ThreadStack, ...] | None:
-    """Return the threads of a process as reported by py-spy; None if it is not installed.
+    """Return the threads of a process as reported by py-spy, or None if it is not installed.
 
     Args:
         pid: the process.
@@ -47,16 +47,16 @@ def is_installed() -> bool:
 
 
 def native(pid: int, limit_s: float = _LIMIT_S) -> dict[int, tuple[str, ...]]:
-    """Return the C and C++ functions that each thread's Python code has called, innermost first;
-    empty if they can't be determined. This takes seconds if torch is loaded, and stops the process
-    for a moment.
+    """Return the C and C++ functions that each thread's Python code has called, innermost first.
+    The result is empty if they can't be determined. This takes seconds if torch is loaded, and
+    stops the process for a moment.
 
     Args:
         pid: the process. py-spy can't report on a process that is stopped.
         limit_s: the time limit.
 
     Returns:
-        The functions by the system's thread id, such as `c10d::Work::wait (libtorch_cpu.so)`.
+        The functions, such as `c10d::Work::wait (libtorch_cpu.so)`, by the system's thread id.
     """
     if not is_installed():
         return {}

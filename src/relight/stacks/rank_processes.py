@@ -1,4 +1,4 @@
-"""Finds the ranks of a job: processes with RANK in their environment (environ(7)).
+"""Finds a job's ranks, which are processes with RANK in their environment (environ(7)).
 
 A rank is the topmost process with RANK; its descendants, such as the workers of a DataLoader,
 inherit the variable but aren't ranks. Agents, guards and spawners aren't ranks either, even if a
@@ -15,7 +15,7 @@ from relight.processes import agent_processes
 from relight.stacks import elf
 
 _LAUNCHERS = (b"worker spawner ", b"warm spawner of", b"worker guard of")
-"""The process names of relight's launchers, truncated the way the kernel truncates them
+"""The process names of relight's launchers, truncated as the kernel does
 (`processes/spawner.py`).
 """
 _MAX = 100_000
@@ -25,13 +25,13 @@ _MAX_VARIABLES = 1 << 20
 
 
 def below(pid: int) -> dict[int, int]:
-    """Return the ranks among a process and its descendants: pids by rank."""
+    """Return the ranks among a process and its descendants, as pids by rank."""
     # `tree` lists parents first, so a process is checked after its parent.
     return _ranks([pid, *system.tree(pid)])
 
 
 def find_job_ranks(job: str) -> dict[int, int]:
-    """Return the ranks of a job on this machine: pids by rank.
+    """Return a job's ranks on this machine, as pids by rank.
 
     Args:
         job: the value of RELIGHT_JOB_ID in their environment.

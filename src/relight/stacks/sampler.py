@@ -1,4 +1,4 @@
-"""Samples the main thread of a process repeatedly. Each sample takes about a tenth of a
+"""Repeatedly samples the main thread of a process. Each sample takes about a tenth of a
 millisecond.
 
 The address and version of the interpreter are read only once. If the process executes another
@@ -36,7 +36,7 @@ class MainThread:
             raise
 
     def look(self) -> tuple[str, tuple[Frame, ...]]:
-        """Return the thread's state as in proc(5), and its frames, innermost first.
+        """Return the thread's state, as shown by proc(5), and its frames, innermost first.
 
         Raises:
             StackError: if the process has ended, or its memory doesn't have the expected content.

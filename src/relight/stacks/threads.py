@@ -24,7 +24,7 @@ _CALLS = {
         211: "sendmsg", 212: "recvmsg", 220: "clone", 242: "accept4", 260: "wait4",
     },
 }  # fmt: skip
-"""System calls that wait, by number (arch/x86/entry/syscalls/syscall_64.tbl,
+"""System calls in which a thread waits, by number (arch/x86/entry/syscalls/syscall_64.tbl,
 include/uapi/asm-generic/unistd.h).
 """
 _MAX = 1000
@@ -40,7 +40,7 @@ class Task(NamedTuple):
 
 
 def tasks(pid: int) -> list[Task]:
-    """Return the threads of a process, main thread first; at most 1000.
+    """Return at most 1000 threads of a process, main thread first.
 
     Raises:
         StackError: if the process has ended.
@@ -56,7 +56,7 @@ def tasks(pid: int) -> list[Task]:
 
 
 def process_state(pid: int) -> str:
-    """Return the letter that proc(5) shows for the state of a process.
+    """Return the letter with which proc(5) shows the state of a process.
 
     Raises:
         StackError: if the process has ended, or proc(5) is missing.
@@ -80,8 +80,8 @@ def _task(folder: str, number: int) -> Task:
 
 
 def _waits_in(folder: str) -> str:
-    """Return the system call or kernel function that a thread is waiting in, or an empty text if
-    unknown. Reading either requires permission to trace the process.
+    """Return the system call or kernel function in which a thread is waiting, or an empty string if
+    unknown. It takes permission to trace the process to read either.
     """
     words = _read(f"{folder}/syscall").split()
     if words and words[0].lstrip("-").isdecimal():

@@ -1,4 +1,4 @@
-"""Measures, from outside, how much of its time each worker spends waiting for its peers
+"""Measures, from outside the workers, how much of its time each worker spends waiting for its peers
 (--watch-slow-ranks).
 
 It samples the stack of each worker some ten times per second, and reports at the end of each window
@@ -20,7 +20,7 @@ _LOOKS = 100
 _MIN_S = 0.025
 """Minimum average interval between samples."""
 _TELL_AFTER = 3
-"""How many windows must be unreadable before the user is notified: workers may still be
+"""How many consecutive windows must be unreadable before the user is notified. Workers may still be
 starting.
 """
 
@@ -32,8 +32,9 @@ class PaceWatch:
         loop: the agent's loop.
         seconds: the length of the window over which ranks are compared.
         size: the number of workers on this node.
-        running: returns the pids of the running workers, by local rank; None while they are frozen.
-        steps: returns the last step of each worker that has reported one, by local rank.
+        running: returns the pids of the running workers, by local rank, or None while they are
+            frozen.
+        steps: returns, by local rank, the last step of each worker that has reported one.
         report: called at the end of each window with, by local rank, how often each worker was
             sampled, how often it was waiting, and how many steps it has done, or -1 if it reports
             no steps.
@@ -114,7 +115,7 @@ class PaceWatch:
 
 
 class _Window:
-    """Samples of the workers in a window, by local rank.
+    """The samples taken of the workers in a window, by local rank.
 
     Args:
         size: the number of workers.
@@ -125,4 +126,4 @@ class _Window:
         self.looks, self.waits = [0] * size, [0] * size
         self.steps = steps
         self.errors: dict[int, StackError] = {}
-        """Why sampling stopped in this window."""
+        """Why a worker's sampling stopped in this window."""

@@ -1,6 +1,7 @@
-"""Captures the state of workers before they are stopped or exit, or on request.
+"""Captures what workers are doing before they are stopped or exit, or on request.
 
-Loaded if a job hangs, if a worker blames a peer or prints a traceback, or on request.
+This module is loaded if a job has hung, if a worker blames a peer or prints a traceback, or on
+request.
 """
 
 from collections.abc import Mapping
@@ -26,14 +27,14 @@ def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState
     Args:
         pids: the workers, by local rank. If a worker is a shell script, the Python process below it
             is examined.
-        are_frozen: whether relight itself stopped them; that is then not reported.
+        are_frozen: whether relight itself stopped them, in which case that is not reported.
     """
     found = take_stacks(pids, are_frozen=are_frozen)
     return {rank: stack_text.doing(stack, _child(stack)) for rank, stack in found.items()}
 
 
 def take_stacks(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, ProcessStack | str]:
-    """Return the stacks of workers by local rank, or the reason why a stack is missing. The
+    """Return, by local rank, the stack of each worker, or the reason why it is missing. The
     arguments and the run time are the same as for `doing`.
     """
     found: dict[int, ProcessStack | str] = {}
@@ -49,7 +50,7 @@ def take_stacks(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Proce
 
 def _take_stack(pid: int) -> ProcessStack | str:
     """Return the stack of a process, or the reason why it is missing. For a process in state D,
-    whose memory may be locked, only the system call is returned.
+    whose memory may be locked, return only the system call.
     """
     stack = take_all({0: pid}, may_wait=False)[0]
     try:

@@ -1,4 +1,4 @@
-"""Records about a job: metadata, artifacts and the runs that it is derived from.
+"""Records a job's metadata, its artifacts and the runs that it is derived from.
 
     from relight.tracker import app_run_from_env
     run = app_run_from_env()

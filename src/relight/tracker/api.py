@@ -74,8 +74,8 @@ class TrackerBase(ABC):
 
     @abstractmethod
     def sources(self, run_id: str, artifact_name: str | None = None) -> Iterable[TrackerSource]:
-        """Return a run's sources; if a name is given, only those of which this artifact was
-        used.
+        """Return a run's sources. If an artifact name is given, return only the sources from which
+        that artifact was used.
         """
 
     @abstractmethod

@@ -10,7 +10,9 @@ from relight.base.errors import RelightError, UsageError
 from relight.base.text import did_you_mean
 
 GROUPS = ("relight.tracker", "torchx.tracker")
-"""Entry point groups of other packages' trackers, which are functions that take a configuration."""
+"""Entry point groups for trackers from other packages. Each entry point is a function that takes a
+configuration.
+"""
 _MODULES = {"fsspec": "relight.tracker.file_system", "mlflow": "relight.tracker.mlflow_runs"}
 
 

@@ -2,9 +2,9 @@
 
 The layout is TorchX's (torchx.tracker.backend.fsspec, 0.7), and each can read the other's files:
 
-    ROOT/RUN/metadata/TIME      {"metadata": {…}}, one file a call
+    ROOT/RUN/metadata/TIME      {"metadata": {…}}, one file per call
     ROOT/RUN/artifacts/TIME     {"name": …, "path": …, "metadata": …}
-    ROOT/RUN/sources/RUN        a line for each artifact used; an empty one for the whole run
+    ROOT/RUN/sources/RUN        one line per artifact used; an empty line for the whole run
 
 RUN is the base32 encoding of a run id. TIME is in nanoseconds since 1970; relight adds a random
 suffix, because several ranks may record at the same time.
@@ -78,8 +78,8 @@ class FileSystemTracker(TrackerBase):
             self._write(directory, _encoded(source_id), text)
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> list[TrackerSource]:
-        """Return a run's sources; if a name is given, only those of which this artifact was
-        used.
+        """Return a run's sources. If an artifact name is given, return only the sources from which
+        that artifact was used.
         """
         return [
             TrackerSource(source, line or None)
@@ -132,7 +132,7 @@ class FileSystemTracker(TrackerBase):
                 continue
 
     def _runs(self, directory: str) -> Iterator[tuple[str, str]]:
-        """Yield the paths in a directory that are named after runs, with the run ids."""
+        """Yield each path in a directory that is named after a run, with the run's id."""
         for path in self._listed(directory):
             try:
                 yield path, base64.b32decode(os.path.basename(path)).decode()
@@ -145,13 +145,13 @@ class FileSystemTracker(TrackerBase):
                 found = sorted(each.rstrip("/") for each in self._files.ls(directory, detail=False))
             except FileNotFoundError:
                 return []
-            if len(found) == 1 and self._files.isfile(directory):  # a file lists itself
+            if len(found) == 1 and self._files.isfile(directory):  # listing a file yields itself
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
             return found
 
     @contextlib.contextmanager
     def _root_named(self, done: str) -> Iterator[None]:
-        """Convert a file system error to one that names the root and has a hint."""
+        """Convert a file system error to an error that names the root and has a hint."""
         try:
             yield
         except OSError as error:

@@ -105,8 +105,8 @@ class MLflowTracker(TrackerBase):
             self._client.set_tag(run.info.run_id, _SOURCES, text)
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> list[TrackerSource]:
-        """Return a run's sources; if a name is given, only those of which this artifact was
-        used.
+        """Return a run's sources. If an artifact name is given, return only the sources from which
+        that artifact was used.
         """
         return [
             TrackerSource(source, artifact)
@@ -115,8 +115,8 @@ class MLflowTracker(TrackerBase):
         ]
 
     def run_ids(self, parent_run_id: str | None = None, **kwargs: str) -> list[str]:
-        """Return the ids of the newest 1,000 runs, or of those among them that are derived from one
-        run.
+        """Return the ids of the newest 1,000 runs. If a parent is given, return only the ids of the
+        runs that are derived from the parent.
         """
         del kwargs
         return [

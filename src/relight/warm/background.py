@@ -1,8 +1,8 @@
-"""Preloads modules without being asked to, after the first step and if memory is free, so that
-restarts are faster.
+"""Preloads modules even if the user didn't request it, so that restarts are faster. It does so
+after the first step, and only if memory is free.
 
-At the start of a job, this only requires watching the first worker. Everything else is imported
-once that worker has shown which modules it needs.
+When a job starts, only the code that watches the first worker is loaded. The rest is imported once
+that worker has shown which modules it needs.
 """
 
 import socket
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BackgroundPreload:
-    """Takes the role of `Preload` until the first step.
+    """Takes the place of `Preload` until the first step.
 
     Args:
         loop: the agent's loop.
@@ -59,7 +59,7 @@ class BackgroundPreload:
             self._why_not = f"no worker can be observed: {error.strerror}"
 
     def wait(self, otherwise: Callable[[], bool]) -> None:
-        """Return immediately; generations never wait for imports."""
+        """Return immediately, because generations never wait for these imports."""
 
     def while_idle(self) -> None:
         """Start the warm spawner while this node waits for a generation, if the modules are
@@ -69,7 +69,9 @@ class BackgroundPreload:
             self._preload.while_idle()
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that make a worker report its imports, if it should be watched."""
+        """Return the variables that make a worker report its imports, if the worker should be
+        watched.
+        """
         if self._preload is not None:
             return self._preload.variables(local_rank, variables)
         if self._watched is None or local_rank or files() != self._files:
@@ -95,7 +97,7 @@ class BackgroundPreload:
         return held
 
     def fork_beside(self) -> "Fork | None":
-        """Return a function that starts workers alongside the running ones; None if that is not
+        """Return a function that starts workers alongside the running ones, or None if that is not
         possible.
         """
         return None if self._preload is None else self._preload.fork_beside()
@@ -107,8 +109,8 @@ class BackgroundPreload:
         return self._preload.status()
 
     def close(self) -> None:
-        """End the warm spawner and return once it has exited. Its workers must have exited
-        before.
+        """End the warm spawner and return once it has exited. Its workers must already have
+        exited.
         """
         if self._preload is not None:
             self._preload.close()

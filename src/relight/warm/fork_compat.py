@@ -2,9 +2,9 @@
 have the same attributes as one started by its own job (`preload/warm_process.py`).
 
     facts       the working directory, limits, umask, affinity, cgroup, namespaces, login session,
-                credentials, ignored signals, priority, interpreter
+                credentials, ignored signals, priority, and interpreter
     variables   those that the imports have read, or that compiled code reads when it is loaded.
-                Values are compared as hashes, so that no process has those of another job
+                Hashes are compared, so that no process has another job's values
 """
 
 import hashlib
@@ -22,7 +22,9 @@ _STATUS = (
 )  # fmt: skip
 """Lines in /proc/self/status (proc(5))."""
 _OF_THREADS = 0b11 << 31
-"""Signals 32 and 33: the C library sets them when a process creates its first thread (nptl(7))."""
+"""The bits for signals 32 and 33, which the C library sets when a process creates its first thread
+(nptl(7)).
+"""
 _FILES = (
     "cgroup", "sessionid", "loginuid", "oom_score_adj", "personality", "timerslack_ns",
     "coredump_filter", "attr/current",
@@ -47,8 +49,8 @@ Variables that compiled modules read when they are loaded are listed in `preload
 class Variables(NamedTuple):
     """The variables that imports depend on.
 
-    It has the hash of each value, empty for a variable that is not set; the name prefixes for which
-    every variable counts; and the prefixes for which none does.
+    It contains the hash of each variable's value, which is empty for a variable that is not set. It
+    also contains the name prefixes for which every variable counts, and those for which none does.
     """
 
     hashes: dict[str, str]
@@ -90,8 +92,8 @@ def collect() -> dict[str, str]:
 
 
 def _unless_refused(ask: Callable[[], str]) -> str:
-    """Return an attribute; empty if the system refuses to report it, as musl does for the
-    scheduler.
+    """Return an attribute, or an empty value if the system refuses to report it, as musl does for
+    the scheduler.
     """
     try:
         return ask()
@@ -100,7 +102,7 @@ def _unless_refused(ask: Callable[[], str]) -> str:
 
 
 def difference(made: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Describe the first attribute that differs; empty if they are all equal."""
+    """Describe the first attribute that differs. The result is empty if they are all equal."""
     for name in sorted(made.keys() | now.keys()):
         if made.get(name) != now.get(name):
             return f"{name} is {now.get(name) or 'none'}, but was {made.get(name) or 'none'}"
@@ -127,10 +129,10 @@ def import_variables(
 
 
 def variable_difference(made: Variables, variables: Mapping[str, str], own: Collection[str]) -> str:
-    """Describe the first variable that differs; empty if they are all equal.
+    """Describe the first variable that differs. The result is empty if they are all equal.
 
     Args:
-        made: the variables that the earlier imports depend on.
+        made: the variables that the existing imports depend on.
         variables: the environment of the job's workers.
         own: the names of variables to ignore: the ones that differ between workers, which no import
             has read, and the ones that the script sets.
@@ -160,7 +162,7 @@ def _hash(salt: str, name: str, value: str) -> str:
 
 
 def _signals(mask: int) -> str:
-    """Return the names of the signals in a mask of proc(5)."""
+    """Return the names of the signals in a mask as shown by proc(5)."""
     numbers = [number for number in range(1, mask.bit_length() + 1) if mask >> number - 1 & 1]
     return " ".join(map(signal_name, numbers))
 
@@ -194,7 +196,9 @@ def _limits() -> dict[str, str]:
 
 
 def _read(name: str) -> str:
-    """Return a file from /proc/self; empty if this kernel or container does not provide it."""
+    """Return the content of a file in /proc/self, or an empty result if this kernel or container
+    does not provide it.
+    """
     try:
         with open(f"/proc/self/{name}", errors="replace") as file:
             return file.read()

@@ -29,7 +29,7 @@ class ImportList:
 
     @cached_property
     def learned(self) -> "LearnedFile | None":
-        """The script's profile, with --preload=auto. It is read on first use."""
+        """The script's profile, if --preload=auto is used. It is read on first use."""
         if not self.is_auto:
             return None
         from relight.warm.import_profile import LearnedFile
@@ -37,14 +37,14 @@ class ImportList:
         return LearnedFile(self._worker_program)
 
     def add(self, imports: Iterable[str]) -> None:
-        """Add the modules that workers have imported, as far as they can be preloaded."""
+        """Add those modules imported by workers that can be preloaded."""
         if self.learned is not None:
             names = dict.fromkeys((*self.names, *imports))
             self.names = self.learned.known.without_unfit(names)
 
     def lacking(self, imports: Iterable[str], asked: Collection[str]) -> list[str]:
-        """Return the installed modules that workers have imported but a process that imports
-        `asked` has not.
+        """Return the installed modules that workers have imported and that are missing in a process
+        asked to import `asked`.
         """
         learned = self.learned
         if learned is None:
@@ -56,7 +56,7 @@ class ImportList:
         """Store which modules can be imported before a fork, for the next job with this script.
 
         Args:
-            unfit: the modules in the list that can't, with the reasons.
+            unfit: the modules in the list that can't be imported before a fork, with the reasons.
             directories: the directories in which modules were found.
         """
         if self.learned is not None:
@@ -64,9 +64,9 @@ class ImportList:
             self.names = self.learned.known.fit
 
     def third_party(self) -> Sequence[str]:
-        """Return the modules that do not belong to Python or, if all of them do, all modules. A
-        script sets variables before it imports third-party modules (torch), but often after
-        importing Python's own (os).
+        """Return the modules that do not belong to Python itself or, if all of them do, all
+        modules. A script usually sets variables before it imports third-party modules such as
+        torch, but often after it imports Python's own, such as os.
         """
         own = sys.stdlib_module_names
         return [name for name in self.names if name.partition(".")[0] not in own] or self.names

@@ -2,8 +2,8 @@
 
 Each script has a file in the user's cache directory: `$XDG_CACHE_HOME/relight/learned`, or
 `~/.cache/relight/learned`. It records which modules the workers import, and which of these can't be
-preloaded, so that the next job neither waits until its workers have imported them nor retries the
-unfit ones. It is valid as long as
+preloaded, so that the next job neither has to wait until its workers have imported them nor tries
+the unfit ones again. It is valid as long as
 
 - the same interpreter runs the same file, or the same module from the same directory,
 - the lines with imports are unchanged in the script and in the modules next to it that it imports
@@ -12,9 +12,9 @@ unfit ones. It is valid as long as
   time, which would change their modification times.
 
 A file that is invalid or can't be read is ignored, and the profile is learned again. No values of
-variables are stored. Whatever names the file contains, only installed modules are imported, and
-each import is checked as if nothing were known about it (`preload/importer.py`). The cache keeps
-the 100 most recently used scripts.
+variables are stored. No matter which names the file contains, only installed modules are imported,
+and each import is checked as if nothing were known about it (`preload/importer.py`). The cache
+keeps the 100 most recently used scripts.
 """
 
 import contextlib
@@ -36,7 +36,9 @@ _SUFFIX = ".json"
 
 
 class UnfitModule(NamedTuple):
-    """A module that can't be preloaded, the reason, and how many seconds its import took."""
+    """A module that can't be preloaded, with the reason and the number of seconds that its import
+    took.
+    """
 
     module: str
     reason: str
@@ -53,8 +55,8 @@ class PackageDirectory(NamedTuple):
 class Learned(NamedTuple):
     """The profile of a script.
 
-    `script` is its path, or `-m MODULE in DIRECTORY`. `imports` identifies the lines in it that
-    import something. `modules` are the ones that workers imported or looked for, in this order.
+    `script` is its path, or `-m MODULE in DIRECTORY`. `imports` is a digest of the lines in it that
+    import something. `modules` are the ones that workers imported or tried to find, in this order.
     `culprits` are the modules that make the `unfit` ones unfit. `writes` are the names of variables
     that the script sets. `directories` are the ones in which packages are installed. `import_s` is
     the maximum duration of the imports, or 0.
@@ -75,7 +77,7 @@ class Learned(NamedTuple):
         return self.without_unfit(self.modules)
 
     def without_unfit(self, names: Iterable[str]) -> list[str]:
-        """Return the modules among these that can be preloaded, as far as is known."""
+        """Return those of the given modules that can be preloaded, as far as is known."""
         unfit = {each.module for each in self.unfit}
         below = tuple(f"{name}." for name in unfit)
         return [x for x in names if x not in unfit and not x.startswith(below)]
@@ -92,28 +94,30 @@ class LearnedFile:
     def __init__(self, worker: WorkerProgram) -> None:
         folder, self._script = directory(worker.variables), _script(worker.argv)
         self._path = _path(folder, worker.program, self._script) if folder and self._script else ""
-        # Where workers look for packages, if they use the Python interpreter that runs this code.
+        # Where workers search for packages, if they use the Python interpreter that runs this code.
         is_own = worker.program == sys.executable
         self._packages = [path for path in sys.path if is_own and path.endswith("-packages")]
         self._notes: dict[str, UnfitModule] = {}
         self._endless: UnfitModule | None = None
         self._installed: dict[str, bool] = {}
         self.known = self._read(script_scan.import_lines(worker.argv))
-        """The script's profile; empty if it is stale."""
+        """The script's profile, which is empty if the stored one is stale."""
         self._import_s = self.known.import_s
 
     def note_unfit(self, module: str, reason: str, seconds: float) -> None:
-        """Record why a module is not preloaded, in case it turns out that it never can be."""
+        """Record why a module is not preloaded, in case it turns out that it can never be
+        preloaded.
+        """
         self._notes[module] = UnfitModule(module, reason, seconds)
 
     def note_endless(self, module: str, reason: str, seconds: float) -> None:
-        """Record a module whose import is not finishing, in case it has not finished when the job
-        ends.
+        """Record a module whose import is taking very long, in case it has not finished when the
+        job ends.
         """
         self._endless = UnfitModule(module, reason, seconds)
 
     def note_seconds(self, seconds: float) -> None:
-        """Record an upper bound for the import time. The lowest bound is kept."""
+        """Record an upper bound for the import time. The lowest such bound is kept."""
         self._import_s = min(seconds, self._import_s or seconds)
 
     def is_installed(self, name: str) -> bool:
@@ -135,7 +139,7 @@ class LearnedFile:
         """Store the results of a job.
 
         Args:
-            modules: the modules that the workers import or look for.
+            modules: the modules that the workers import or try to find.
             unfit: the modules that can never be preloaded, each with the module that makes it
                 unfit.
             directories: the directories in which packages are installed.
@@ -159,7 +163,7 @@ class LearnedFile:
         Args:
             modules: the modules imported by watched workers.
             writes: the names of the variables that the script set.
-            are_all: whether these are all modules, because a worker that started cold was watched.
+            are_all: whether the list is complete, because a worker that started cold was watched.
         """
         known, endless = self.known, self._endless
         if not known.modules:
@@ -201,11 +205,13 @@ class LearnedFile:
             files.replace(self._path, json.dumps(fields.plain(known)))
             _remove_oldest(folder)
         except OSError:
-            pass  # the disk is full or not writable: the next job learns it again
+            pass  # the disk is full or not writable, so the next job learns it again
 
 
 def directory(variables: Mapping[str, str]) -> str:
-    """Return the directory that holds these files; empty if the user has no home directory."""
+    """Return the directory that holds these files, or an empty string if the user has no home
+    directory.
+    """
     base = variables.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # as the XDG Base Directory Specification requires
         home = variables.get("HOME", "")
@@ -216,11 +222,11 @@ def directory(variables: Mapping[str, str]) -> str:
 
 
 def forget(variables: Mapping[str, str], script: str | None = None) -> list[str]:
-    """Remove the profile of one script or of all scripts; return the scripts, each of them once.
+    """Remove the profile of one script or of all scripts. Return the scripts, each of them once.
 
     Args:
         variables: the environment.
-        script: the path of the script, or the name of a module that is run with -m; None for all.
+        script: the path of the script, the name of a module that is run with -m, or None for all.
 
     Raises:
         OSError: if a file can't be removed; the other files are still removed.
@@ -244,8 +250,8 @@ def forget(variables: Mapping[str, str], script: str | None = None) -> list[str]
 
 
 def _script(argv: Sequence[str]) -> str:
-    """Return the workers' program, for people and as a key; empty if it is read from stdin or the
-    working directory was removed.
+    """Return the workers' program in a form that serves both for people and as a key. The result is
+    empty if the program is read from stdin or the working directory was removed.
     """
     try:
         if argv[2] == "-m":

@@ -1,34 +1,37 @@
 """Decides when the warm spawner starts, and which modules and variables it imports with.
 
-`Preload.fork` is used instead of the spawner's: if the warm spawner is ready, it forks the workers
-of a generation; otherwise they start cold. There is at most one warm spawner.
+`Preload.fork` takes the place of the cold spawner's `fork`. If the warm spawner is ready, it forks
+a generation's workers; otherwise they start cold. There is at most one warm spawner in use.
 
-    named modules   with at least 1.5 workers per processor, or with --keep-warm, the warm spawner
-                    starts first, and the first generation waits for it. Otherwise the first worker
-                    of the first generation, which starts cold, is watched. When it imports the
-                    first of these modules, the warm spawner starts alongside it at the lowest
-                    priority
+    named modules   if there are at least 1.5 workers per processor, or with --keep-warm, the warm
+                    spawner starts first, and the first generation waits for it. Otherwise, the
+                    first worker of the first generation, which starts cold, is watched. When it
+                    imports the first of these modules, the warm spawner starts alongside it at the
+                    lowest priority
     being made      another job's warm process for the same script is importing its modules. This
-                    job waits as long as that may finish before its own imports would, and takes the
-                    process. Otherwise it starts cold, and its next generation takes the process
-    auto            the modules are those of an earlier job with the same script
+                    job waits for as long as that process may be ready before its own imports would
+                    be, and then takes the process over. Otherwise the job starts cold, and its next
+                    generation takes the process over
+    auto            the modules are those that an earlier job with the same script imported
                     (warm/import_profile). If there was none, the first worker is watched, and the
                     warm spawner starts after its first optimizer step, at the lowest priority
-    background      like auto, but everything begins after the first step (`warm/background.py`),
-                    and processes of other jobs are not used
-    more            the first worker of each generation is watched (auto). If it imports modules
-                    that the warm spawner lacks, a second warm spawner imports all of them if that
-                    pays off (core/workers/import_ahead), and replaces the first one between two
+    background      the same as auto, except that everything begins after the first step
+                    (`warm/background.py`), and that processes from other jobs are not used
+    more            with auto, the first worker of each generation is watched. If it imports modules
+                    that the warm spawner lacks, and if it pays off (core/workers/import_ahead), a
+                    second warm spawner imports all of them. It replaces the first one between two
                     generations
     waiting         while this node waits, as a spare or for other nodes, the warm spawner starts if
                     its modules are known, because no workers are running here that it could disturb
-    lost            it starts again, at the lowest priority, when the next generation has begun
-    kept            with --keep-warm it outlives the job. The next job uses it from the beginning if
-                    it fits (`warm/warm_processes.py`), whether or not that job has --keep-warm
+    lost            a lost warm spawner is started again, at the lowest priority, when the next
+                    generation has begun
+    kept            with --keep-warm, the warm process outlives the job. The next job uses it from
+                    the beginning if it is suitable (`warm/warm_processes.py`), whether or not that
+                    job has --keep-warm
 
-Environment variables that the script sets before its imports are adopted: the warm spawner imports
-with them. A worker that sets different values restarts itself cold (`preload/lazy_modules.py`), and
-the next warm spawner imports with those.
+Environment variables that the script sets before its imports are adopted, which means that the warm
+spawner imports the modules with these variables set. A worker that sets different values restarts
+itself cold (`preload/lazy_modules.py`), and the next warm spawner uses those values.
 """
 
 import os
@@ -84,17 +87,19 @@ _GUARD_S = 1.0
 """How long a warm spawner's guard may take to exit after SIGKILL."""
 _SILENT_S = 10.0
 _PATIENCE_S = 120.0
-"""How long the first generation waits for named modules. Cold workers import them anyway."""
+"""How long the first generation waits for modules that the user named. Cold workers would have to
+import them anyway.
+"""
 _TRIES = 3
 _POLL_S = 0.02
 _LONG_S = 2.0
 _LONGEST_START_S = 120.0
-"""If a cold start took longer than this, its duration says nothing about the time for imports."""
+"""If a cold start took longer than this, its duration is no measure of the time for imports."""
 
 
 class _Leftovers:
-    """Processes that warm spawners leave to this agent: their guards, and processes started by
-    imports.
+    """Processes that warm spawners leave for this agent to end: their guards, and processes started
+    by imports.
     """
 
     def __init__(self) -> None:
@@ -120,7 +125,7 @@ class _Leftovers:
 
 
 class _Successor:
-    """Receives messages from a warm spawner that is meant to replace another one."""
+    """Receives messages from a new warm spawner that is meant to replace another one."""
 
     def __init__(self, preload: "Preload") -> None:
         self._preload = preload
@@ -132,7 +137,7 @@ class _Successor:
         self._preload.replace_if_ready()
 
     def lost(self, reason: str, *, retry: bool) -> None:
-        """End the new spawner; the other one stays."""
+        """End the new spawner. The other one stays in use."""
         del retry
         self._preload.give_up_successor(reason)
 
@@ -147,7 +152,7 @@ class Preload:
         cold: starts workers without preloaded modules.
         record: called with events.
         say: called with messages for the user.
-        watched: a worker in the first generation that has finished its imports; None before the
+        watched: a worker in the first generation that has finished its imports, or None before the
             first generation.
     """
 
@@ -222,7 +227,7 @@ class Preload:
                 ) from None
 
     def _take(self) -> bool:
-        """Try to take over a suitable process that an earlier job left behind."""
+        """Try to take over a suitable warm process from an earlier job."""
         asked = [] if self._modules.is_auto else self._modules.names
         taken = self._processes.take(asked, self._record)
         if taken is None:
@@ -240,8 +245,9 @@ class Preload:
         return self._spawner is None or self._spawner.is_ready or bool(self._generations)
 
     def wait(self, otherwise: Callable[[], bool]) -> None:
-        """Wait, up to a limit, until the warm spawner is ready for the first generation. Before
-        that, wait for a warm process that is being created for the same script, because it may fit.
+        """Wait, up to a time limit, until the warm spawner is ready for the first generation.
+        Before that, wait for any warm process that is being created for the same script, because it
+        may be suitable.
         """
         if self._is_held_up:
             self._await_other(otherwise)
@@ -276,10 +282,10 @@ class Preload:
             self._take_or_start()
 
     def _pays_to_wait(self, made: BeingMade | None, waited_s: float) -> bool:
-        """Return whether it is worth waiting for another job's process that is importing its
+        """Return whether it is worth waiting for a process from another job that is importing its
         modules.
         """
-        if made is None:  # it is just starting, or belongs to another version of relight
+        if made is None:  # it is just starting, or it uses a different relight version
             return waited_s < import_ahead.UNKNOWN_S
         learned = self._modules.learned
         import_s = (learned.known.import_s if learned is not None else 0.0) or None
@@ -301,10 +307,12 @@ class Preload:
             return
         if self._generations or not _sets_variables(self._worker_program, modules.learned):
             self._reclaim()
-            self._start(low_priority=True)  # a generation may begin before it is done
+            self._start(low_priority=True)  # a generation may begin before it has finished
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that make a worker report its imports, if it should be watched."""
+        """Return the variables that make a worker report its imports, if the worker should be
+        watched.
+        """
         is_ready = self._spawner is not None and self._spawner.is_ready
         if self._watched is None or local_rank or self._is_upgraded():
             return {}
@@ -348,7 +356,9 @@ class Preload:
         return held
 
     def _learn_from_worker(self) -> None:
-        """Check periodically whether the first worker imports a module that is not preloaded."""
+        """Check periodically whether the first worker has imported a module that is not
+        preloaded.
+        """
         if self._watched is not None and self._modules.is_auto:
             self._watched.poll(self._poll)
 
@@ -374,7 +384,7 @@ class Preload:
         try:
             self._next = self._begin_spawner(_Successor(self), low_priority=True)
         except OSError:
-            pass  # the other one stays; `_replaced` was counted, so the next try comes later
+            pass  # the other one stays; `_replaced` was counted, so the next attempt is later
 
     def replace_if_ready(self) -> None:
         """Replace the warm spawner with its successor, unless it has workers as children."""
@@ -409,8 +419,8 @@ class Preload:
         return self.fork if warm is not None and warm.is_ready and not self._lent else None
 
     def close(self) -> None:
-        """End the warm spawner and return once it has exited. Its workers must have exited before.
-        A warm process stays for the next job, or is started now.
+        """End the warm spawner and return once it has exited. Its workers must already have exited.
+        With --keep-warm, a warm process stays for the next job, or is started now.
         """
         self._remember()
         if self._worker_program.keep is not None and self._generations:
@@ -513,7 +523,7 @@ class Preload:
             self._tries = 0
 
     def _note_endless_import(self) -> None:
-        """Record the module that has taken most of the time, if its import does not finish."""
+        """Record the module that took most of the time, if its import has not finished."""
         warm, learned = self._spawner, self._modules.learned
         if learned is not None and warm is not None and warm.importing:
             seconds = self._loop.now() - warm.importing_since
@@ -540,7 +550,7 @@ class Preload:
     def _fork_warm(
         self, warm: WarmSpawner, plans: Sequence[WorkerPlan], scratch: str
     ) -> socket.socket | None:
-        """Have the warm spawner fork the workers; return the agent's end of the socket, or None if
+        """Have the warm spawner fork the workers. Return the agent's end of the socket, or None if
         that fails.
         """
         try:
@@ -556,7 +566,7 @@ class Preload:
             return connection
         if not warm.is_stopped:
             self.lost(f"it has not forked the workers within {ANSWER_S:.0f} s", retry=False)
-        connection.close()  # not earlier, or it would conclude that this process has exited
+        connection.close()  # not earlier, or the spawner would conclude that this process exited
         self._tries = 0
         return None
 
@@ -573,8 +583,8 @@ class Preload:
             self._learn_from_worker()
 
     def _end_outdated(self) -> None:
-        """End a warm spawner that imported its modules with other variable values than the script
-        sets.
+        """End a warm spawner that imported its modules with different variable values from those
+        that the script sets.
         """
         reason, can_help = self._script.adopt()
         if reason:
@@ -625,7 +635,7 @@ class Preload:
         return files() != self._files
 
     def _begin(self, setup: dict[str, Any]) -> SpawnerHandle:
-        """Start a process. If desired and possible, it outlives the job."""
+        """Start a process. If this is desired and possible, the process outlives the job."""
         if self._worker_program.keep is not None:
             try:
                 return self._processes.start(setup)
@@ -642,8 +652,8 @@ class Preload:
             self._spawner = None
 
     def _end(self, spawner: WarmSpawner, *, is_kept: bool = False) -> None:
-        """End a warm spawner. If the process behind it is still importing and is not kept, also end
-        that process.
+        """End a warm spawner. If the process that it belongs to is still importing and is not to be
+        kept, end that process too.
         """
         if spawner.is_lasting and not spawner.guard and not is_kept:
             warm_processes.stop_imports(spawner.pid)
@@ -671,9 +681,9 @@ def instructions(
     Args:
         worker: the workers' program.
         modules: the modules.
-        learned: the profile that they come from, with --preload=auto.
-        writes: the variables that the script sets before its imports; None for a variable that it
-            removes.
+        learned: the profile that they come from, if --preload=auto is used.
+        writes: the variables that the script sets before its imports. The value is None for a
+            variable that it removes.
         low_priority: whether to run at the lowest priority.
     """
     return {
@@ -693,16 +703,15 @@ def instructions(
 
 
 def _waits(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
-    """Return whether waiting for the warm spawner is faster than importing in every worker, or the
-    next job needs the warm spawner anyway.
+    """Return whether it is faster to wait for the warm spawner than to import the modules in every
+    worker, or whether the next job needs the warm spawner anyway.
 
-    Checking whether the modules can be preloaded takes a third of the time that importing them
-    takes.
+    It takes about a third of the import time to check whether the modules can be preloaded.
     """
     crowded = 2 * worker.local_world_size >= 3 * linux.cpus()
     return (crowded or worker.keep is not None) and not _sets_variables(worker, learned)
 
 
 def _sets_variables(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
-    """Return whether the script sets variables, as far as that can be known before it runs."""
+    """Return whether the script sets variables, as far as this can be determined before it runs."""
     return bool(learned and learned.known.writes) or script_scan.sets_variables(worker.argv)

@@ -1,4 +1,6 @@
-"""The variables that a script sets before its imports. The warm spawner imports with them."""
+"""The variables that a script sets before its imports. The warm spawner sets them too before it
+imports modules.
+"""
 
 from collections.abc import Mapping
 
@@ -37,8 +39,8 @@ class ScriptVariables:
         """Adopt what workers have reported since the last call.
 
         Returns:
-            The reason why earlier imports can no longer be used, empty if nothing was reported, and
-            whether importing again with these values can help.
+            The reason why earlier imports can no longer be used, or an empty string if nothing was
+            reported, and whether it can help to import again with these values.
         """
         again = sorted(self._reported.keys() & self.values.keys())
         names = ", ".join(again or sorted(self._reported))

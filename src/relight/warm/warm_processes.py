@@ -1,7 +1,7 @@
 """Finds, takes over, starts and ends warm processes, which keep imported modules between jobs.
 
 A job takes over a process that was created for the same program in the same directory, if a fresh
-process would have imported the same things (`warm/fork_compat.py`). The process itself checks that
+process would import exactly the same (`warm/fork_compat.py`). The warm process itself checks that
 the files are unchanged (`preload/warm_process.py`).
 """
 
@@ -23,8 +23,8 @@ from relight.warm.warm_spawner import SpawnerHandle
 from relight.warm.worker_program import WorkerProgram
 
 ANSWER_S = 5.0
-"""The total time that warm processes have to describe themselves. They normally take milliseconds,
-but may take seconds under load, in which case cold imports take even longer.
+"""The time limit for all warm processes to describe themselves. They normally take milliseconds.
+Under load they may take seconds, but cold imports then take even longer.
 """
 _MAX = 3
 """The maximum number of warm processes per user. Each of them holds its modules in memory."""
@@ -34,7 +34,7 @@ _NO_SESSION = "4294967295"
 
 
 class FoundProcess(NamedTuple):
-    """A warm process: the path of its socket, a connection to it, and its description."""
+    """A warm process, with the path of its socket, a connection to it, and its description."""
 
     path: str
     connection: socket
@@ -55,11 +55,13 @@ class WarmProcesses:
     def take(
         self, asked: Sequence[str], record: Callable[[Event], None]
     ) -> tuple[SpawnerHandle, Description] | None:
-        """Take over the newest process that fits, so that it serves this job; return it, or None.
+        """Take over the newest suitable process, so that it serves this job. Return it, or None if
+        there is none.
 
         Args:
             asked: the modules that it must have been asked to import.
-            record: called with the choice, and with the reasons why other processes did not fit.
+            record: called with the choice, and with the reasons why other processes were not
+                suitable.
         """
         for found in self._fitting(asked, record):
             if _sends(found.connection, b"take\n"):
@@ -71,7 +73,7 @@ class WarmProcesses:
         return None
 
     def find(self, asked: Sequence[str]) -> Description | None:
-        """Return the newest process that fits, or None, without taking it over."""
+        """Return the newest suitable process without taking it over, or None if there is none."""
         for found in self._fitting(asked, lambda _: None):
             found.connection.close()
             return found.description
@@ -101,7 +103,7 @@ class WarmProcesses:
 
     def start(self, setup: dict[str, Any], *, is_ahead: bool = False) -> SpawnerHandle:
         """Start a process. When it is ready, it replaces the ones that were taken over or started
-        before. If there are too many, the least recently used one ends.
+        before. If there are too many processes, the least recently used one ends.
 
         Args:
             setup: instructions for `preload/warm_fork.py`, without the lifetime.
@@ -161,8 +163,8 @@ class _Questions:
         return any(self._open.values())
 
     def answers(self) -> Iterator[FoundProcess]:
-        """Yield the descriptions as they arrive. If several have arrived, they are in the order of
-        the paths. A slow or silent process does not delay the others.
+        """Yield the descriptions as they arrive. If several have arrived at once, they are in the
+        order of the paths. A slow or unresponsive process does not delay the others.
         """
         poll, paths = select.poll(), dict[int, str]()
         for path, connection in self._open.items():
@@ -182,7 +184,7 @@ class _Questions:
                         yield found
 
     def close(self) -> None:
-        """Close the connections to the processes that have not answered."""
+        """Close the connections to the processes that have not responded."""
         for connection in self._open.values():
             if connection is not None:
                 connection.close()
@@ -216,7 +218,7 @@ class _Questions:
 
 
 def ask(path: str) -> FoundProcess | None:
-    """Return the warm process that listens on a socket; None if it does not answer."""
+    """Return the warm process that listens on a socket, or None if it does not respond."""
     questions = _Questions([path])
     try:
         return next(questions.answers(), None)
@@ -241,7 +243,7 @@ def stop_imports(guard: int) -> None:
 
 
 def script(argv: Sequence[str]) -> str:
-    """Return a worker's program, in a form for people."""
+    """Return a worker's program in a form suitable for display."""
     return " ".join(warm_spawner.program_part(argv)[2:])
 
 
@@ -261,7 +263,7 @@ def _name(worker: WorkerProgram) -> str:
 def _difference(
     description: Description, worker: WorkerProgram, facts: dict[str, str], asked: Sequence[str]
 ) -> str:
-    """Return why a job can't use a warm process; empty if it can use it."""
+    """Return why a job can't use a warm process, or an empty string if it can."""
     if description.why_not:
         return description.why_not
     if lacking := [name for name in asked if name not in description.asked]:
@@ -288,9 +290,9 @@ def _end_oldest(directory: SocketDirectory) -> None:
 
 
 def _session() -> int:
-    """Return the topmost ancestor of this process that belongs to the same login session; when it
-    ends, the user has logged out. Return 0 if this process belongs to no session, as in most
-    containers.
+    """Return the topmost ancestor of this process that belongs to the same login session. When that
+    ancestor ends, the user has logged out. Return 0 if this process doesn't belong to a session, as
+    in most containers.
     """
     mine = _identity("self")
     top, pid = 0, os.getppid() if mine[1] not in ("", _NO_SESSION) else 0

@@ -1,5 +1,5 @@
-"""The sockets of warm processes, which are in the directory of `user_sockets`, and the messages
-sent over them.
+"""The sockets of warm processes, which are in the directory that `user_sockets` provides, and the
+messages sent over them.
 
 A socket is named after the program for which its process can fork workers (`name`).
 """
@@ -22,7 +22,7 @@ _RANDOM_BYTES = 6
 
 
 class Description(NamedTuple):
-    """A warm process's description of itself for clients.
+    """The description of itself that a warm process sends to clients.
 
     `script` is its workers' program. `asked` are the requested modules, and `learned` the modules
     from --preload=auto. `modules` is the number of imported modules, including their dependencies.
@@ -50,7 +50,8 @@ class Description(NamedTuple):
 
 
 class BeingMade(NamedTuple):
-    """A warm process that is importing its modules: the pid of its guard, and the workers' program.
+    """A warm process that is importing its modules, with the pid of its guard and the workers'
+    program.
 
     It has imported `imported` of `modules` modules so far. It began at `began_s` on the monotonic
     clock, and lets other processes run first if `is_low_priority`.
@@ -64,7 +65,7 @@ class BeingMade(NamedTuple):
     imported: int = 0
 
     def text(self) -> bytes:
-        """Return the text that is written to the locked file."""
+        """Return the content that is written to the locked file."""
         return json.dumps(fields.plain(self._replace(imported=0))).encode() + b"\n"
 
     @classmethod
@@ -94,7 +95,7 @@ class SocketDirectory:
         self.path = user_sockets.directory(variables)
 
     def sockets(self, of: str = "") -> list[str]:
-        """Return the paths of the sockets with this name, or of all sockets; newest first."""
+        """Return the paths of the sockets with this name, or of all sockets, newest first."""
         ages = []
         for name in os.listdir(self.path):
             is_socket = not (name.startswith(_LOCK) or name.endswith(user_sockets.NEW))

@@ -1,6 +1,6 @@
-"""The warm spawner: a process that imports modules once and forks the workers of a generation.
+"""The warm spawner, a process that imports modules once and forks the workers of each generation.
 
-This is the agent's side; the code of the process itself is in `preload/warm_fork.py`.
+This is the agent's side. The code of the process itself is in `preload/warm_fork.py`.
 """
 
 import errno
@@ -26,15 +26,16 @@ ANSWER_S = 10.0
 _FORK_S = 10.0
 """How long a fork through an intermediate process may take. That process may have been stopped."""
 _ROOM = " " * 16384
-"""Memory in a process that outlives the job, from which proc(5) shows the arguments of later
-jobs.
+"""Reserves memory in a process that outlives the job. It is the memory from which proc(5) shows the
+arguments of later jobs.
 """
 _DO_NOTHING = "import os; os.write({fd}, b'unfit it starts without sitecustomize\\n')"
 
 
 class SpawnerHandle(NamedTuple):
-    """A newly started process, or a warm process that has accepted a job: the socket to it, and its
-    pid. If `is_lasting`, it outlives the job, and forks the guard and the warm spawner for it.
+    """The socket and the pid of a newly started process, or of a warm process that has accepted a
+    job. If `is_lasting` is set, the process outlives the job, and forks the guard and the warm
+    spawner for the job.
     """
 
     pid: int
@@ -43,7 +44,7 @@ class SpawnerHandle(NamedTuple):
 
 
 class WarmSpawnerOwner(Protocol):
-    """Receives a warm spawner's messages as calls made by the loop."""
+    """Receives a warm spawner's messages through calls made by the loop."""
 
     def ready(self, event: PreloadReady) -> None:
         """Called when the modules have been imported and the spawner can fork workers."""
@@ -62,13 +63,13 @@ class WarmSpawnerOwner(Protocol):
         """
 
     def lost(self, reason: str, *, retry: bool) -> None:
-        """Called when the spawner can no longer be used; the owner stops it. If `retry`, another
-        one may work.
+        """Called when the spawner can no longer be used. The owner then stops it. If `retry` is
+        true, another one may work.
         """
 
 
 class WarmSpawner:
-    """A single warm spawner, from its start to its end. It dies with this process.
+    """A single warm spawner, from its start to its end. It ends when this process ends.
 
     Args:
         loop: the agent's loop.
@@ -77,7 +78,7 @@ class WarmSpawner:
 
     Attributes:
         began: when it started, on the loop's clock.
-        guard: the pid of its guard; 0 while a process that is to outlive the job imports.
+        guard: the pid of its guard, or 0 while a process that is to outlive the job is importing.
         pid: its own pid; until it is ready, the pid of the process that imports the modules.
         importing: the module that it is currently importing, or an empty string.
         importing_since: when that import began, on the loop's clock.
@@ -114,7 +115,7 @@ class WarmSpawner:
         return generation_pipe.send(self._control, plans, scratch, held)
 
     def wait_forked(self, connection: socket.socket) -> bool:
-        """Wait until a generation's workers have been forked; return False if that fails."""
+        """Wait until a generation's workers have been forked. Return False if that fails."""
         words: list[bytes] = []
 
         def hear() -> None:
@@ -126,17 +127,19 @@ class WarmSpawner:
 
         self._signal(signal.SIGCONT)  # in case it is stopped
         self._loop.on_readable(connection, hear)
-        # If the connection ends, the reason is on the control socket.
+        # If the connection ends, the reason arrives on the control socket.
         self._loop.run_until(lambda: any(words) or self.is_stopped, ANSWER_S)
         self._loop.forget(connection)
         return words == [b"holder "]
 
     def describe_progress(self, state: str) -> str:
-        """Return `state` and, if it has not imported all modules, the one it was importing."""
+        """Return `state`, followed by the module that the spawner was importing if it has not
+        imported all of them.
+        """
         return f"{state}; it imported {self.importing}" if self.importing else state
 
     def stop(self) -> None:
-        """Kill it. Its guard still has to be waited for."""
+        """Kill the spawner. The caller still has to wait for its guard."""
         self.is_ready = False
         self.is_stopped = True
         self._loop.forget(self._control)
@@ -146,7 +149,9 @@ class WarmSpawner:
             self._child.close()
 
     def _signal(self, number: int) -> None:
-        """Send a signal to it and to its guard, but not to a process that outlives the job."""
+        """Send a signal to the spawner and to its guard, but not to a process that outlives the
+        job.
+        """
         if self._child is not None:
             self._child.send(number)
 
@@ -220,7 +225,7 @@ class WarmSpawner:
 
 
 def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> SpawnerHandle:
-    """Start an interpreter that has only a socket and a file with its instructions.
+    """Start an interpreter that receives only a socket and a file with its instructions.
 
     It ends with this process, unless `setup["keep"]` says otherwise.
 
@@ -254,8 +259,9 @@ def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> SpawnerHandle:
 
 
 def lasting_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line for a process that outlives the job, based on that of a worker. It
-    omits the script's arguments, and has room for those of other jobs in /proc/PID/cmdline.
+    """Return the command line for a process that outlives the job, based on a worker's command
+    line. It omits the script's arguments, and has room in /proc/PID/cmdline for those of other
+    jobs.
     """
     return (*program_part(argv), _ROOM)
 
@@ -267,7 +273,7 @@ def program_part(argv: Sequence[str]) -> tuple[str, ...]:
 
 def _fork_away() -> int:
     """Fork a process that does not become this process's child, although this process is a
-    subreaper. Return the new process's pid, or 0 in that process.
+    subreaper. Return the new process's pid, or 0 in the new process.
 
     Raises:
         OSError: if no process can be forked, or no descriptor is left.

@@ -22,7 +22,7 @@ step.
 
 
 class WatchedWorker:
-    """Reads a worker's imports from memory that the worker writes to (`worker/hook`).
+    """Reads a worker's imports from memory to which the worker writes them (`worker/hook`).
 
     Raises:
         OSError: if memory or descriptors are exhausted.
@@ -49,7 +49,7 @@ class WatchedWorker:
         return hook(f"learn:/proc/{os.getpid()}/fd/{self._fd}", variables)
 
     def begin(self) -> None:
-        """Begin a generation: set up memory for its first worker's reports."""
+        """Begin a generation by setting up memory for its first worker's reports."""
         self._read()
         self._earlier = self._lines
         self._memory[: self._size] = bytes(self._size)
@@ -96,8 +96,8 @@ class WatchedWorker:
         )
 
     def first_start_s(self) -> float:
-        """Return how long the first worker took until its first step or, if it has not taken one,
-        how long it has been running.
+        """Return how long the first worker took to reach its first step or, if it has not taken
+        one, how long it has been running.
         """
         self._read()
         return self._first_start_s if _STEP in self._lines else self._loop.now() - self._made
@@ -111,8 +111,8 @@ class WatchedWorker:
         return [name.decode(errors="replace") for name in names]
 
     def writes(self) -> dict[str, str | None]:
-        """Return the variables that the script has set so far; None for a variable that it
-        removed.
+        """Return the variables that the script has set so far. The value is None for a variable
+        that it has removed.
         """
         found = {}
         self._read()
@@ -139,7 +139,7 @@ class WatchedWorker:
 
     def _read(self) -> None:
         """Read the new lines. A line reported by two workers counts once."""
-        size = self._memory.find(b"\0") % (_SIZE + 1)  # everything, because there is no zero byte
+        size = self._memory.find(b"\0") % (_SIZE + 1)  # everything, if there is no zero byte
         if size != self._size:
             self._size, self._changed = size, self._loop.now()
             lines = self._memory[:size].split(b"\n")[:-1]

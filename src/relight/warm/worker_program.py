@@ -22,10 +22,10 @@ _FILES = (
 class WorkerProgram(NamedTuple):
     """The program, arguments and variables that all workers on this node share.
 
-    `own` are the names of variables that differ between workers; `program` is a path. `keep` is how
-    long the process with the modules outlives the job, or None if it doesn't. `in_background` means
-    that the imports are for restarts only: no worker waits for them, and they only use resources
-    that would otherwise be idle.
+    `own` contains the names of variables that differ between workers, and `program` is a path.
+    `keep` is how long the process with the modules outlives the job, or None if it doesn't.
+    `in_background` means that the imports are for restarts only. No worker waits for them, and they
+    only use resources that would otherwise be idle.
     """
 
     program: str
@@ -55,8 +55,8 @@ def variable(line: bytes) -> tuple[str, str | None]:
 
 
 def files() -> tuple[tuple[int, int], ...]:
-    """Identify the files that a preloading process starts with, to detect whether they still belong
-    to this agent's version.
+    """Identify the files with which a preloading process starts, to detect whether they still
+    belong to this agent's version.
     """
     package, found = os.path.dirname(os.path.dirname(__file__)), []
     for path in _FILES:

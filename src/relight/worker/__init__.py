@@ -1,4 +1,5 @@
-"""Functions for training scripts. Importing it costs nothing, and works without the launcher.
+"""Functions for training scripts. Importing this module costs nothing, and it also works without
+the launcher.
 
 from relight.worker import progress, should_checkpoint
 
@@ -28,7 +29,7 @@ from relight.core.workers.shared_words import (
 )
 from relight.worker import (
     replicas,
-    shared_words_writer,  # not at the first call: a job may outlive relight's files
+    shared_words_writer,  # not at the first call, as a job may outlive relight's files
 )
 from relight.worker.replicas import StateLostError as StateLostError
 
@@ -49,9 +50,9 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 class Membership(NamedTuple):
     """This worker's place in its job.
 
-    `nodes` is the number of nodes, and `node_rank` is the rank of this node. `restarts` is how
-    often the workers were restarted after a failure, out of at most `max_restarts` times.
-    `requeues` is how often the scheduler restarted the job or this node's agent.
+    `nodes` is the number of nodes, and `node_rank` is the rank of this node. `restarts` is how many
+    times the workers have been restarted after a failure; the limit is `max_restarts`. `requeues`
+    is how many times the scheduler has restarted the job or this node's agent.
     """
 
     rank: int
@@ -65,13 +66,14 @@ class Membership(NamedTuple):
 
 
 def should_checkpoint() -> bool:
-    """Return whether this worker should save a checkpoint and exit with 0, because its node is
-    being preempted or because nodes are waiting to join (`--membership-change=at-checkpoint`).
+    """Return whether this worker should save a checkpoint and exit with exit code 0, because its
+    node is being preempted or because nodes are waiting to join
+    (`--membership-change=at-checkpoint`).
 
-    Call it equally often in all ranks, for example once per step: the launcher makes all ranks
-    return True at the same call. Before that, a rank that is ahead of the others may wait in a call
-    for a few milliseconds. Without the launcher, the result is always False. A call takes less than
-    a microsecond.
+    Call it equally often in all ranks, for example once per step, because the launcher makes the
+    same call return True in all ranks. Before that, a rank that is ahead of the others may wait in
+    a call for a few milliseconds. Without the launcher, the result is always False. A call takes
+    less than a microsecond.
     """
     page = _page or _open()
     call = page[CALLS] + 1
@@ -86,9 +88,10 @@ def should_checkpoint() -> bool:
 def deadline() -> float | None:
     """Return how many seconds are left until this worker is stopped, or None if that is unknown.
 
-    It is known once `should_checkpoint` has returned True, and if the scheduler has announced the
-    job's time limit: in Slurm (`SLURM_JOB_END_TIME`), and in jobs that were submitted with `relight
-    submit` and a time limit. It is negative if that time has passed.
+    The time is known once `should_checkpoint` has returned True. It is also known if the scheduler
+    has announced the job's time limit, which is the case in Slurm (`SLURM_JOB_END_TIME`), and in
+    jobs that were submitted with `relight submit` and a time limit. The result is negative if that
+    time has passed.
     """
     until_stop = left_s(_page or _open(), time.monotonic())
     left = [] if until_stop is None else [until_stop]
@@ -103,8 +106,8 @@ def progress(step: int, total: int | None = None) -> None:
     """Report to the launcher that this worker has completed a step.
 
     Args:
-        step: the number of the step, from 0. After a restart, continue with the checkpoint's
-            number.
+        step: the number of the step, counted from 0. After a restart, continue from the
+            checkpoint's step number.
         total: the total number of training steps, from which `relight status`, `relight top` and
             the status page compute the remaining time. It is sufficient to pass it once.
 
@@ -132,7 +135,7 @@ def progress(step: int, total: int | None = None) -> None:
 def report(**values: float) -> None:
     """Report numbers from this worker, such as `loss` and `lr`, to the launcher. They are shown by
     `relight top`, the status page and `relight status --json`. Names that aren't passed keep their
-    last numbers.
+    previous numbers.
 
     Args:
         values: the numbers, with names of at most 24 bytes; at most 8 names in total. A tensor with
@@ -147,7 +150,7 @@ def report(**values: float) -> None:
 
 def membership() -> Membership:
     """Return this worker's place in its job, as set by the launcher in the environment. Without a
-    launcher, it is that of the only rank in a single-node job.
+    launcher, the result describes the only rank in a single-node job.
     """
 
     def number(name: str, default: int) -> int:
@@ -171,7 +174,7 @@ def membership() -> Membership:
 def recoverable(
     function: "Callable[Concatenate[Generation, P], R]",
 ) -> "Callable[P, R]":
-    """Decorate the training function, so that this process survives the failure of another rank.
+    """Decorate the training function so that this process survives the failure of another rank.
 
     The function receives the generation as its first argument. If another rank fails, this rank's
     collectives also fail. The process group is then destroyed and, once the missing ranks have
@@ -179,7 +182,7 @@ def recoverable(
     begins with `init_process_group`, wraps the model, and calls `generation.share`
     (relight.worker.replicas.Generation). Anything built outside the function is kept.
 
-    Without relight, or if survivors can't stay, it is called once.
+    Without relight, or if the surviving processes can't be kept, the function is called only once.
     """
     from functools import wraps
 
@@ -201,7 +204,7 @@ def recoverable(
 
 
 def record(function: "Callable[P, R]") -> "Callable[P, R]":
-    """Decorate the script's main function, so that its exception is written to this worker's error
+    """Decorate the script's main function so that its exception is written to this worker's error
     file (`TORCHELASTIC_ERROR_FILE`) in torch's format.
 
     relight itself reads the traceback from stderr and does not need the file, but other launchers
@@ -231,6 +234,8 @@ def _open() -> memoryview:
 
 
 def _detach() -> None:
-    """Share nothing: a child process, such as a data loader's, does not count as the worker."""
+    """Stop sharing memory in a child process, such as a data loader's, which does not count as the
+    worker.
+    """
     global _page
     _page = memoryview(bytearray(SIZE)).cast("Q")

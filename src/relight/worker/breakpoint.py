@@ -2,12 +2,12 @@
 the worker.
 
 The agent sets PYTHONBREAKPOINT, so this module is imported at the first breakpoint. A worker whose
-stdin is a terminal debugs there, as under torchrun. Workers can't share a terminal well, so only
+stdin is a terminal debugs there, as under torchrun. Workers can't easily share a terminal, so only
 the first one uses it.
 
 The worker listens on a Unix socket in the abstract namespace (unix(7)), named after its pid; only
-its own user and root may connect, one at a time. As long as a socket with that name exists,
---hang-timeout is suspended. Messages are lines of JSON:
+its own user and root may connect, and only one at a time. As long as a socket with that name
+exists, --hang-timeout is suspended. Messages are lines of JSON:
 
     to relight debug     print TEXT, ask PROMPT, candidates LIST, runs
     from it              line TEXT, complete [TEXT, LINE, BEGIN, END]
@@ -44,7 +44,7 @@ _has_terminal = False
 
 
 def wait(*, header: str | None = None, commands: list[str] | None = None) -> None:
-    """Stop here until someone debugs this process and continues it.
+    """Stop here until a user attaches to this process and continues it.
 
     Args:
         header: as in `pdb.set_trace`.
@@ -92,8 +92,8 @@ def _takes_terminal() -> bool:
 @contextlib.contextmanager
 def _at_terminal() -> Iterator[None]:
     """Replace the agent's pipe with the terminal as stdout, because readline supports editing only
-    on a terminal. The socket shows others that this process is at a breakpoint and that a terminal
-    is attached.
+    on a terminal. The socket shows other processes that this process is at a breakpoint and that a
+    terminal is attached.
     """
     with socket.socket(socket.AF_UNIX) as shown:
         shown.bind(f"{NAME}{os.getpid()}")
@@ -124,7 +124,7 @@ class _Debugger(pdb.Pdb):
     """pdb, with `relight debug` or this process's own terminal as its terminal.
 
     Args:
-        remote: the other end; None for this process's own terminal.
+        remote: the connection to the other end, or None for this process's own terminal.
     """
 
     def __init__(self, remote: "_Remote | None") -> None:
@@ -134,7 +134,9 @@ class _Debugger(pdb.Pdb):
         self._asks = False
         self.prompt = "(Pdb) "
         self.place = ""
-        """Where `breakpoint()` was called, until the first command has been read."""
+        """The location at which `breakpoint()` was called, until the first command has been
+        read.
+        """
 
     def cmdloop(self, intro: Any | None = None) -> None:
         """Read and execute commands until the process continues."""
@@ -174,7 +176,7 @@ class _Debugger(pdb.Pdb):
                 pass
 
     def candidates(self, text: str, line: str, begin: int, end: int) -> list[str]:
-        """Return the completions for a word, as found by `cmd.Cmd.complete`."""
+        """Return the completions that `cmd.Cmd.complete` finds for a word."""
         stripped = line.lstrip()
         shift = len(line) - len(stripped)
         begin, end = begin - shift, end - shift
@@ -185,7 +187,7 @@ class _Debugger(pdb.Pdb):
         try:
             return list(complete(text, stripped, begin, end))
         except Exception:
-            return []  # readline also shows none if a completer fails
+            return []  # readline also shows none when a completer fails
 
 
 class _Remote(io.TextIOBase):

@@ -1,10 +1,10 @@
-"""Implements a worker that calls a function and saves its result: `python -m relight.worker.call
-DIR [VARIABLE]`.
+"""Implements a worker that calls a function and saves its result. It is run as `python -m
+relight.worker.call DIR [VARIABLE]`.
 
 `relight.launch` writes `call.pickle` into the directory or, for an array of jobs, into the
 subdirectory named by the variable's value. The directory itself may also be given as the name of a
-variable. Each worker writes `RANK.begun` next to it, then `RANK.result` or `RANK.error`. Only the
-calling user's files, in a directory that only this user can enter, are loaded.
+variable. Each worker writes `RANK.begun` next to it, then `RANK.result` or `RANK.error`. Files are
+loaded only if they belong to the calling user and are in a directory that only this user can enter.
 """
 
 import atexit
@@ -43,12 +43,12 @@ class Begun(NamedTuple):
 
     @property
     def attempt(self) -> tuple[int, str]:
-        """A value that is the same for all ranks of an attempt."""
+        """A value that is the same for all ranks in an attempt."""
         return self.restart, self.place
 
 
 class WithLocalRank:
-    """A function whose arguments may refer to the worker. `${local_rank}` in strings is replaced,
+    """A function whose arguments may refer to the worker. In strings, `${local_rank}` is replaced
     as in torch's launcher (torch.distributed.elastic.utils.macros).
     """
 
@@ -70,7 +70,7 @@ def main(directory: str) -> None:
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     begun = Begun(restart, time.time(), place, int(os.environ["WORLD_SIZE"]))
-    for kind in (RESULT, ERROR):  # these may be files of an earlier attempt
+    for kind in (RESULT, ERROR):  # these may be files from an earlier attempt
         try:
             os.unlink(os.path.join(directory, f"{rank}.{kind}"))
         except FileNotFoundError:
@@ -119,9 +119,8 @@ def _user_frames(found: types.TracebackType | None) -> types.TracebackType | Non
 def _show(
     kind: type[BaseException], error: BaseException, found: types.TracebackType | None
 ) -> None:
-    """Print an uncaught exception as Python does, but without relight's frames, and including
-    source lines of code without a file, which Python 3.12 and earlier don't show
-    (Python/traceback.c).
+    """Print an uncaught exception as Python does, but without relight's frames. Also show source
+    lines for code without a file, which Python 3.12 and earlier don't do (Python/traceback.c).
     """
     error.__traceback__ = found = _user_frames(found)
     if sys.version_info < (3, 13):
@@ -131,8 +130,8 @@ def _show(
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process the way multiprocessing ends its processes: after threads and exit
-    functions, but without freeing each object, which takes half a second with torch.
+    """End this process the way multiprocessing ends its processes. Threads and exit functions
+    finish first, but objects are not freed one by one, which would take half a second with torch.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     _keep_operators()
@@ -144,8 +143,8 @@ def leave(exit_code: int) -> NoReturn:
 
 
 def _keep_operators() -> None:
-    """Keep the operators that Python code registered (torch.library, torch 2.13). torch removes
-    them one by one at exit, which takes 40 ms in a forked process and affects only that process.
+    """Keep the operators that Python code registered (torch.library, torch 2.13). At exit, torch
+    removes them one by one, which takes 40 ms in a forked process and affects only that process.
     """
     remove = getattr(sys.modules.get("torch.library"), "_del_library", None)
     if remove is None:
@@ -167,12 +166,14 @@ def _received(directory: str) -> Any:
 
 
 def is_result_file(name: str) -> bool:
-    """Return whether a file name is that of a file that a worker saves."""
+    """Return whether this is the name of a file that a worker saves."""
     return _RESULT_FILE.fullmatch(name) is not None
 
 
 def dumps(value: Any) -> bytes:
-    """Return a pickle. With cloudpickle, functions that can't be imported are also supported."""
+    """Return a pickle. If cloudpickle is installed, functions that can't be imported are also
+    supported.
+    """
     try:
         from cloudpickle import dumps as dump
     except ImportError:

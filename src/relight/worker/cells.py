@@ -1,10 +1,10 @@
 """Preserves the location of code that is sent by value, such as a notebook cell, an interactive
 line or a script.
 
-cloudpickle (3.1) changes the file name of such code to `<dynamic-code>`, so that equal functions
-have equal pickles. A traceback would then show neither the cell nor its source. A code object is
-therefore sent with the name of its file, and the source is included if only the caller has the
-file.
+cloudpickle (3.1) changes the file name of such code to `<dynamic-code>`, so that identical
+functions have identical pickles. A traceback would then show neither the cell nor its source. A
+code object is therefore sent with the name of its file, and the source is included if only the
+caller has the file.
 """
 
 import io
@@ -16,17 +16,19 @@ from collections.abc import Callable
 from typing import Any
 
 Sources = dict[str, list[str]]
-"""The lines of files that only the caller has, by the file names shown in tracebacks."""
+"""The lines of files that only the caller has, keyed by the file names shown in tracebacks."""
 _MAX = 1 << 20
-"""The maximum number of source characters to send. Tracebacks lack source lines beyond that."""
+"""The maximum number of source characters to send. Source lines beyond that are missing from
+tracebacks.
+"""
 
 
 def dumps(value: Any) -> tuple[bytes, Sources]:
-    """Return a pickle of functions and their arguments, and the source of the functions.
+    """Return a pickle of functions and their arguments, together with the functions' source.
 
     Raises:
         ImportError: if cloudpickle is not installed.
-        Exception: if a part of the value can't be pickled.
+        Exception: if part of the value can't be pickled.
     """
     import cloudpickle
 

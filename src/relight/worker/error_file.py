@@ -23,4 +23,4 @@ def write(error: Exception) -> None:
         with open(path, "w") as file:
             json.dump({"message": described}, file)
     except OSError:
-        pass  # for example, the disk is full: Python prints the exception anyway
+        pass  # for example, the disk is full; Python prints the exception anyway

@@ -1,8 +1,7 @@
-"""Provides the caller's `__main__` in a worker of `relight.launch`, for the functions and classes
-in it.
+"""Provides the caller's `__main__`, with its functions and classes, in a `relight.launch` worker.
 
 Like multiprocessing's spawn, a worker imports that script or module under the name `__mp_main__`,
-so that code below `if __name__ == "__main__":` does not run. Both names in a pickle refer to the
+so that code below `if __name__ == "__main__":` does not run. In a pickle, both names refer to the
 same module in the caller and in the worker.
 """
 
@@ -22,7 +21,7 @@ importing = ""
 
 
 class MainModule(NamedTuple):
-    """The origin of a `__main__`: a path or, for `python -m`, a module name."""
+    """The origin of a `__main__` module, which is a path or, for `python -m`, a module name."""
 
     origin: str
     is_module: bool
@@ -78,19 +77,19 @@ class Unpickler(pickle.Unpickler):
 
 
 def detect_main_module() -> MainModule | None:
-    """Return the origin of `__main__`; None if no other process could import it, as with `python
-    -c`, standard input or a notebook.
+    """Return the origin of `__main__`, or None if no other process could import it, as is the case
+    with `python -c`, standard input or a notebook.
     """
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", "__main__")
-    if name != "__main__":  # the __main__ of a directory
+    if name != "__main__":  # the __main__ module in a directory
         return MainModule(name, True, sys.argv)
     path = os.path.abspath(getattr(main, "__file__", None) or "")
     return MainModule(path, False, sys.argv) if os.path.isfile(path) else None
 
 
 def refuse_while_importing(caller: str = "launch") -> None:
-    """Refuse a call to `relight.launch` or a similar function in a worker that is only importing
+    """Reject a call to `relight.launch` or a similar function in a worker that is only importing
     the script.
 
     Raises:

@@ -3,8 +3,9 @@
     the agent sets LEAVE    a thread closes the group's connections (`_Watch`), so that pending
                             collectives fail and no optimizer takes another step; the exception
                             leaves the user's function
-    `_leave` sets LEFT      it has dropped the group and everything that the function held
-    the agent sets JOIN     the variables for the next group are in a file; the function runs again
+    `_leave` sets LEFT      this process has dropped the group and everything that the function held
+    the agent sets JOIN     the variables for the next group are in a file, and the function is
+                            called again
 
 The words are defined in core/workers/shared_words. docs/decisions/0028-survivors.md explains why
 the connections are closed from this side.
@@ -41,13 +42,14 @@ _NCCL = {
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
     "TORCH_FR_BUFFER_SIZE": "0",
 }
-"""NCCL's watchdog would end this process as soon as it detects that a peer has exited; launchers,
-including this one, set the first variable to 1. Without the other variables, it would
-look up the source lines of the failed collective for 5 s, then sleep for a minute while the flight
-recorder dumps, and `destroy_process_group` would wait for that (torch 2.11).
+"""Without these settings, NCCL's watchdog would end this process as soon as it detects that a peer
+has exited. Launchers, including this one, set the first variable to 1. Without the other variables,
+the watchdog would look up the source lines of the failed collective for 5 s, then sleep for a
+minute while the flight recorder dumps, and `destroy_process_group` would wait for that (torch
+2.11).
 """
 _WATCH_S = 0.005
-"""How often the thread checks for a failed rank."""
+"""How often the thread checks whether a rank has failed."""
 _LOOKS = 20
 """After how many of these checks the thread reads the store and aborts communicators again."""
 _WAIT_S = 0.001
@@ -64,7 +66,7 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
         function: receives the generation.
 
     Raises:
-        Exception: if the function raised it and no other rank is to blame.
+        Exception: the exception that the function raised, if no other rank is to blame.
     """
     watch = _Watch(page)
     has_survived = False
@@ -88,7 +90,7 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
                     raise
             else:
                 # The order matters. This rank sets INSIDE before it reads LEAVE. The agent writes
-                # LEAVE first, so it then sees that this rank has finished.
+                # LEAVE first, so afterwards it sees that this rank has finished.
                 page[words.INSIDE] = 2
                 if not _must_leave(page):
                     generation.check_shared()
@@ -125,7 +127,7 @@ def _is_notified(page: memoryview) -> bool:
 
 
 def _is_group_error(error: BaseException | None) -> bool:
-    """Return whether an exception, or one that caused it, comes from a broken group."""
+    """Return whether an exception, or one of its causes, comes from a broken group."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -139,7 +141,7 @@ def _is_group_error(error: BaseException | None) -> bool:
 
 
 def _leave(page: memoryview, addresses: Collection[bytes]) -> None:
-    """Drop the group, whose gloo processes have these addresses, and tell the agent."""
+    """Drop the group, whose gloo processes have these addresses, and notify the agent."""
     count = page[words.LEAVE]
     dist = _distributed()
     if dist is not None:
@@ -148,8 +150,8 @@ def _leave(page: memoryview, addresses: Collection[bytes]) -> None:
         # The group may be partly created or partly destroyed.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
-    gc.collect()  # frees wrappers in cycles; their hooks would run with the next backward
-    page[words.CALLS] = 0  # new ranks count from 0 as well
+    gc.collect()  # frees wrappers in cycles; their hooks would run in the next backward
+    page[words.CALLS] = 0  # new ranks also count from 0
     page[words.LEFT] = count
 
 
@@ -181,12 +183,12 @@ class _Watch:
         self._is_over = threading.Event()
         self._paused = False
         self._addresses: frozenset[bytes] = frozenset()
-        """The addresses of the group, as last read. Its store may have failed together with the
-        failed node.
+        """The addresses in the group when they were last read. The group's store may have failed
+        together with the failed node.
         """
         self._has_read = False
         self._is_captured = False
-        """Whether a CUDA graph contains a step of an optimizer: replaying it skips the hook."""
+        """Whether a CUDA graph contains an optimizer step. Replaying the graph skips the hook."""
         self.has_aborted = False
         """Whether the collectives of this generation may have left undefined data."""
         threading.Thread(target=self._run, name="relight recovery", daemon=True).start()
@@ -208,14 +210,15 @@ class _Watch:
     def end(self) -> None:
         """End the thread and remove the hook."""
         self._is_over.set()
-        self.generation = None  # it holds the groups; they must end before the interpreter does
+        self.generation = None  # it holds the groups, which must end before the interpreter does
         if self._hook is not None:
             self._hook.remove()
 
     def can_abort(self) -> bool:
-        """Return whether collectives may be aborted: NCCL's only if the hook sees each step of the
-        optimizer. Otherwise undefined data could reach the weights. This rank then fails, or is
-        stopped after the time limit, and starts again.
+        """Return whether collectives may be aborted. NCCL's may only be aborted if the hook is
+        called for each optimizer step, because otherwise undefined data could reach the weights. If
+        they can't be aborted, this rank fails, or is stopped after the time limit, and starts
+        again.
         """
         is_training = self.generation is not None and self.generation.is_complete
         sees_steps = self.has_stepped and not self._is_captured
@@ -230,8 +233,8 @@ class _Watch:
     def _before_step(self, *_: object) -> None:
         """Wait for the gradients, and raise if they may come from an aborted collective.
 
-        The process runs ahead of its GPU. The optimizer's kernels would be queued behind a
-        collective that NCCL aborts, which leaves undefined data and reports no error.
+        The process runs ahead of its GPU. Without waiting, the optimizer's kernels would be queued
+        behind a collective that NCCL aborts, which leaves undefined data and reports no error.
         """
         self.has_stepped = True
         if has_nccl():
@@ -264,7 +267,8 @@ class _Watch:
                     # first, because contacting a store that no longer exists takes time.
                     if not self._addresses or looks == _LOOKS:
                         self._read()
-                    # Do this repeatedly, because the main thread may be about to connect.
+                    # Do this repeatedly, because the main thread may be about to open a new
+                    # connection.
                     sever(self._addresses)
 
     def _read(self) -> None:
@@ -298,7 +302,7 @@ def abort_nccl() -> None:
     if not has_nccl():
         return
     device = sys.modules["torch"].device("cuda")
-    # The main thread may be creating or destroying a group at the same time. The thread tries
+    # The main thread may be creating or destroying a group at the same time. This thread then tries
     # again.
     with contextlib.suppress(Exception):
         world = dist.distributed_c10d._world
@@ -314,7 +318,7 @@ def abort_nccl() -> None:
 
 def _addresses() -> Collection[bytes]:
     """Return the values that gloo's processes exchanged through the group's store, or an empty
-    collection without a store.
+    collection if there is no store.
 
     Each value contains the address at which one process accepts connections
     (gloo/transport/tcp/address.cc).

@@ -1,5 +1,5 @@
-"""Arguments of a recoverable function: the generation in which it runs, and the state that
-survives.
+"""Defines the generation, which a recoverable function receives as its argument, and keeps the
+state that survives from one generation to the next.
 
 torch is imported only in this module, and only when the state is shared. By then, the script has
 already imported it.
@@ -24,7 +24,7 @@ current: "Generation | None" = None
 """The generation in which a recoverable function runs."""
 
 _has_begun = False
-"""Whether this process has received the state of the others, or has found out that it is lost."""
+"""Whether this process has received the other ranks' state, or has found out that it is lost."""
 
 
 class StateLostError(RuntimeError):
@@ -37,7 +37,9 @@ class Stateful(Protocol):
     """A model, an optimizer, a learning rate scheduler, or a similar object."""
 
     def state_dict(self) -> Any:
-        """Return the state: tensors in dicts and lists, and anything that pickle can copy."""
+        """Return the state, which consists of tensors in dicts and lists, and of anything that
+        pickle can copy.
+        """
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Load a state."""
@@ -48,8 +50,8 @@ class Generation:
 
     Args:
         has_survived: whether this process was in the previous group.
-        on_share: called when the state is about to be shared: by then torch is imported.
-        keeps_buffers: whether each step of the optimizer is known.
+        on_share: called when the state is about to be shared. By then, torch has been imported.
+        keeps_buffers: whether every optimizer step is reported.
     """
 
     def __init__(
@@ -73,9 +75,9 @@ class Generation:
         self.optimizer_steps = 0
         """How many steps torch's optimizers have taken since the state was shared."""
         self.is_complete = False
-        """Whether this rank has the state of a single step, either shared or restored."""
+        """Whether this rank has the complete state of a single step, either shared or restored."""
         self._shared: tuple[int, list[int]] | None = None
-        """The step that was shared, and how often torch had written to each shard up to then."""
+        """The step that was shared, and how many times torch had written to each shard by then."""
         self._groups: list[Any] = []
         """Keeps the groups alive until the function has returned. A DDP wrapper that outlives
         `destroy_process_group` would otherwise destroy them while holding the GIL, for which gloo's
@@ -86,18 +88,19 @@ class Generation:
         """Give all ranks the state of the rank that is furthest ahead, and return its step.
 
         Call it in all ranks, once per generation, after the group has been created and before
-        anything may write to the model: DistributedDataParallel copies the weights from rank 0,
-        possibly a new rank. Only surviving ranks count; without any, as in the first generation,
-        nothing is sent. Gradients from an incomplete step are cleared.
+        anything may write to the model. For example, DistributedDataParallel copies the weights
+        from rank 0, which may be a new rank. Only surviving ranks count. If there are none, as in
+        the first generation, nothing is sent. Gradients from an incomplete step are cleared.
 
         What survives is the state of the objects that were passed to `share` in the previous
-        generation. This call may pass the same objects or different ones: FSDP2 needs a new model
-        for each group. Each rank receives its shard (DTensor) from a survivor that has it. All
-        shards are from the highest step for which every shard has a survivor.
+        generation. This call may pass the same objects or different ones, because FSDP2, for
+        example, needs a new model for each group. Each rank receives its shard (DTensor) from a
+        survivor that has it. All shards are from the highest step for which every shard has a
+        survivor.
 
         With NCCL, the state is that of the survivor that is furthest behind. An aborted kernel may
-        send undefined data, and another rank may use it to take the step before it is notified of
-        the failure. The rank whose kernel was aborted has not taken that step.
+        send undefined data, and another rank may take its step with that data before it is notified
+        of the failure. The rank whose kernel was aborted has not taken that step.
 
         Args:
             objects: the model, the optimizer and any other stateful objects, in the same order on
@@ -160,7 +163,7 @@ class Generation:
 
     def before_step(self) -> None:
         """Keep the buffers, such as BatchNorm's running averages, for the step that the optimizer
-        takes, or has taken.
+        is about to take or has just taken.
         """
         self._keeps_buffers = True
         for buffer in self._buffers:
@@ -169,7 +172,8 @@ class Generation:
     def broke(self) -> None:
         """Record that the group has failed. The state must not change until it is shared."""
         global _kept, _unshared
-        # The failed step has written to them. Without reported steps, earlier ones may have, too.
+        # The failed step has written to them. If steps are not reported, earlier ones may have done
+        # so as well.
         for buffer in self._buffers if self._keeps_buffers else ():
             buffer.put_back()
         if self.is_complete and self._objects:
@@ -196,7 +200,7 @@ class Generation:
             )
 
     def restored(self) -> None:
-        """Record that all ranks have the same state by other means, for example from a
+        """Record that all ranks have obtained the same state by other means, for example from a
         checkpoint.
         """
         global _has_begun, _kept, _unshared
@@ -232,22 +236,21 @@ class _Buffer:
             self._version = self._tensor._version
 
     def put_back(self) -> None:
-        """Restore the buffer to the value that was kept."""
+        """Restore the value of the buffer that was kept."""
         if self._tensor._version != self._version:
             self._tensor.detach().copy_(self._kept)
             self._version = self._tensor._version
 
 
 class _Offer(NamedTuple):
-    """A rank's report to the others about its state.
+    """A rank's report about its state to the other ranks.
 
     Args:
-        state: the shard that it has, and the one that it needs.
+        state: the shard that the rank has, and the one that it needs.
         structure: the same in all ranks, unless they have different models.
         step: its step, even if it has kept no state.
         steps: how many steps torch's optimizers have taken since the state was last shared.
-        has_begun: whether it has received the state of the others, or has found out that it is
-            lost.
+        has_begun: whether it has received the other ranks' state, or has found out that it is lost.
         error: why it can't share its state.
     """
 
@@ -262,16 +265,16 @@ class _Offer(NamedTuple):
 def _offer(
     objects: Sequence[Stateful], step: int, has_survived: bool
 ) -> "tuple[_Offer, _State | None, _State]":
-    """Return what to report to the others, the state that this rank has kept, and the current state
-    of the objects.
+    """Return what to report to the other ranks, the state that this rank has kept, and the current
+    state of the objects.
     """
     error: Exception | None = None
     try:
         new = _State(objects)
     except TypeError as unable:
         new, error = _State(()), unable
-    # Objects that were not shared before have survived themselves, except for a sharded model: it
-    # is new.
+    # Objects that were not shared before have survived themselves, except for a sharded model,
+    # which is new.
     own = _kept or (new if has_survived and not new.meshes else None)
     if own is not None and [tensor._version for tensor in own.tensors] != own.versions:
         error = RuntimeError(
@@ -289,8 +292,8 @@ def _offer(
 
 
 class _Layout(NamedTuple):
-    """How a tensor is split into shards: the dimension names of its mesh, its placements, and the
-    sizes of the dimensions that split it. The number of replicas may change.
+    """Describes how a tensor is split into shards by the dimension names of its mesh, its
+    placements, and the sizes of the dimensions that split it. The number of replicas may change.
     """
 
     names: tuple[str, ...] | None
@@ -299,8 +302,8 @@ class _Layout(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """The position of a tensor in a state: its number, shape, element type and device. If the
-    tensor is a shard, `layout` and the fields after it describe the whole tensor.
+    """Stands for a tensor in a state, with the tensor's number, shape, element type and device. If
+    the tensor is a shard, `layout` and the fields after it describe the whole tensor.
     """
 
     number: int
@@ -313,7 +316,7 @@ class _Slot(NamedTuple):
 
 
 class _State:
-    """The state of objects on this rank: its tensors, or its shards."""
+    """The state of objects on this rank, with their tensors or shards."""
 
     def __init__(self, objects: Sequence[Stateful]) -> None:
         self.tensors: list[Any] = []
@@ -323,11 +326,11 @@ class _State:
         self.parts = [self._take_out(each.state_dict()) for each in objects]
         """The state of each object, with slots in place of its tensors."""
         self.versions = [tensor._version for tensor in self.tensors]
-        """How often torch has written to each tensor."""
+        """How many times torch has written to each tensor."""
         self.steps = 0
         """How many steps torch's optimizers had taken since it was shared."""
         self.trained_since: int | None = None
-        """A step that this state is known to be past."""
+        """A step after which this state is known to have been trained further."""
 
     @property
     def shard(self) -> frozenset[Any]:
@@ -344,7 +347,7 @@ class _State:
         return hashlib.sha256(repr(slots).encode()).hexdigest()
 
     def shard_versions(self) -> list[int]:
-        """Return how often torch has written to each shard."""
+        """Return how many times torch has written to each shard."""
         return [self.versions[slot.number] for _, slot in _slots(self.parts) if slot.layout]
 
     def _take_out(self, state: Any) -> Any:
@@ -394,7 +397,7 @@ def _exchange(
     ranks: Sequence[RankState],
     step: int,
 ) -> None:
-    """Load the state of a step. Other ranks send it if this rank has not kept it.
+    """Load the state of a step. If this rank has not kept it, other ranks send it.
 
     Args:
         objects: the objects to load the state into.
@@ -448,11 +451,11 @@ def _receive(rank: int) -> tuple[list[Any], list[Any]]:
 
 
 def _sending_device(kind: str) -> Any:
-    """Return the device from which the group sends tensors. gloo only sends from the CPU, and NCCL
-    can't.
+    """Return the device from which the group sends tensors. gloo only sends from the CPU, which
+    NCCL can't do.
 
     Args:
-        kind: the type of the tensors' device.
+        kind: the type of device that the tensors are on.
     """
     import torch.distributed as dist
 
@@ -504,7 +507,8 @@ def _slots(state: Any, path: str = "") -> list[tuple[str, _Slot]]:
 
 def _forget_meshes() -> None:
     """Clear torch's cache of sharded operations. A mesh in the next group may be equal to one in
-    this group, and would get results that belong to the old group and the old rank (torch 2.13).
+    this group, and would then get cached results that belong to the old group and the old rank
+    (torch 2.13).
     """
     tensor = sys.modules.get("torch.distributed.tensor")  # DDP imports it as well
     if tensor is None:

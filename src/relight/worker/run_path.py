@@ -12,6 +12,6 @@ if __name__ == "__main__":
     script = sys.argv[1]
     del sys.argv[0]
     # As with `python agent/entrypoint.py`, imports are looked up next to the script rather than
-    # next to this file. (For a directory or an archive, runpy adds it to the path itself.)
+    # next to this file. (If it is a directory or an archive, runpy itself adds it to the path.)
     sys.path[0] = os.path.dirname(os.path.realpath(script))
     runpy.run_path(script, run_name="__main__")

@@ -16,7 +16,9 @@ _POLL_S = 0.0005
 
 
 def open_page() -> memoryview:
-    """Return the memory as 8-byte words. Without an agent, it is private to this process."""
+    """Return the shared memory as 8-byte words. Without an agent, the memory is private to this
+    process.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if path:
         try:
@@ -27,7 +29,9 @@ def open_page() -> memoryview:
 
 
 def _warn(error: OSError, path: str) -> None:
-    """Warn the user that reports don't reach the launcher. Only one worker per node does this."""
+    """Warn the user that reports don't reach the launcher. Only one worker per node prints the
+    warning.
+    """
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
     text = (
@@ -41,7 +45,7 @@ def _warn(error: OSError, path: str) -> None:
 
 
 def report(page: memoryview, values: Mapping[str, float]) -> None:
-    """Write numbers that are shown to people, each at the position of its name.
+    """Write numbers that are displayed to users, each at the position of its name.
 
     Raises:
         ValueError: if all positions are taken, or a name is too long.
@@ -65,8 +69,8 @@ def report(page: memoryview, values: Mapping[str, float]) -> None:
 
 
 def is_agreed(page: memoryview, call: int) -> bool:
-    """Return whether the workers save a checkpoint and exit at this call. Wait as long as that is
-    undecided.
+    """Return whether the workers should save a checkpoint and exit at this call. Wait as long as
+    this is undecided.
     """
     while (leaves := words.leaves(page, call)) is None:
         time.sleep(_POLL_S)

@@ -1,5 +1,5 @@
-"""An agent's answers: a snapshot of its job, the end of a worker's output, its events, or its
-workers' stacks.
+"""An agent's replies, which contain a snapshot of its job, the end of a worker's output, its
+events, or its workers' stacks.
 """
 
 import json
@@ -34,12 +34,12 @@ from relight.processes.running_jobs import JobDirectory
 
 _MAX_WORDS, _MAX_WORD, _MAX_LINE = 200, 1000, 300
 _LAST = 4096
-"""Number of bytes at the end of a stream in which to find the last line."""
+"""Number of bytes to search for the last line at the end of a stream."""
 
 
 def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
-    """Answer a client's request line through `reply`, now or later. `reply` receives the answer
-    (empty for an invalid question), and whether the client also gets each further event.
+    """Answer a client's request line through `reply`, now or later. `reply` receives the response
+    (empty for an invalid query), and whether the client also receives each further event.
     """
     if not question.strip():
         reply(_written(snapshot(served)).encode(), False)
@@ -60,7 +60,7 @@ def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], No
 
 
 def event_line(recorded: LoggedEvent) -> bytes:
-    """Return an event as one line of an answer."""
+    """Return an event as one line in a response."""
     return format_line(recorded).encode() + b"\n"
 
 
@@ -77,7 +77,7 @@ def _output(workers: WorkerGroup | None, local_rank: int, name: str, rank: int |
 
 
 def for_all_nodes(question: bytes) -> str | None:
-    """Parse a client's request line as a question to all nodes; return None for any other line."""
+    """Parse a client's request line as a query to all nodes. Return None for any other line."""
     try:
         found: ClusterQuery = fields.record(ClusterQuery, fields.decode(question))
     except fields.Malformed:
@@ -86,8 +86,8 @@ def for_all_nodes(question: bytes) -> str | None:
 
 
 def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) -> None:
-    """Answer another node through `reply`, now or later. The command is left out because that node
-    has the same one.
+    """Answer another node through `reply`, now or later. The command is left out because it is the
+    same on that node.
     """
     if question.strip():
         answer(
@@ -105,7 +105,7 @@ def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) 
 
 
 def _take_stacks(served: ServedJob, reply: Callable[[str], None]) -> None:
-    """Read the workers' stacks in a thread because each one takes a few milliseconds."""
+    """Read the workers' stacks in a thread, because each stack takes a few milliseconds."""
     from relight.core.group import node_stacks
     from relight.stacks.worker_state import take_stacks
 
@@ -133,7 +133,7 @@ def keep_last(served: ServedJob) -> None:
     """Save the job's final snapshot.
 
     Raises:
-        OSError: if it can't be written.
+        OSError: if the snapshot can't be written.
     """
     JobDirectory(served.config.command.env.variables).keep(snapshot(served))
 

@@ -1,5 +1,5 @@
-"""Fans out clients' questions to all nodes of a job through the coordinator, which gathers the
-answers (core/group/cluster_query).
+"""Sends clients' queries to all nodes in a job through the coordinator, which gathers the replies
+(core/group/cluster_query).
 """
 
 import json
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from relight.agent.link import RemoteLink
 
 _LIMIT_S = 2.0
-"""Time limit for a question. The coordinator waits half as long for the other nodes. A new
-coordinator does not know the questions that were sent to its predecessor.
+"""Time limit for a query. The coordinator waits half as long for the other nodes. A new coordinator
+does not know about queries that were sent to its predecessor.
 """
 
 
 class OpenQuestions:
-    """Pending questions from clients of this agent to all nodes, with the answers so far.
+    """Pending queries from this agent's clients to all nodes, with the replies received so far.
 
     Args:
         loop: the agent's loop.
@@ -34,7 +34,7 @@ class OpenQuestions:
         self._open: dict[str, _OpenQuestion] = {}
 
     def ask(self, question: str, reply: Callable[[bytes], None]) -> None:
-        """Ask all nodes, and pass their answers to `reply` as `NodeAnswers` in JSON."""
+        """Query all nodes, and pass their replies to `reply` as `NodeAnswers` in JSON."""
         if not self._link.relays:
             reply(_written([]))
             return
@@ -45,10 +45,10 @@ class OpenQuestions:
         self._open[question].replies.append(reply)
 
     def on_answer(self, message: NodeAnswered) -> None:
-        """Process a node's answer."""
+        """Process a node's reply."""
         opened = self._open.get(message.question)
         if opened is None:
-            return  # the answer is too late
+            return  # the reply arrived too late
         opened.answers.append(NodeAnswer(message.host, message.answer))
         if not message.left:
             self._end(message.question)

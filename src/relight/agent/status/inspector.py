@@ -1,5 +1,5 @@
-"""Makes a running job visible to commands and programs. Created once the job has been running for a
-second, or when it ends if anything is left to show.
+"""Makes a running job visible to commands and other programs. `JobInspector` is created once the
+job has been running for a second, or when the job ends, if anything is left to show.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from relight.output.event_handler import EventProcess
 
 _TOLD_S = 3.0
-"""Minimum duration of a cold restart's worker startup that is reported to the user, with the
-remedy.
+"""If the workers take longer than this to start in a cold restart, this is reported to the user,
+with the remedy.
 """
 
 
 class JobInspector:
-    """Makes the state of one agent visible to commands and programs.
+    """Makes one agent's state visible to commands and other programs.
 
     Args:
         loop: the agent's loop.
@@ -86,7 +86,7 @@ class JobInspector:
             self._loop.run_guarded(self._page.close, what)
 
     def received(self, message: Question | NodeAnswered) -> None:
-        """Process a message about a question from one node to all nodes."""
+        """Process a message about a query from one node to all nodes."""
         if self._socket is not None:
             self._socket.received(message)
 
@@ -106,15 +106,17 @@ class JobInspector:
             self._report_cold_restart()
 
     def _report_account(self) -> None:
-        """Print how the time was spent if the job was restarted; one node does this for all."""
+        """If the job was restarted, print how the time was spent. One node does this for all
+        nodes.
+        """
         account, workers = self._account(), self._look().workers
         is_first = workers is not None and workers.formed.place.group_rank == 0
         if account.generations > 1 and is_first and is_worth_telling(account):
             self._journal.say("\n  ".join(format_account(account)))
 
     def _report_cold_restart(self) -> None:
-        """Report the cost of a restart whose workers may have had to import their modules again, or
-        of a start that could have been warm.
+        """Report how long a restart took if workers may have had to import their modules again, or
+        how long a start took that could have been warm.
         """
         cost, spec = self._ledger.cold_restart(), self._job.command.spec
         start_s = self._ledger.cold_start_s() if self._cold.is_surprise else None

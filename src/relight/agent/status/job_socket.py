@@ -1,12 +1,13 @@
 """The socket that serves a job's state to commands run by the same user on this machine.
 
-A client sends one line: an empty line for the snapshot of this node, or a `Question` from
-core/status/snapshot in JSON, wrapped in a `ClusterQuery` to ask all nodes. The agent sends the
-answer and closes the connection. A client that follows the events receives each event as it
-happens, and its connection is closed when the job ends. The agent never waits for a client.
+A client sends one line. An empty line requests the snapshot of this node. Any other line is a
+`Question` from core/status/snapshot in JSON, which is wrapped in a `ClusterQuery` to query all
+nodes. The agent sends the response and closes the connection. A client that follows the events
+receives each event as it happens, and its connection is closed when the job ends. The agent never
+waits for a client.
 
-The socket is created once the job has been running for a second. Until a client connects, it costs
-next to nothing because the modules that compute the answers (agent/status/answers,
+The socket is created once the job has been running for a second. Until a client connects, the
+socket costs next to nothing, because the modules that compute the responses (agent/status/answers,
 agent/status/fan_out) are loaded only then.
 """
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _MAX_QUESTION = 4096
 _MAX_CLIENTS = 16
 _BUFFER = 1 << 20
-"""Requested size of the kernel's send buffer in bytes; most answers fit into it."""
+"""Requested size of the kernel's send buffer in bytes. Most responses fit into it."""
 _MAX_UNSENT = 1 << 20
 """Maximum number of bytes queued for a client that follows the events."""
 _LIMIT_S = 5.0
@@ -52,7 +53,7 @@ class JobSocket:
         job: the configuration of the agent.
         began: when the agent started, in seconds since 1970.
         look: returns the agent's view of the job.
-        link: the link to the coordinator, which forwards questions to the other nodes.
+        link: the link to the coordinator, which forwards queries to the other nodes.
         numbers: the numbers that the workers report.
 
     Raises:
@@ -75,7 +76,7 @@ class JobSocket:
         directory = user_sockets.directory(job.command.env.variables, JOBS)
         self.directory = os.path.dirname(directory)
         self.why_elsewhere = files.why_elsewhere(self.directory)
-        """Why this isn't the usual directory; empty if it is."""
+        """Why this isn't the usual directory, or empty if it is."""
         self._path = os.path.join(directory, self.job.id + OF_JOB)
         self._listener = user_sockets.listen(self._path)
         loop.on_readable(self._listener, self._accept)
@@ -99,8 +100,8 @@ class JobSocket:
             pass  # it has already been removed
 
     def answer(self, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
-        """Answer a client's request line through `reply`, now or later. `reply` receives the answer
-        and whether the client follows the events.
+        """Answer a client's request line through `reply`, now or later. `reply` receives the
+        response and whether the client follows the events.
         """
         from relight.agent.status import answers
 
@@ -116,14 +117,14 @@ class JobSocket:
         self._open.ask(of_all, lambda answer: reply(answer, False))
 
     def received(self, message: Question | NodeAnswered) -> None:
-        """Answer another node's question, or process another node's answer."""
+        """Answer another node's query, or process another node's reply."""
         if isinstance(message, Question):
             self.loop.run_guarded(lambda: self._answer_node(message), "a question of another node")
         elif self._open is not None:
             self._open.on_answer(message)
 
     def forget(self, client: "_Connection") -> None:
-        """Forget a client that has been served."""
+        """Drop a client that has been served."""
         self._clients.discard(client)
 
     def _publish(self, recorded: LoggedEvent) -> None:
@@ -156,7 +157,7 @@ class JobSocket:
 
 
 class _Connection:
-    """One connection: a line in, the answer out.
+    """A client's connection. The client sends one line and receives the response.
 
     Attributes:
         follows: whether the client receives each new event.
@@ -180,7 +181,7 @@ class _Connection:
         self._server.forget(self)
 
     def add(self, line: bytes) -> None:
-        """Send another line; a client that doesn't read is disconnected."""
+        """Send another line. A client that doesn't read is disconnected."""
         if len(self._answer) > _MAX_UNSENT:
             self.close()
         else:

@@ -1,6 +1,6 @@
-"""The numbers of this node's workers: reported values, --watch-metric matches in their output, and
-steps per second. They are sampled for charts, once a second at first and every ten seconds in a
-long job.
+"""The numbers from this node's workers. These are reported values, --watch-metric matches in their
+output, and steps per second. They are sampled for charts, at first once a second, and every ten
+seconds in a long job.
 """
 
 import time
@@ -22,7 +22,7 @@ _TAIL = 16 * 1024
 
 
 class Numbers:
-    """The numbers of one agent's workers.
+    """The numbers from one agent's workers.
 
     Args:
         loop: the agent's loop.
@@ -65,7 +65,7 @@ class Numbers:
         return found
 
     def close(self) -> str:
-        """Take the last sample; return a message that lists the names that --watch-metric never
+        """Take the last sample. Return a message that lists the names that --watch-metric never
         found.
         """
         self._next.cancel()
@@ -98,7 +98,7 @@ class Numbers:
         self._charts.add(now - self._began_at, numbers)
 
     def _in_output(self, workers: WorkerGroup, local_rank: int) -> dict[str, float]:
-        """Return the numbers in a worker's output; stdout takes precedence over stderr."""
+        """Return the numbers in a worker's output. Stdout takes precedence over stderr."""
         assert self._finder is not None
         found = self._found.setdefault(local_rank, {})
         for stream in (STDERR, STDOUT):

@@ -1,9 +1,9 @@
-"""The status page of a job that was started with `--status`. It is a separate process, which
-queries the agent like any other client and ends with the agent.
+"""The status page for a job that was started with `--status`. The page runs in a separate process,
+which queries the agent like any other client and exits when the agent exits.
 
-So the agent itself serves nothing on the network, and neither a crashing page nor a large number of
-viewers affects the job. The page is served on the node with rank 0, which users know as
-MASTER_ADDR. If that node is lost, the next node that gets rank 0 starts a page too.
+Therefore the agent itself serves nothing on the network, and neither a crash of the page nor a
+large number of viewers affects the job. The page is served on the node with rank 0, which users
+know as MASTER_ADDR. If that node is lost, the next node with rank 0 also starts a page.
 """
 
 import os
@@ -18,7 +18,7 @@ from relight.processes.helper import Helper
 
 _POLL_S = 1.0
 _END_S = 2.0
-"""How long the page may take to show the end of the job to browsers."""
+"""How long the page may take to show browsers that the job has ended."""
 
 
 class PageProcess:
@@ -42,7 +42,7 @@ class PageProcess:
     ) -> None:
         self._loop, self._env, self._has_rank_0 = loop, env, has_rank_0
         self._command = [
-            # -P: a module in the script's directory must not shadow one of Python's own.
+            # -P: a module in the script's directory must not shadow a standard module.
             *(sys.executable, "-P", "-m", "relight", "status", "--web", "--until-end"),
             *("--listen", str(where), job),
         ]
@@ -51,7 +51,7 @@ class PageProcess:
         self._poll()
 
     def close(self) -> None:
-        """Stop the page, and start no further one."""
+        """Stop the page, and don't start another one."""
         if self._next is not None:
             self._next.cancel()
         process = self._process

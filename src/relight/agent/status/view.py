@@ -1,4 +1,4 @@
-"""The source of an agent's answers: the job's identity and the agent's view of the job."""
+"""The source of an agent's replies, which is the job's identity and the agent's view of the job."""
 
 import os
 from collections.abc import Callable
@@ -22,8 +22,9 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 
 class View(NamedTuple):
-    """The agent's state, its latest workers, the number of the last restart, its events, how the
-    job ended, the progress of imports for restarts, and how the time was spent.
+    """The agent's view of the job. This is its state, its latest workers, the number of the last
+    restart, its events, how the job ended, the progress of imports for restarts, and how the time
+    was spent.
     """
 
     state: NodeReady | GenerationFormed | WorkerGroup | None
@@ -47,7 +48,7 @@ class ServedJob:
 
     Attributes:
         end: the exit code and the reason, once the job has ended here.
-        uses: the last known resource usage of the latest workers, by pid.
+        uses: the last known resource usage by the latest workers, by pid.
     """
 
     def __init__(

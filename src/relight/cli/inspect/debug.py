@@ -75,7 +75,8 @@ def _choose(
 
     Args:
         found: the pids of the target's ranks on this machine, by rank.
-        waiting: the pids that are waiting at a breakpoint, and whether no terminal is attached.
+        waiting: the pids that are waiting at a breakpoint. The value is True if no terminal is
+            attached.
         rank: the rank on the command line, or None.
         target: the pid or job on the command line.
     """
@@ -114,8 +115,8 @@ def _choose(
 
 
 def _attaching() -> str:
-    """Return how to get a prompt in a rank that has not called `breakpoint()`: since Python 3.14,
-    pdb can attach to a running process (PEP 768).
+    """Return a hint on how to get a prompt in a rank that has not called `breakpoint()`. Since
+    Python 3.14, pdb can attach to a running process (PEP 768).
     """
     how = "put breakpoint() in the script"
     if sys.version_info < (3, 14):
@@ -137,7 +138,7 @@ def _several(free: Sequence[tuple[int, int]], target: str) -> UsageError:
 
 
 class _Terminal:
-    """This terminal while it is attached to a rank.
+    """The user's terminal while it is attached to a rank.
 
     Args:
         connection: the connection to the rank.
@@ -153,7 +154,7 @@ class _Terminal:
         self._complete()
 
     def run(self) -> str:
-        """Relay prompts and commands until one side disconnects; return the reason."""
+        """Relay prompts and commands until one side disconnects. Return the reason."""
         try:
             for message in self._messages:
                 if "print" in message:

@@ -14,8 +14,8 @@ from relight.stacks import rank_processes
 
 
 def resolve(target: str, command: str) -> dict[int, int]:
-    """Return the pids of the ranks in a job or below a process, by rank. The result is empty if the
-    process is neither a rank nor the ancestor of one.
+    """Return the pids of a job's ranks, or of the ranks among a process and its descendants, by
+    rank. The result is empty if the process is neither a rank nor the ancestor of one.
 
     Args:
         target: the pid of an agent or of a rank, or the handle or id of a job.
@@ -34,7 +34,7 @@ def resolve(target: str, command: str) -> dict[int, int]:
 
 def _why_missing(pid: str) -> str:
     try:
-        handle = find_job(pid)  # the pid was its agent's
+        handle = find_job(pid)  # its agent had this pid
         return f"process {pid} has ended: {handle} is {_status(handle).state.name}"
     except RelightError:
         return f"no such process on this machine: {pid}"

@@ -104,7 +104,7 @@ def job_stacks(jobs: JobDirectory, job: handles.Handle) -> str:
 
 
 def _multi_node_stacks(target: str) -> tuple[str, bool]:
-    """Return the same as `_node_stacks` for a multi-node job; otherwise an empty text."""
+    """Return the result of `_node_stacks` for a multi-node job, with empty text for other jobs."""
     handle = find_job(target)
     if handle.scheduler != handles.RUN or handle.role:
         return "", False
@@ -143,7 +143,7 @@ def _text(found: Taken, pids: Mapping[int, int], every: bool) -> str:
 
 
 def _with_native(found: Taken) -> Taken:
-    """Add the C and C++ frames of threads to stacks, in parallel because each process takes
+    """Add C and C++ frames to the stacks. Processes are read in parallel, because each one takes
     seconds.
     """
     take_stacks = {rank: stack for rank, stack in found.items() if isinstance(stack, ProcessStack)}

@@ -207,7 +207,7 @@ def _slow_ranks(job: handles.Handle) -> list[str]:
     """Return the job's slow ranks, as reported by the agents on this machine."""
     try:
         running = agent_processes.running()
-    except UsageError:  # the system does not reveal them
+    except UsageError:  # the system does not show processes
         return []
     own = [
         each

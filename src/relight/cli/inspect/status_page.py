@@ -81,8 +81,12 @@ def main(parsed: ParsedFlags) -> int:
 
 
 class _Token(NamedTuple):
-    """The token of a page, or an empty string if it can't be determined; the token's part of the
-    page's address; and where to find the token if it is not in the address.
+    """A page's token and how the user gets it.
+
+    Attributes:
+        text: the token, or an empty string if it can't be determined.
+        fragment: the part of the page's address that contains the token.
+        where: a message that says where to find the token, if it is not in the address.
     """
 
     text: str
@@ -94,9 +98,9 @@ class _Token(NamedTuple):
 def _token(
     variables: Mapping[str, str], jobs: JobDirectory, job: str, page: PageAddress, on_terminal: bool
 ) -> Iterator[_Token]:
-    """Yield the page's token: the user's own, or a new one. It is only printed to a terminal,
-    because other people may read a log file. Otherwise it is kept in a file while the page is
-    served.
+    """Yield the page's token, which is either the user's own or a new one. It is only printed to a
+    terminal, because other people may read a log file. If there is no terminal, the token is kept
+    in a file while the page is served.
 
     Raises:
         UsageError: if the user's token is invalid.

@@ -50,9 +50,9 @@ PAGE = Page(
     "exit code: 0, or 2 if the job does not exist",
 )  # fmt: skip
 _MAX_ENDED = 20
-"""How many jobs that ended while `top` was running are still shown."""
+"""The maximum number of jobs shown that ended while `top` was running."""
 _BETWEEN_S = 1.0
-"""The interval between the two samples for a single table; computing rates requires two."""
+"""The interval between the two samples that are needed to compute rates for a single table."""
 
 
 def main(argv: list[str]) -> int:

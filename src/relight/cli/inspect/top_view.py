@@ -39,7 +39,8 @@ _HEADS = {"rank": "REPLICA", "host": "HOST", "state": "STATE", "step": "STEP", "
 _ENDS_TELL = ("JOB", "REPLICA")
 """Columns whose text is shortened in the middle, such as `train-2711` or `default/17`."""
 _PART = 4
-"""The inverse of the largest share of time spent on sampling, because a cluster may respond slowly.
+"""The minimum pause after a sample, as a multiple of the time that the sample took. A slow cluster
+is therefore queried less often.
 """
 
 
@@ -80,8 +81,8 @@ class TopView(App[None]):
         Binding("c", "cancel", "Cancel"),
         Binding("o", "order", "Order"),
         Binding("r", "reverse", "Reverse"),
-        # This key has priority because the keys that immediately follow it, as in a paste, belong
-        # to the field.
+        # This key has priority because the keys that immediately follow it, for example in pasted
+        # text, must reach the filter field.
         Binding("slash", "filter", "Filter", key_display="/", priority=True),
         Binding("enter", "leave_filter", "Back to the table", priority=True),
         Binding("escape", "leave_filter", show=False, priority=True),
@@ -134,7 +135,7 @@ class TopView(App[None]):
             self._again.clear()
 
     def _pass_on(self, show: Callable[[], None]) -> bool:
-        """Ask the application to display a thread's result; return False if the user has quit."""
+        """Ask the application to display a thread's result. Return False if the user has quit."""
         found = Found(show)
         try:
             return self.post_message(found) and found.is_shown.wait(_LIMIT_S)
@@ -158,7 +159,7 @@ class TopView(App[None]):
 
     @property
     def _is_there(self) -> bool:
-        """Whether the table still exists, because messages may arrive after the user has quit."""
+        """Whether the table still exists; messages may arrive after the user has quit."""
         return bool(self.query("#ranks"))
 
     def _show(self) -> None:
@@ -226,7 +227,7 @@ class TopView(App[None]):
         self._show()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return whether a key triggers an action now; in the filter field, / is an ordinary
+        """Return whether a key currently triggers an action. In the filter field, / is an ordinary
         character.
         """
         in_field = isinstance(self.focused, WordsInput)
@@ -303,7 +304,7 @@ class TopView(App[None]):
 
 
 class WordsInput(Input):
-    """A one-line filter field that accepts all lines of a paste."""
+    """A one-line filter field that keeps all lines of pasted text."""
 
     def _on_paste(self, event: events.Paste) -> None:
         event.stop()
@@ -361,7 +362,7 @@ class ConfirmScreen(ModalScreen[bool]):
         yield Static(f"{self._question}\n\ny: yes   n: no", classes="ask", markup=False)
 
     def action_answer(self, yes: bool) -> None:
-        """Close the screen with the answer."""
+        """Close the screen and return the user's choice."""
         self.dismiss(yes)
 
 

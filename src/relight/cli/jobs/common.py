@@ -57,7 +57,7 @@ def read_arguments(argv: list[str], page: Page, least: int, most: int, what: str
     """Parse a command's flags and arguments, in any order. Exits after printing help.
 
     Raises:
-        UsageError: if a flag or the number of arguments is wrong.
+        UsageError: if a flag is invalid, or the number of arguments is wrong.
     """
     words, given, rest = list[str](), set[str](), list(argv)
     values = {flag.field: flag.default for flag in page.flags}
@@ -82,7 +82,7 @@ def read_arguments(argv: list[str], page: Page, least: int, most: int, what: str
 
 
 def say(text: str) -> None:
-    """Print a message for the user to stderr; results go to stdout instead."""
+    """Print a message for the user to stderr. Results go to stdout instead."""
     print(f"relight: {text}", file=sys.stderr, flush=True)
 
 
@@ -161,12 +161,12 @@ def _use_object(use: RankUse) -> dict[str, Any]:
 class Follower:
     """Prints the lines of all replicas of a job as they arrive, each prefixed with its replica.
 
-    Each replica is read by its own thread, and another thread prints all available lines together.
+    Each replica has a thread that reads it, and one more thread prints all lines available so far.
 
     Args:
         runner: the runner of the job.
         handle: the handle of the job or of one of its parts.
-        where: the output file.
+        where: the file to print to.
         query: keyword arguments for `Runner.log_lines`.
     """
 
@@ -186,7 +186,7 @@ class Follower:
         self._printer.start()
 
     def join(self, limit_s: float | None = _JOIN_S) -> None:
-        """Wait for the last lines. The limit applies to a period without a new line; time spent
+        """Wait for the last lines, until no new line has arrived for `limit_s` seconds. Time spent
         waiting for a slow consumer of the printed lines does not count.
 
         Raises:
@@ -227,7 +227,7 @@ class Follower:
             try:
                 self._where.write("".join(filter(None, lines)))
                 self._where.flush()
-            except (OSError, ValueError):  # the output's reader has closed it
+            except (OSError, ValueError):  # the reader has closed the pipe
                 return
             self._is_writing = False
             self._steps += 1

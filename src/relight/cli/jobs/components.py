@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 
 def _source(function: Callable[..., Any]) -> str:
-    """Return the source of a component, including the parts of its module that it uses."""
+    """Return a component's source, including the parts of its module that it uses."""
     module = inspect.getmodule(function)
     own = inspect.getsource(function).rstrip("\n")
     text = inspect.getsource(module) if module else own

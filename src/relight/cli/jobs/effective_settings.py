@@ -15,7 +15,7 @@ from relight.runner.options import SiteOptions
 from relight.schedulers import registry
 
 Files = Mapping[str, Mapping[str, Mapping[str, str]]]
-"""The sections of each settings file, keyed by path; the first file takes precedence."""
+"""The sections of each settings file, keyed by path. The first file takes precedence."""
 _DEFAULT = "default"
 
 
@@ -33,11 +33,11 @@ def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[s
 
     Args:
         env: the environment.
-        schedulers: the schedulers to show; all if empty.
-        every: also show defaults.
+        schedulers: the schedulers to show; if empty, all of them.
+        every: whether to show defaults as well.
 
     Raises:
-        RelightError: if a value is wrong, or a scheduler is unknown.
+        RelightError: if a value is invalid, or a scheduler is unknown.
     """
     site, files = sites.load(env), settings.layers(env)
     groups = {"run": _run_settings(env, site)}

@@ -150,8 +150,8 @@ def _explain_missing_output(
     silent: set[tuple[str, int]],
     states: tuple[AppState, ...],
 ) -> None:
-    """Explain why replicas are waiting or have ended if their output can't show it, because they
-    have not written anything, or were killed from outside (out of memory, a lost node).
+    """Explain why replicas are waiting or have ended, in cases where their output can't show it:
+    they have not written anything, or were killed from outside (out of memory, a lost node).
 
     Args:
         runner: the runner of the job.
@@ -163,7 +163,7 @@ def _explain_missing_output(
         known = {(each.role, each.replica): each for each in runner.status(handle).replicas}
         replicas = runner.replicas(handle)
     except RelightError:
-        return  # the lines themselves are all that the user asked for
+        return  # the user only requested the lines
     for place in replicas:
         each = known.get(place)
         if each is None or not each.error or each.state not in states:
@@ -175,7 +175,7 @@ def _explain_missing_output(
 
 
 def _with_lines(argv: list[str]) -> list[str]:
-    """Replace `--tail 3`, the form that tail(1) and Docker use, with `--lines=3`."""
+    """Replace `--tail 3`, the syntax of tail(1) and Docker, with `--lines=3`."""
     words = []
     left = list(argv)
     while left:

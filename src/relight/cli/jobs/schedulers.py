@@ -47,8 +47,8 @@ def main(argv: list[str]) -> int:
 def _each(
     shown: Callable[[str, Scheduler], Any], unusable: Callable[[str, str], Any]
 ) -> Iterator[Any]:
-    """Yield an entry for each scheduler; a scheduler from another package may yield its error
-    instead.
+    """Yield an entry for each scheduler. If a scheduler from another package fails to load, its
+    entry contains the error instead.
     """
     for name in registry.names():
         try:

@@ -134,7 +134,7 @@ def _print_options(runner: Runner, scheduler: str) -> int:
 
 
 def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]:
-    """Split off the flags of `relight submit`, as --NAME=VALUE; the rest starts at the component.
+    """Split off the flags of `relight submit`, as --NAME=VALUE. The rest begins with the component.
 
     Args:
         argv: the arguments.
@@ -262,7 +262,7 @@ def _watch(runner: Runner, handle: Handle, *, logs: bool) -> Any:
     if follower is not None:
         try:
             follower.join()
-        except RelightError as error:  # doesn't change the job's outcome
+        except RelightError as error:  # this doesn't affect the job's outcome
             say(f"note: the output is incomplete: {error.message}")
     report(handle, found)
     return found
@@ -273,11 +273,11 @@ def _exit_on_signal(number: int, _: object) -> NoReturn:
 
 
 def _forgotten_component(given: Sequence[str], left: Sequence[str]) -> UsageError | None:
-    """Return the error if a `dist.ddp` flag stands where the component should be, or None.
+    """Return an error if a `dist.ddp` flag was given in place of the component, otherwise None.
 
     Args:
         given: the preceding flags of `relight submit`.
-        left: the flag and all following words.
+        left: the flag and all arguments after it.
     """
     from relight.job.components.dist import ddp
 

@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     """Run `relight tracker`.
 
     Raises:
-        UsageError: if an argument is wrong, or no tracker is configured.
+        UsageError: if an argument is invalid, or no tracker is configured.
         MachineError: if the tracker's data can't be read.
     """
     parsed = read_arguments(argv, PAGE, 0, 3, "list, what and a RUN_ID")

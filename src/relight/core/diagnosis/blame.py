@@ -1,5 +1,5 @@
-"""Determines whether a worker's last messages blame another worker. `core/diagnosis/causes` weighs
-this against other facts.
+"""Determines whether a worker's last messages blame another worker. The result is weighed against
+other facts in `core/diagnosis/causes`.
 
 The patterns are messages from gloo, NCCL, TCPStore (torch 2.13) and the kernel about a peer that is
 gone or late. Other libraries have similar messages about their connections and timeouts. Ambiguous
@@ -54,7 +54,7 @@ _CONNECTION = re.compile(
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
 _END = re.compile(r"^EOFError: ?$", re.MULTILINE)
-"""The end of a multiprocessing pipe, but also the end of a file being read."""
+"""Raised at the end of a multiprocessing pipe, but also at the end of a file being read."""
 _DISTRIBUTED = "/torch/distributed/"
 _OWN = re.compile(r"server socket has failed to listen|EADDRINUSE")
 """A port that is in use, or an address that this machine doesn't have."""
@@ -86,7 +86,7 @@ def determine(report: ErrorReport | None, last_lines: Sequence[str], words: str 
         text += f"\n{words}"  # may be a library's message before an abort
     found = _from_text(text, lines)
     if report is not None and report.kind is FailureKind.PRINTED and found is Blame.CONNECTION:
-        return Blame.NOBODY  # it did not end the worker
+        return Blame.NOBODY  # this did not end the worker
     return found
 
 
@@ -108,7 +108,9 @@ def _is_pipe(line: str) -> bool:
 
 
 def lost_a_loader(lines: Sequence[str]) -> bool:
-    """Return whether a traceback ends in a connection from torch's data loader to its process."""
+    """Return whether a traceback ends in a connection between torch's data loader and its
+    process.
+    """
     frames = [line for line in lines if frame_of(line)]
     loads = any("/torch/utils/data/dataloader.py" in line for line in frames)
     return loads and _is_pipe(frames[-1])
@@ -146,14 +148,16 @@ def missing_rank(failure: Failure) -> int | None:
 
 
 def is_at_other_address(failure: Failure) -> bool:
-    """Return whether the agent has found that a worker tries to reach torch's store at an address
-    that does not come from relight.
+    """Return whether the agent found that a worker was trying to reach torch's store at an address
+    that was not set by relight.
     """
     return OTHER_ADDRESS in failure.evidence
 
 
 def last_messages(report: ErrorReport | None, last_lines: Sequence[str]) -> str:
-    """Return a worker's last messages: its exception, with the first one in its chain."""
+    """Return a worker's last messages, which are its exception and the first exception in its
+    chain.
+    """
     if report is None:
         return "\n".join(last_lines)
     said = f"{report.type}: {report.message}"

@@ -1,17 +1,18 @@
 """Finds the root cause of a failure by comparing how the workers ended.
 
-The cause is not always the first worker to exit: a worker whose peer vanishes can be gone before
+The cause is not always the first worker to exit, because a worker whose peer fails may exit before
 the peer itself has exited. Nor is it always the worst-looking exit, because a stopped worker may
-fail in its own cleanup. Therefore each worker's end is classified by its time and other facts:
+fail in its own cleanup. Therefore the way each worker ended is classified by its time and other
+facts:
 
-    OWN        exited with a nonzero code without being asked to, and blames nobody
-    REPORTED   was asked to stop but had failed before: it had printed its exception, or was in an
+    OWN        exited with a nonzero code without being told to, and blames nobody
+    REPORTED   was told to stop but had already failed: it had printed its exception, or was in an
                `except` or `finally` block when the agent inspected its stack
     VICTIM     reports that a peer is gone or late, or lost a connection
     STOPPED    ended on request, and any exception it raised then is due to the request
 
-`RULES` are functions that turn the known facts into a verdict. The first verdict that is returned
-is used. A verdict includes its certainty and its reason. This module is loaded only after a
+`RULES` are functions that turn the known facts into a verdict. The first verdict returned by any of
+them is used. A verdict includes its certainty and its reason. This module is loaded only after a
 failure.
 """
 
@@ -35,12 +36,12 @@ _BY_REQUEST = re.compile(
 """Exceptions that may be raised by a handler for the agent's SIGTERM, and exceptions about child
 processes that were killed by the signal."""
 _IN = (" in ", " is ")
-"""The prefix of a worker's place, if it is known."""
+"""The prefix of a worker's location, if it is known."""
 _MAX_PRINTED = 200
 _AT_ONCE_S = 1.0
 """On a busy machine, failures within this time may be noticed in a different order."""
 _ENDED = " has ended"
-"""The place of a worker that had already ended when it was inspected."""
+"""The location shown for a worker that had already ended when it was inspected."""
 _COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
 
 
@@ -62,8 +63,9 @@ class Role(Enum):
 
 
 class Known(NamedTuple):
-    """The known facts: nonzero exits, the ranks that exited with code 0 before them, and the number
-    of ranks, or 0 if unknown. `told` are ranks that exited with code 0 but had printed an error.
+    """The known facts, which are the nonzero exits, the ranks that exited with code 0 before them,
+    and the number of ranks, or 0 if unknown. `told` contains the ranks that exited with code 0 but
+    had printed an error.
     """
 
     ends: tuple[Failure, ...]
@@ -72,7 +74,7 @@ class Known(NamedTuple):
     told: tuple[Failure, ...] = ()
 
     def with_role(self, *roles: Role) -> list[Failure]:
-        """Return the ends with one of these roles, in the order of failure."""
+        """Return the failures with one of these roles, in the order in which they occurred."""
         found = [failure for failure in self.ends if role(failure) in roles]
         return sorted(found, key=lambda failure: (since(failure), failure.rank))
 
@@ -82,9 +84,9 @@ class Verdict(NamedTuple):
 
     `rule` is the rule that produced the verdict, and `why` is its reason. `root` is the rank to
     investigate, and `symptom` is the failure that ended the generation. They are usually the same.
-    `ranks` are the blamed ranks, if they differ from `root`. `says` is put before the description
-    of `symptom`, joined by `joint`. Without a joint, `says` is the whole headline. `detail` is
-    shown right below the headline, and `hint` after the place.
+    `ranks` are the blamed ranks, if they differ from `root`. The headline consists of `says`, then
+    `joint`, then the description of `symptom`. If `joint` is empty, `says` is the whole headline.
+    `detail` is shown right below the headline, and `hint` below the location.
     """
 
     rule: str
@@ -108,7 +110,7 @@ def judge(ends: Iterable[Failure], succeeded_ranks: Sequence[int], world_size: i
     Args:
         ends: the nonzero exits, at least one, and the ranks that exited with code 0 but had printed
             an error.
-        succeeded_ranks: ranks that exited with code 0 before, without being asked to.
+        succeeded_ranks: ranks that exited with code 0 before that, without being told to stop.
         world_size: the number of ranks, or 0 if unknown.
     """
     every = tuple(ends)
@@ -137,7 +139,7 @@ def role(failure: Failure) -> Role:
 
 
 def had_failed_before(failure: Failure) -> bool | None:
-    """Return whether a worker had failed before it was asked to stop, or None if unknown."""
+    """Return whether a worker had failed before it was told to stop, or None if unknown."""
     doing = failure.doing
     by_itself = ended_by_itself(failure)
     if by_itself or (doing is not None and doing.place.startswith(_ENDED)):
@@ -147,14 +149,14 @@ def had_failed_before(failure: Failure) -> bool | None:
     if not (failure.is_explained or failure.evidence) or is_by_request(failure):
         return False
     if not failure.is_explained:
-        # Without a traceback, the worker could not be started.
+        # If there is no traceback, the worker could not be started.
         return failure.report is None and failure.exitcode != -failure.stop_signal
     if failure.printed_s is not None and failure.printed_s > failure.stopping_s:
         return True
     if doing is not None and doing.place.startswith(NO_CODE):
-        return True  # it has printed something, so it is past its start
+        return True  # it has printed something, so it has started
     if doing is not None and doing.place.startswith(_IN):
-        return not doing.in_program  # its script was running without an exception, or was over
+        return not doing.in_program  # its script was running without an exception, or had finished
     return None if failure.printed_s is None else False
 
 
@@ -177,8 +179,8 @@ def doubt(failure: Failure) -> str:
 
 
 def is_by_request(failure: Failure) -> bool:
-    """Return whether a worker reports that it was interrupted, or that it lost an interrupted
-    process.
+    """Return whether a worker reports that it was interrupted, or that one of its child processes
+    was.
     """
     report = failure.report
     if report is not None and report.is_interrupted:
@@ -195,8 +197,8 @@ def since(failure: Failure) -> float:
 
 
 def handling(failure: Failure) -> str:
-    """Return the exception that a worker was handling when it was inspected, if that exception may
-    end it.
+    """Return the exception that a worker was handling when it was inspected, provided that the
+    exception may end the worker.
     """
     doing = failure.doing
     if doing is None or doing.works_below or doing.expects_peers:
@@ -214,8 +216,8 @@ def is_elsewhere(failure: Failure) -> bool:
 
 def collective(failure: Failure) -> tuple[str, str] | None:
     """Return the collective that a worker was in, and the line in the user's code that called it,
-    such as `all_reduce` and `train.py:8`. Return None if it was not in a collective, or if that is
-    unknown.
+    such as `all_reduce` and `train.py:8`. Return None if it is not known to have been in a
+    collective.
     """
     report, doing = failure.report, failure.doing
     frames = [frame for line in report.lines if (frame := frame_of(line))] if report else []
@@ -256,7 +258,7 @@ def own_failure(known: Known) -> Verdict | None:
     if not found:
         return None
     root = found[0]
-    # A rank that lost a peer was not the first to fail. But a rank that lost some other connection
+    # A rank that lost a peer was not the first to fail, but a rank that lost some other connection
     # may have been the first.
     victims = [f for f in known.with_role(Role.VICTIM) if blame.from_failure(f) is Blame.CONNECTION]
     earlier = [failure for failure in victims if since(failure) < since(root)]
@@ -279,8 +281,8 @@ def own_failure(known: Known) -> Verdict | None:
 
 
 def _is_simultaneous(failure: Failure, first: Failure) -> bool:
-    """Return whether a worker raised a different exception, in a different place, so soon after the
-    first failure that it may have been the first.
+    """Return whether a worker raised a different exception, in a different location, so soon after
+    the first failure that it may actually have failed first.
     """
     report, other = failure.report, first.report
     if since(failure) - since(first) > _AT_ONCE_S or report is None or other is None:
@@ -290,9 +292,9 @@ def _is_simultaneous(failure: Failure, first: Failure) -> bool:
 
 
 def _may_be_well(failure: Failure, known: Known) -> bool:
-    """Return whether a worker that was handling an exception may not have failed, because all
-    workers were doing so, or no other worker has lost it as a peer. It may be waiting in an
-    `except` block before it tries again.
+    """Return whether a worker that was handling an exception may not have failed, either because
+    all workers were handling it or because no other worker has lost this one as a peer. It may be
+    waiting in an `except` block before it tries again.
     """
     if failure.is_explained and _raised(failure) == handling(failure):
         return False  # that exception was fatal
@@ -325,7 +327,7 @@ def _shares(failure: Failure, handled: str) -> bool:
 
 def raised_about_then(known: Known) -> Verdict | None:
     """A rank raised its own exception at about the time when it was stopped, and another rank had
-    lost it as a peer.
+    lost the connection to it.
     """
     if not any(blame.from_failure(f) is Blame.PEER for f in known.with_role(Role.VICTIM)):
         return None
@@ -397,7 +399,7 @@ def lost_connection(known: Known) -> Verdict | None:
 
 
 def _without_code(known: Known, symptom: Failure) -> Verdict | None:
-    """Blame a worker that was starting, or was in a C function that Python calls at exit."""
+    """Blame a worker that was still starting, or was in a C function that Python calls at exit."""
     for failure in known.ends:
         if failure.doing is not None and failure.doing.place == NO_CODE:
             says = f"rank {failure.rank} was not running Python code (starting or exiting)"
@@ -407,9 +409,9 @@ def _without_code(known: Known, symptom: Failure) -> Verdict | None:
 
 
 def _odd_one_out(found: Sequence[Failure]) -> Failure | None:
-    """Return the only worker that lost its connection in a different function from all others at
-    about the same time. The others have lost a common peer, and the agent may have noticed their
-    failures first.
+    """Return the worker that lost its connection at about the same time as all others, but in a
+    different function. Return None unless there is exactly one such worker. The others have lost a
+    common peer, and the agent may have noticed their failures first.
     """
     groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in found:
@@ -484,12 +486,13 @@ def _lost_a_peer(known: Known) -> list[Failure]:
 
 
 def without_late_signal(end: WorkerEnd, had_handler: bool | None) -> WorkerEnd:
-    """Return how a worker ended, without a stop signal that came too late. A stop signal kills a
-    worker without a handler, so one that failed with an exit code had ended before.
+    """Return how a worker ended, and ignore a stop signal that was sent too late. A stop signal
+    kills a worker that has no handler, so such a worker had already ended if it failed with an exit
+    code.
 
     Args:
         end: how the worker ended.
-        had_handler: whether it had a handler for the stop signal; None if unknown.
+        had_handler: whether the worker had a handler for the stop signal, or None if unknown.
     """
     if had_handler is False and end.stop_signal and end.exitcode > 0:
         return end._replace(stop_signal=0, stopping_s=0.0)
@@ -499,8 +502,8 @@ def without_late_signal(end: WorkerEnd, had_handler: bool | None) -> WorkerEnd:
 def had_succeeded(end: WorkerEnd, first_at: float, doing: WorkerState | None) -> bool:
     """Return whether a worker had reached the end of its script before the first failure.
 
-    A process closes its connections before it can be reaped. A peer that fails because of that may
-    be reaped first. This worker then receives a stop signal although it had already finished.
+    A process closes its connections before it can be reaped, so a peer that fails as a result may
+    be reaped first. This worker is then sent a stop signal although it has already finished.
 
     Args:
         end: how the worker ended.
@@ -521,8 +524,8 @@ def _is_leaving(doing: WorkerState) -> bool:
 
 
 def _left_script(known: Known) -> list[Failure]:
-    """Return the workers that were seen after the end of their script, if others had not reached
-    it.
+    """Return the workers that were seen after the end of their script, provided that other workers
+    had not reached the end of theirs.
     """
     over = [f for f in known.ends if f.doing is not None and _is_leaving(f.doing)]
     over = [failure for failure in over if not failure.is_explained]
@@ -544,7 +547,7 @@ def _failed_ranks(failures: Sequence[Failure]) -> tuple[int, ...]:
 
 
 def elsewhere(known: Known) -> Verdict | None:
-    """A rank was seen in a different place while others were waiting for it."""
+    """A rank was seen in a different location while others were waiting for it."""
     victims = known.with_role(Role.VICTIM)
     found = [f for f in known.with_role(Role.STOPPED, Role.REPORTED) if is_elsewhere(f)]
     if not victims or not found:
@@ -562,7 +565,7 @@ def elsewhere(known: Known) -> Verdict | None:
 
 
 def _printed(failures: Sequence[Failure]) -> str:
-    """Return the last output of the first of these workers that printed anything. This is an
+    """Return the last output from the first of these workers that printed anything. This is an
     exception, such as one from a thread, or otherwise the most informative line.
     """
     for failure in failures:

@@ -28,11 +28,13 @@ WIDTH = 80
 """Terminal width in columns. A longer line counts as the number of rows that it fills."""
 _MESSAGE = 3
 _LINE = 2
-"""Maximum rows per line, except for the last exception, whose end may contain its reason."""
+"""Maximum number of rows per line. It does not apply to the last exception, whose message may end
+with the reason.
+"""
 _BESIDE = 3
 """Rows reserved for the lines before the exception."""
 _SHORTEST = 40
-"""Strings with fewer characters don't have room for an address."""
+"""Shorter strings don't have room for an address."""
 _SEARCHED = 4000
 """Maximum number of characters to search for addresses."""
 _ADDRESS = re.compile(
@@ -63,14 +65,15 @@ _UNTELLING = (
         r"?(?=.)"
     ),
 )
-"""Parts that are useless to users: the places in torch's own sources where an error was noticed,
-such as `[/pytorch/…/pair.cc:553] ` and `[enforce fail at alloc_cpu.cpp:127] err == 0. `, and gloo's
-guess after `Connection closed by peer`. That guess is wrong if the peer left early or was stopped.
+"""Parts that are useless to users. These are the locations in torch's own sources where an error
+was noticed, such as `[/pytorch/…/pair.cc:553] ` and
+`[enforce fail at alloc_cpu.cpp:127] err == 0. `, and gloo's guess after `Connection closed by
+peer`. That guess is wrong if the peer left early or was stopped.
 """
 
 
 def excerpt(lines: Sequence[str], rows: int) -> list[str]:
-    """Shorten a traceback to `rows` rows, but at least 3."""
+    """Shorten a traceback to `rows` rows, or to 3 if `rows` is smaller."""
     lines = without_starters(lines)
     last = max((number for number, line in enumerate(lines) if is_exception(line)), default=-1)
     sizes = {last: WIDTH * max(_LINE, rows - _BESIDE)}
@@ -89,8 +92,8 @@ def excerpt(lines: Sequence[str], rows: int) -> list[str]:
 
 def headline(report: ErrorReport, most: int) -> str:
     """Return an exception's message in at most `most` characters. It consists of the first line,
-    and of the next lines if the reason is there. Parts that are useless to users, such as a place
-    in C++, are removed.
+    followed by the next lines if they contain the reason. Parts that are useless to users, such as
+    a location in C++ code, are removed.
     """
     message = report.message
     for untelling in _UNTELLING:
@@ -109,10 +112,10 @@ def headline(report: ErrorReport, most: int) -> str:
 
 
 def cut(text: str, size: int) -> str:
-    """Cut a string to at most `size` characters, with an ellipsis if something was cut. The cut is
-    at the end of a sentence, or otherwise at the end of a word, if one ends in the second half. It
-    is never at a colon, because the reason follows it. If an address would be lost, text before the
-    address is cut out instead.
+    """Truncate a string to at most `size` characters, and mark removed text with an ellipsis. The
+    string is truncated at the end of a sentence, or otherwise at the end of a word, if one ends in
+    the second half. It is never truncated at a colon, because the reason follows the colon. If an
+    address would be lost, text before the address is removed instead.
     """
     if len(text) <= size:
         return text
@@ -129,7 +132,7 @@ def cut(text: str, size: int) -> str:
     tail = text[begin:]
     if len(tail) > room:
         tail = _cut(tail, room, least=len(address[0]))
-    if tail.endswith("…"):  # there are two cuts, so the end is not the end of a sentence
+    if tail.endswith("…"):  # text was removed twice, so this is not the end of a sentence
         tail = tail.rstrip(" .;…") + " …"
     if begin + len(tail) <= size:
         return text[:begin] + tail
@@ -157,7 +160,7 @@ def count_rows(lines: Sequence[str]) -> int:
 
 
 def _last_rows(lines: Sequence[str], rows: int) -> list[str]:
-    """Return as many last lines as fit into `rows` rows."""
+    """Return as many lines from the end as fit into `rows` rows."""
     first = len(lines)
     while first and (rows := rows - count_rows(lines[first - 1 : first])) >= 0:
         first -= 1
@@ -262,7 +265,7 @@ def _droppable_lines(lines: Sequence[str]) -> list[list[int]]:
 
 
 def with_gaps(lines: Sequence[str], parts: Iterable[Sequence[int]]) -> list[str]:
-    """Remove the lines with the numbers in `parts`. A note replaces each gap."""
+    """Remove the lines whose numbers are in `parts`, and replace each gap with a note."""
     dropped = {number for part in parts for number in part}
     kept: list[str] = []
     gap: list[str] = []

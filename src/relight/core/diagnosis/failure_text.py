@@ -1,7 +1,8 @@
 """The failure report, which fits on a screen, and the data that nodes exchange for it.
 
-`core/diagnosis/causes` determines which worker's end is the cause. Ends with the same symptoms
-(same exception, same place) are merged with it. This module is loaded only after a failure.
+`core/diagnosis/causes` determines which worker is the cause. Workers that ended with the same
+symptoms (same exception, same location) are merged with it. This module is loaded only after a
+failure.
 """
 
 import re
@@ -30,11 +31,13 @@ _ROWS = 25
 _WHAT = 3 * WIDTH - 40
 """Maximum number of characters to describe what happened to one worker."""
 _FOLLOWED = 2 * WIDTH - 40
-"""The same maximum in the list of consequences."""
+"""The same limit in the list of consequences."""
 _LOG = 8 * WIDTH - len("log: ")
-"""Maximum number of characters of the log path. A longer path would crowd out the traceback."""
+"""Maximum number of characters in the log path. A longer path would crowd out the traceback."""
 _MIN_EVIDENCE = 5
-"""If there are fewer rows for the traceback and its blank lines, the consequences are shortened."""
+"""If fewer rows than this are left for the traceback and its blank lines, the consequences are
+shortened.
+"""
 _OF_CHILD = re.compile(
     r"CalledProcessError|BrokenPipeError|BrokenProcessPool|^EOFError|"
     r"(?:worker|process)\b.*\b(?:exited|died|ended|is killed|terminated)\b",
@@ -43,27 +46,27 @@ _OF_CHILD = re.compile(
 """Messages that point to a failure in another process."""
 _IMPLICIT = "During handling of the above exception"
 """Only `raise … from` states a cause. An exception raised in an `except` block may have a different
-one.
+cause.
 """
 _AT_ONCE_S = 2.0
-"""A worker that was killed later than this had not exited when it was asked to."""
+"""A worker that was killed later than this did not exit when it was told to."""
 _IN_THREAD = "Exception in thread "
 _SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 _MAX_CONSEQUENCES = 4
 _MAX_RECORDED = 7
 """Maximum number of rows for information from torch's flight recorder."""
 _RECORDED = 1000
-"""Maximum number of characters of each string in a failure that is sent to other nodes."""
+"""Maximum length of each string in a failure that is sent to other nodes."""
 _MAX_LINES, _MAX_LAST = 200, 10
 _MAX_OTHERS = 100
 _NOTED_S = 0.3
-"""Exceptions printed longer than this before the exit are reported with their age."""
+"""Exceptions printed more than this many seconds before the exit are reported with their age."""
 _AGED_S = 2.0
-"""Tracebacks printed longer than this before the end are shown with their age."""
+"""Tracebacks printed more than this many seconds before the end are shown with their age."""
 _OLD_S = 5.0
 """Exceptions older than this did not cause the exit, even if torch shuts down slowly."""
 _SHARED = 256 * 1024
-"""Maximum number of characters of all failures on a node, so that they fit into a message."""
+"""Maximum total number of characters in a node's failures, so that they fit into a message."""
 
 
 class Diagnosis(NamedTuple):
@@ -101,8 +104,8 @@ class Diagnosis(NamedTuple):
         return f"{self._what()}{at} (pid {root.pid} on {root.host})"
 
     def render(self, *, formed_at: float, ended: str, verdict: str) -> list[str]:
-        """Return the lines of the report: what happened, why, where, to whom and when, and the
-        consequences.
+        """Return the lines of the report, which states what happened, why, where, to whom and when,
+        and what the consequences were.
 
         The report takes up at most 25 terminal rows.
 
@@ -153,7 +156,9 @@ class Diagnosis(NamedTuple):
         return [*lines, *evidence, *followed, *recorded, *end]
 
     def _recorded(self, most: int) -> list[str]:
-        """Return what torch's flight recorder knows about ranks that waited for each other."""
+        """Return the information from torch's flight recorder about ranks that waited for each
+        other.
+        """
         every = dict.fromkeys([self.root, self.verdict.symptom, *self.same, *self.consequences])
         if role(self.verdict.symptom) is not Role.VICTIM:
             return []
@@ -214,7 +219,9 @@ class Diagnosis(NamedTuple):
         return [cut(f"  {line}", 4 * WIDTH) for line in lines]
 
     def _adds_something(self, failure: Failure) -> bool:
-        """Return whether a worker's other output reports a different error from its exception."""
+        """Return whether a worker's other output reports an error that differs from its
+        exception.
+        """
         report, words = failure.report, failure.words
         if report is None or report.kind is FailureKind.CRASHED or failure.aborted_at_exit:
             return False
@@ -225,7 +232,7 @@ class Diagnosis(NamedTuple):
         return not said or (said not in words and words not in said)
 
     def _hint(self) -> str:
-        """Return one line that may help to understand the cause."""
+        """Return one line that may help users to understand the cause."""
         verdict, symptom = self.verdict, self.verdict.symptom
         if symptom.aborted_at_exit or causes.left_script(symptom):
             return "a C++ thread was still running at exit (SIGABRT)"
@@ -256,7 +263,7 @@ def shell_exit_code(exitcode: int) -> int:
 
 
 def waited_for_others(failure: Failure) -> bool:
-    """Return whether a worker may have been waiting for others, because its place is known or it
+    """Return whether a worker may have been waiting for others, because its location is known or it
     blames a peer.
     """
     return failure.doing is not None or blame.from_failure(failure) is not blame.Blame.NOBODY
@@ -284,8 +291,9 @@ def diagnose(
 
 
 def with_others(failures: Iterable[Failure]) -> list[Failure]:
-    """Remove exceptions that did not end a worker from failures. These were also printed by ranks
-    that kept running until they were stopped.
+    """Mark exceptions as merely printed if they did not end the worker, because the same exception
+    was also printed by ranks that kept running until they were stopped. `others` contains these
+    ranks.
     """
     ends = list(failures)
     went_on: dict[object, list[int]] = {}
@@ -304,9 +312,9 @@ def with_others(failures: Iterable[Failure]) -> list[Failure]:
 
 
 def _printed(report: ErrorReport) -> tuple[str, ...]:
-    """Return a traceback without the numbers in its messages, to compare it with others. All frames
-    count, because a function that prints an exception and tries again is different from an uncaught
-    exception.
+    """Return a traceback without the numbers in its messages, so that it can be compared with
+    others. All frames are compared, because an exception that a function prints before it tries
+    again is different from an uncaught exception.
     """
     return tuple(line if frame_of(line) else without_numbers(line) for line in report.lines)
 
@@ -336,8 +344,8 @@ def _location(failure: Failure) -> str:
 
 
 def _caller(failure: Failure) -> TracebackLine | None:
-    """Return where the user's code called a function that raised an exception on purpose, such as
-    an argument check.
+    """Return where the user's code called a function that raised an exception on purpose, for
+    example to reject an argument.
     """
     report = failure.report
     if report is None or not (failure.is_explained and report.source.startswith("raise")):
@@ -350,8 +358,8 @@ def _caller(failure: Failure) -> TracebackLine | None:
 
 
 def _may_have_ended(failure: Failure) -> bool:
-    """Return whether a worker printed an exception right before its exit that, judging by the
-    evidence, did not end it.
+    """Return whether an exception that a worker printed right before its exit may have ended it,
+    despite evidence to the contrary.
     """
     report, age_s = failure.report, failure.printed_s
     if report is None or report.others or failure.exitcode < 0:
@@ -363,13 +371,13 @@ def _may_have_ended(failure: Failure) -> bool:
 
 def repeatable(failure: Failure) -> tuple[object, ...] | None:
     """Return a key that equal failures have in common, if this one is likely to happen again in the
-    same way. This is the case for an exception in the script or wrong arguments. Return None for
-    other failures.
+    same way. An exception in the script and wrong arguments are likely to happen again. Return None
+    for other failures.
     """
     if role(failure) is not Role.OWN or failure.exitcode < 0:
         return None
     if failure.is_explained:
-        symptoms = _symptoms(failure)  # it may have handled that exception and failed otherwise
+        symptoms = _symptoms(failure)  # it may have handled it and failed for another reason
         said = map(without_numbers, (failure.words, causes.doubt(failure)))
         return (*symptoms, *said) if symptoms is not None else None
     # argparse
@@ -378,13 +386,13 @@ def repeatable(failure: Failure) -> tuple[object, ...] | None:
 
 
 def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
-    """Return this node's failures in the form that is sent to other nodes, with times relative to
-    now and shortened text. If there are many failures, the least likely causes are sent without
-    text.
+    """Return this node's failures in the form in which they are sent to other nodes. Times are
+    relative to now, and text is shortened. If there are many failures, the least likely causes are
+    sent without text.
     """
     short_ones, room = [], _SHARED
     ordered = sorted(failures, key=_likeliest_first)
-    lowest: dict[str, int] = {}  # for ranks in the same place, one stack is enough
+    lowest: dict[str, int] = {}  # one stack is enough for ranks in the same location
     for failure in sorted(ordered, key=lambda failure: failure.rank):
         if failure.doing is not None:
             lowest.setdefault(failure.doing.place, failure.rank)
@@ -464,8 +472,8 @@ def _size(failure: Failure, most: int = _RECORDED) -> int:
 
 
 def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) -> str:
-    """Describe what happened to one worker, or to each of `many` workers, as part of a line with at
-    most `most` characters.
+    """Describe what happened to one worker, or to each of several workers if `many` is set. The
+    result is part of a line and has at most `most` characters.
     """
     report = failure.report
     if report is not None and failure.is_explained and report.kind is not FailureKind.CRASHED:
@@ -554,7 +562,9 @@ def _first_line(report: ErrorReport) -> str:
 
 
 def _symptoms(failure: Failure) -> tuple[object, ...] | None:
-    """Return a key that equal failures have in common, or None for a mere consequence."""
+    """Return a key that equal failures have in common, or None if the failure is only a
+    consequence.
+    """
     if failure.is_explained and failure.report is not None:
         if failure.stop_signal and causes.is_by_request(failure):
             return None
@@ -596,7 +606,9 @@ def _evidence(root: Failure, room: int) -> list[str]:
 
 
 def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -> list[str]:
-    """Return the consequences. Workers that ended alike share at most `most_rows` rows."""
+    """Return the consequences. Workers that ended in the same way share at most `most_rows`
+    rows.
+    """
     groups: dict[str, list[Failure]] = {}
     for failure in failures:
         groups.setdefault(without_numbers(_consequence(failure, many=False)), []).append(failure)
@@ -618,7 +630,9 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
 
 
 def _in_rows(text: str) -> str:
-    """Cut a line to one row if a sentence ends there, or otherwise to two, to keep the reason."""
+    """Truncate a line to one row if a sentence ends there, or otherwise to two rows, to keep the
+    reason.
+    """
     row = cut(text, WIDTH)
     return row if row == text or row.endswith((". …", "; …")) else cut(text, 2 * WIDTH)
 
@@ -631,7 +645,7 @@ def describe_exit(failure: Failure) -> str:
 def _consequence(failure: Failure, *, many: bool) -> str:
     if not _was_stopped(failure):
         return what_happened(failure, many=many, most=_FOLLOWED)
-    # A worker without a handler for the signal also receives SIGKILL, and either one may end it.
+    # A worker without a handler for the signal also receives SIGKILL, and either signal may end it.
     text = f"stopped by the agent ({signal_name(failure.stop_signal)})"
     if failure.exitcode == -signal.SIGKILL and failure.stopping_s >= _AT_ONCE_S:
         text += f", killed {format_duration(failure.stopping_s)} later"

@@ -1,9 +1,9 @@
 """Renders torch flight recorder dumps from waiting workers, to show which rank is missing from
 which collective.
 
-A dump has the last entries in a process's ring buffer (torch 2.13, FlightRecorderDetail.hpp and
-torch/distributed/flight_recorder). For each process group, the last collective that each rank has
-entered is compared with that of the other ranks. Messages between two ranks are ignored.
+A dump contains the last entries in a process's ring buffer (torch 2.13, FlightRecorderDetail.hpp
+and torch/distributed/flight_recorder). For each process group, the last collective that each rank
+has entered is compared with that of the other ranks. Messages between two ranks are ignored.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,9 @@ from relight.core.diagnosis.excerpts import WIDTH, cut
 from relight.core.failure import Collective, Failure
 
 MAX_GROUPS = 8
-"""Maximum number of process groups to compare per rank. Those it is waiting in come first."""
+"""Maximum number of process groups to compare per rank. The groups that the rank is waiting in come
+first.
+"""
 _MAX_SIZES = 60
 """Maximum number of characters for tensor sizes."""
 _DEFAULT = "default_pg"
@@ -24,7 +26,7 @@ _DEFAULT = "default_pg"
 
 
 class DumpEntry(NamedTuple):
-    """The fields of a dump entry that are used. `process_group` is its name and description."""
+    """The fields that are used from a dump entry. `process_group` is its name and description."""
 
     process_group: tuple[str, ...]
     collective_seq_id: int
@@ -59,7 +61,7 @@ def lines(failures: Iterable[Failure], most: int = 7) -> list[str]:
 
     Args:
         failures: the failures of all ranks.
-        most: the maximum number of lines; a maximum below three results in no lines.
+        most: the maximum number of lines. If it is less than three, no lines are returned.
     """
     known = {each.rank: each.collectives for each in failures if each.collectives is not None}
     groups = sorted({each.group for last in known.values() for each in last})
@@ -76,7 +78,9 @@ def lines(failures: Iterable[Failure], most: int = 7) -> list[str]:
 
 
 def _format_group(last: Mapping[int, Collective], absent: Iterable[int]) -> list[str]:
-    """Return a line for all ranks of a group with the same last collective, furthest first."""
+    """Return one line for all ranks in a group with the same last collective. The ranks that have
+    progressed furthest come first.
+    """
     ranked_workers: dict[Collective, list[int]] = {}
     for rank, each in sorted(last.items()):
         ranked_workers.setdefault(each, []).append(rank)

@@ -1,12 +1,14 @@
-"""The hang report, which shows which rank is in a different place from the others, and where it is.
+"""The hang report, which shows which rank is in a different location from the others, and where it
+is.
 
-In a hang, nothing has failed on its own, so the ranks are compared by where they were when they
-were stopped (`Failure.doing`). A rank that has raised an exception but can't exit, because one of
-its threads is still running, is the cause. Ranks that wait for their peers in a collective come
-last, because the cause is more likely a rank that has not entered that collective. Among the
-others, ranks that can't run (stopped, or in an uninterruptible call) come first, then the smallest
-group, then ranks that are not waiting for data from a socket, which another process has to send. If
-there are equally many ranks in two places, the suspect is a guess. Loaded only after a hang.
+When a job hangs, no rank has failed on its own. The ranks are therefore compared by where they were
+when they were stopped (`Failure.doing`). A rank that has raised an exception but can't exit,
+because one of its threads is still running, is the cause. Ranks that wait for their peers in a
+collective come last, because the cause is more likely a rank that has not entered that collective.
+Among the others, ranks that can't run (stopped, or in an uninterruptible call) come first, then the
+smallest group, then ranks that are not waiting for data from a socket, which another process has to
+send. If two locations have the same number of ranks, the suspect is a guess. This module is loaded
+only after a hang.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +29,7 @@ _UNKNOWN = ": location unknown"
 
 
 class Hang(NamedTuple):
-    """The rank to investigate, other ranks in the same place, and the groups of ranks elsewhere.
+    """The rank to investigate, other ranks in the same location, and the groups of ranks elsewhere.
 
     `cause`: how the hang was noticed, such as `no rank has made progress for 5 min`.
     `succeeded_ranks` had exited with code 0.
@@ -89,12 +91,16 @@ class Hang(NamedTuple):
 
     @property
     def is_tied(self) -> bool:
-        """Whether ranks wait for each other in different calls, with equally many in each call."""
+        """Whether ranks wait for each other in different calls, with the same number of ranks in
+        each call.
+        """
         return bool(self._tied)
 
     @property
     def is_guess(self) -> bool:
-        """Whether there is no evidence that this rank hangs rather than one of those elsewhere."""
+        """Whether there is no evidence that this rank is hung rather than one of those
+        elsewhere.
+        """
         mine, other = [self.root, *self.same], self.others[:1]
         alike = bool(other) and _likelihood(mine) == _likelihood(other[0])
         return alike and not _waits(mine) and raised_before(self.root) is None
@@ -131,7 +137,7 @@ class Hang(NamedTuple):
 def diagnose(
     failures: Iterable[Failure], cause: str, succeeded_ranks: Sequence[int] = ()
 ) -> Hang | None:
-    """Return which ranks are the likeliest cause of a hang, or None if no rank's place is known.
+    """Return which ranks are the likeliest cause of a hang, or None if no rank's location is known.
 
     Args:
         failures: the workers that were stopped.
@@ -152,7 +158,7 @@ def diagnose(
 
 def raised_before(failure: Failure) -> ErrorReport | None:
     """Return the exception that ended a worker's program, although its process could not exit, for
-    example because of a running thread. Return None without such an exception, or if it only
+    example because of a running thread. Return None if there is no such exception, or if it only
     reports a late peer.
     """
     doing, report = failure.doing, failure.report
@@ -164,7 +170,7 @@ def raised_before(failure: Failure) -> ErrorReport | None:
 
 
 def hung(failure: Failure) -> str:
-    """Describe where a rank hangs, as part of a line, such as `hangs in read (data.py:41)`."""
+    """Describe where a rank is hung, as part of a line, such as `hangs in read (data.py:41)`."""
     return _doing([failure], hangs=True).strip(": ")
 
 

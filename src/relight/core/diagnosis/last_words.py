@@ -1,6 +1,6 @@
 """Finds the most informative line in a worker's output, excluding tracebacks.
 
-Programs are known to report why they give up in the following ways:
+Programs commonly report why they give up in the following ways:
 
     argparse, click, typer,    usage errors, with or without a frame
     fire, hydra, absl
@@ -8,7 +8,8 @@ Programs are known to report why they give up in the following ways:
     shells, C, C++, Rust, Go   `line 3: foo: command not found`, `Assertion … failed`,
                                `terminate called …`, `panicked at …`, `panic: …`
 
-Any text is accepted. No function raises an exception, and the time is linear in the text length.
+Any text is accepted. No function raises an exception, and the running time is linear in the length
+of the text.
 """
 
 import re
@@ -25,9 +26,9 @@ from relight.core.diagnosis.tracebacks import ProgramFacts, besides
 from relight.core.failure import ErrorReport, FailureKind
 
 _LINES = 30
-"""Number of lines at the end to consider, excluding noise."""
+"""Number of lines to consider at the end, excluding noise."""
 _LOOKED_AT = 500
-"""Number of lines at the end to read. A program may print a lot while it shuts down."""
+"""Number of lines to read at the end. A program may print a lot while it shuts down."""
 _LONGEST = 1000
 """Number of characters to examine in a line."""
 _NOISE = re.compile(
@@ -65,7 +66,7 @@ _LIKELY = re.compile(
     r"|unsupported|unexpected|double free|corrupt(?:ed|ion)|errors?)\b",
     re.IGNORECASE,
 )
-"""Words that indicate a failure, in a line that may also be a mere note."""
+"""Words that indicate a failure. A line that contains them may also be a mere note."""
 _BOX = re.compile(r"^╭─+ Error ─")
 _LEVEL = re.compile(r'"(?:level|levelname|severity)": ?"(error|fatal|critical)', re.IGNORECASE)
 _RECORD = re.compile(r"^\W*(?:\d|(?:ERROR|FATAL|CRITICAL)\b|(?:rank\d+\]:\[)?[EF]\d{4} )")
@@ -110,9 +111,9 @@ def after_traceback(stderr_tail: str, program: ProgramFacts, late: int = 0) -> s
 
 
 def weighed(report: ErrorReport, more: str) -> ErrorReport:
-    """Return a worker's exception with the doubt that arises if the worker printed `more` after it,
-    and it is unknown whether its program had ended by then. The output may come from `sys.exit`, or
-    from a function that Python calls at exit.
+    """Return a worker's exception. If the worker printed `more` after it and it is unknown whether
+    its program had ended by then, the exception is marked with a doubt. The output may come from
+    `sys.exit`, or from a function that Python calls at exit.
     """
     if report.kind is not FailureKind.RAISED or not more:
         return report
@@ -145,8 +146,8 @@ def _first_error(lines: Sequence[str]) -> str:
 
 
 def _telling(lines: Sequence[str]) -> list[str]:
-    """Return the last lines, except for warnings, progress bars and usage. An error in a typer
-    frame counts as one line.
+    """Return the last lines, excluding warnings, progress bars and usage messages. An error in a
+    typer frame counts as one line.
     """
     kept: list[str] = []
     is_warning = False

@@ -1,4 +1,5 @@
-"""When a worker printed its last traceback, and whether its program kept running after that.
+"""Determines when a worker printed its last traceback, and whether its program kept running after
+that.
 
 While a program prints a caught exception, its main thread is in the middle of the program. While
 Python prints the fatal exception, the program is no longer on the stack. Therefore the agent
@@ -27,11 +28,13 @@ class PrintedTraceback:
 
     def __init__(self) -> None:
         self.at: float | None = None
-        """When its first line was read, or None without a traceback."""
+        """When its first line was read, or None if there is no traceback."""
         self.went_on: bool | None = None
         """Whether the program kept running after that."""
         self.size = 0
-        """The most bytes that the worker can have printed before its program was seen ended."""
+        """The maximum number of bytes that the worker can have printed before its program was seen
+        to have ended.
+        """
         self._looked_at = float("-inf")
         self._due: float | None = None
 
@@ -41,7 +44,7 @@ class PrintedTraceback:
         self._due = max(now, self._looked_at + _PAUSE_S)
 
     def deadline(self) -> float | None:
-        """Return when to inspect the worker and call `looked`, or None for never."""
+        """Return when to inspect the worker and call `on_inspected`, or None for never."""
         return self._due
 
     def on_inspected(self, program: Program, now: float, size: int = 0) -> None:

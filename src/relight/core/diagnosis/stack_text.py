@@ -1,8 +1,8 @@
 """Shows where a job's ranks are, by summarizing the stacks of many processes in a few lines.
 
-Only the main thread of each process is considered. Its place is the innermost line in the user's
+Only the main thread of each process is considered. Its location is the innermost line in the user's
 own code, with the name of the library function called by that line, such as `all_reduce`. Ranks
-with the same place share one line. In a job that hangs, the suspect is the rank that never entered
+with the same location share one line. If a job has hung, the suspect is the rank that never entered
 the collective or, failing that, the outlier. Therefore groups that wait for their peers come last.
 Among the others, those that can't run (stopped, or in an uninterruptible call) come first, then the
 smallest group.
@@ -18,7 +18,9 @@ from relight.core.failure import WorkerState
 
 MAX_LINES = 10
 _FEW = 24
-"""Maximum number of characters for rank numbers. If there are more, the ranks are counted."""
+"""Maximum number of characters for rank numbers. If the list is longer, the number of ranks is
+shown instead.
+"""
 _SHOWN, _REASON = 160, 320
 """Maximum number of characters of a name, and of a reason, in a line."""
 _LIBRARY = re.compile(
@@ -29,21 +31,24 @@ _LIBRARY = re.compile(
 )
 _TORCH = re.compile(r"/torch/")
 _OF_PEERS = re.compile(r"/torch/(?:distributed|autograd|cuda)/")
-"""Where a worker waits for others. DistributedDataParallel waits below `backward`."""
+"""Files in which a worker waits for others. DistributedDataParallel waits below `backward`."""
 _PARALLEL = re.compile(r"/torch/nn/parallel/distributed\.py$")
 _SYNCS = re.compile(r"_sync_|broadcast_coalesced")
 """DistributedDataParallel functions in which `forward` copies buffers from rank 0."""
 _COLLECTIVE = re.compile(
     r"/torch/(?:distributed/(?:distributed_c10d|_functional_collectives|nn/functional)\.py|cuda/)"
 )
-"""A rank in one of these waits for all ranks, even if it uses CPU time, which NCCL does."""
+"""A rank in one of these is waiting for all ranks, even if it uses CPU time, as NCCL does."""
 _PERHAPS_COLLECTIVE = re.compile(
     r"/torch/(?:distributed|autograd)/|/torch/nn/parallel/distributed\.py"
 )
-"""A rank below one of these waits for all ranks if it sleeps. Otherwise it computes."""
+"""A rank below one of these is waiting for all ranks if it is sleeping. Otherwise it is
+computing.
+"""
 _NO_COLLECTIVE = re.compile(r"/torch/distributed/(?:checkpoint|pipelining|rpc)/")
 _OF_PAIRS = re.compile(r"i?send|i?recv|batch_isend_irecv|send_object_list|recv_object_list")
-"""Functions that synchronize two ranks. A pipeline stage, for example, waits for the previous one.
+"""Functions that synchronize two ranks. A pipeline stage, for example, waits for the previous
+one.
 """
 _OF_LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
 _OF_CHILDREN = re.compile(
@@ -59,15 +64,17 @@ _MAX_FRAMES = 30
 _GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
 """Functions that decorators put around the function that the user has called."""
 _IDLE_CALLS = ("futex", "restart_syscall")
-"""Uninformative system calls. Every wait for the GIL or a lock is in futex."""
+"""System calls that reveal nothing. For example, every wait for the GIL or a lock is in futex."""
 _RECEIVES = re.compile(r", system call (?:recv\w+|accept4?)$")
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """The outermost function of a script, and of `python -m` (Lib/runpy.py)."""
 _IMPORTS = "<frozen importlib._bootstrap>"
 NO_CODE = " runs no Python code"
-"""The place of a process that is starting, compiling its script, or running a C exit function."""
+"""The location shown for a process that is starting, compiling its script, or running a C exit
+function.
+"""
 SHUTTING_DOWN = f"{NO_CODE} any more"
-"""The place of a process that has finished its program and its exit functions."""
+"""The location shown for a process that has finished its program and its exit functions."""
 _STATES = {
     "T": " is stopped (SIGSTOP)",
     "t": " is stopped by a debugger",
@@ -100,9 +107,9 @@ class ThreadStack(NamedTuple):
     """A thread's stack, with the innermost frame first.
 
     `native_id` is the system's thread id, or 0 if unknown. `waits_in` is the system call or kernel
-    function that the thread is waiting in; empty if it is running or if that can't be read.
-    `native` has the C and C++ functions below the innermost frame, with the innermost first, if
-    they were captured. `handled` is only read for the main thread.
+    function that the thread is waiting in; it is empty if the thread is running or if this can't be
+    read. `native` contains the C and C++ functions below the innermost frame, with the innermost
+    first, if they were captured. `handled` is only read for the main thread.
     """
 
     native_id: int
@@ -116,7 +123,7 @@ class ThreadStack(NamedTuple):
 
 class ProcessStack(NamedTuple):
     """The stacks of a process, its state as in proc(5) (R, S, D, T, t or Z), and whether Python is
-    shutting down, which means that the program and its exit functions are over.
+    shutting down, which means that the program and its exit functions have finished.
     """
 
     pid: int
@@ -126,16 +133,19 @@ class ProcessStack(NamedTuple):
 
 
 class CodePlace(NamedTuple):
-    """Where a process is: in which function, and on which line of the user's code it was called."""
+    """Where a process is. This consists of the function it is in, and the line in the user's code
+    that called the function.
+    """
 
     what: str
     where: Frame
 
 
 class RankGroup(NamedTuple):
-    """Ranks in the same place, in ascending order. `text` follows the name of a single rank, and
-    `line` turns it into the plural. `has_stack` is false if `text` is the reason for a missing
-    stack. `expects_peers` means that they are waiting for other ranks.
+    """Ranks in the same location, in ascending order. `text` is worded to follow the name of a
+    single rank, and the function `line` turns it into the plural. `has_stack` is false if `text` is
+    the reason why the stack is missing. `expects_peers` means that they are waiting for other
+    ranks.
     """
 
     ranks: tuple[int, ...]
@@ -151,8 +161,9 @@ def main_thread(stack: ProcessStack) -> ThreadStack | None:
 
 
 def runs_program(stack: ProcessStack) -> bool:
-    """Return whether a process's main thread is in its program, or Python is still starting. It is
-    not in its program while Python prints the fatal exception, runs exit functions or shuts down.
+    """Return whether a process's main thread is in its program, or Python is still starting. The
+    main thread is not in its program while Python prints the fatal exception, runs exit functions
+    or shuts down.
     """
     main = next((thread for thread in stack.threads if thread.is_main and thread.frames), None)
     if main is None:
@@ -163,10 +174,10 @@ def runs_program(stack: ProcessStack) -> bool:
 
 
 def place(frames: Sequence[Frame]) -> CodePlace:
-    """Return a thread's place, given at least one frame, with the innermost frame first.
+    """Return a thread's location, given at least one frame, with the innermost frame first.
 
-    The name is the innermost public name from torch, or otherwise from any library, that is called
-    by the user's line. If none of the frames is the user's own, the innermost frame is used.
+    The name is the innermost public name from torch, or otherwise from any library, below the
+    user's line. If none of the frames is the user's own, the innermost frame is used.
     """
     own = next((n for n, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), 0)
     called = frames[:own]
@@ -180,12 +191,12 @@ def place(frames: Sequence[Frame]) -> CodePlace:
 
 
 def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
-    """Group ranks by state and place. Groups that wait for other ranks come last, and groups that
-    can't run come first. Otherwise the smallest group comes first, then groups that are not waiting
-    for data from a socket, then the group with the lowest rank.
+    """Group ranks by state and location. Groups that wait for other ranks come last, and groups
+    that can't run come first. Among the rest, the smallest group comes first, then groups that are
+    not waiting for data from a socket, then the group with the lowest rank.
 
     Args:
-        stacks: the stack of each rank, or the reason for a missing stack as a string.
+        stacks: the stack of each rank, or a string with the reason why it is missing.
     """
     ranked_workers: dict[tuple[object, ...], list[int]] = {}
     first_of: dict[tuple[object, ...], tuple[str, bool, bool]] = {}
@@ -205,7 +216,7 @@ def waits_for_children(stack: ProcessStack) -> bool:
 
 def child_at_work(child: ProcessStack) -> ProcessStack | None:
     """Return a multiprocessing process without its parent's frames. Return None if it is waiting
-    for work, or for any other kind of process.
+    for work, or if it is some other kind of process.
     """
     thread = main_thread(child)
     if thread is None:
@@ -222,7 +233,7 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Worke
     """Return a worker's state for the failure report.
 
     Args:
-        stack: the stack of its process, or the reason for a missing stack as a string.
+        stack: the stack of its process, or a string with the reason why it is missing.
         child: the process that it is waiting for, as returned by `child_at_work`.
     """
     _, text, has_stack = _describe(stack)
@@ -263,18 +274,19 @@ def receives(text: str) -> bool:
 
 
 def is_locked(found: WorkerState) -> bool:
-    """Return whether a worker was in state D and its stack could not be read."""
+    """Return whether a worker was in state D, so that its stack could not be read."""
     return found.place.startswith(_STATES["D"]) and not found.stack
 
 
 def render(
     found: Sequence[RankGroup], named: Callable[[Sequence[int]], str] | None = None
 ) -> list[str]:
-    """Return a line for each of up to 10 groups, and then the number of remaining groups.
+    """Return a line for each of up to 10 groups, followed by a line with the number of remaining
+    groups.
 
     Args:
         found: the groups.
-        named: returns the names of their processes; None for `few_or_many`.
+        named: returns the names of their processes. If it is None, `few_or_many` is used.
     """
     lines = [line(group, named) for group in found[:MAX_LINES]]
     more = len(found) - MAX_LINES
@@ -299,7 +311,7 @@ def few_or_many(ranks: Sequence[int]) -> str:
 
 
 def waits_for_all(frames: Sequence[Frame], state: str) -> bool:
-    """Return whether a thread is waiting for all other ranks, as it does in a collective.
+    """Return whether a thread is waiting for all other ranks, as in a collective.
 
     Args:
         frames: its stack, with the innermost frame first.
@@ -326,7 +338,9 @@ def traceback_lines(frames: Iterable[Frame]) -> list[str]:
 
 
 def native_lines(functions: Sequence[str]) -> list[str]:
-    """Format C and C++ functions as lines to put below Python's, with the innermost last."""
+    """Format C and C++ functions as lines that go below the Python frames, with the innermost
+    last.
+    """
     return [f"  in {_cut(function)}" for function in reversed(functions)]
 
 
@@ -404,7 +418,7 @@ def _raised_at(handled: Handled) -> str:
 
 def _works_below(thread: ThreadStack) -> bool:
     """Return whether a thread is in a user function called from its `except` block. The function
-    with that block is the outermost place in the traceback.
+    with that block is the outermost one in the traceback.
     """
     if thread.handled is None or not thread.handled.frames:
         return False

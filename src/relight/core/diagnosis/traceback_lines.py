@@ -1,4 +1,4 @@
-"""The lines of a traceback. Classifies lines, and rewrites other traceback formats as Python's.
+"""Classifies the lines in a traceback, and converts other traceback formats to Python's.
 
 Supported formats are those of CPython 3.11 to 3.14 (Lib/traceback.py), rich, ray
 (python/ray/exceptions.py), and loggers that escape newlines, for example in JSON.
@@ -112,7 +112,7 @@ def is_chained(line: str) -> bool:
 
 
 def is_marks(line: str) -> bool:
-    """Return whether a line underlines the source above it."""
+    """Return whether a line underlines part of the source line above it."""
     return _MARKS.match(line) is not None
 
 
@@ -157,7 +157,8 @@ def without_numbers(text: str) -> str:
 
 def omitted(lines: Sequence[str]) -> list[str]:
     """Return the line that replaces omitted lines, or nothing if they are uninformative. If some of
-    them replace omitted lines themselves, those are included in the count.
+    them are themselves replacements for omitted lines, those omitted lines are included in the
+    count.
     """
     frames = count = 0
     before = 0
@@ -202,7 +203,7 @@ def without_middle(lines: Sequence[str], most: int) -> list[str]:
 
 
 def _number(text: str | None) -> int:
-    # Workers can print arbitrary text that looks like such a line.
+    # Workers may print arbitrary text that looks like such a line.
     return int(text.replace(",", "")) if text and len(text) < 20 else 0
 
 
@@ -210,7 +211,7 @@ def _number(text: str | None) -> int:
 
 
 def as_python(lines: Sequence[str]) -> list[str]:
-    """Rewrite other traceback formats in the same way as Python would print them."""
+    """Convert other traceback formats to the format that Python prints."""
     result: list[str] = []
     inside = False
     for line in lines:

@@ -13,7 +13,8 @@ agent keeps the end of each worker's stderr. The following formats are supported
                            (multiprocessing/pool.py, concurrent/futures/process.py)
     error files            from torch.distributed.elastic.multiprocessing.errors
 
-Any text is accepted. No function raises an exception, and the time is linear in the text length.
+Any text is accepted. No function raises an exception, and the running time is linear in the length
+of the text.
 """
 
 import json
@@ -44,7 +45,7 @@ from relight.core.failure import ErrorReport, FailureKind
 
 
 class _Traceback(NamedTuple):
-    """The numbers of its first line, the line with the exception, and the line after its end."""
+    """The line numbers of a traceback's first line, its exception, and the line after its end."""
 
     start: int
     exception: int
@@ -67,10 +68,10 @@ class _Raised(NamedTuple):
 class ProgramFacts(NamedTuple):
     """Known facts about a worker's program.
 
-    `went_on`: whether it kept running after the last traceback; None if unknown. `is_function`: the
-    program is a user function, so tracebacks of uncaught exceptions begin there and not in a
-    module. `script`: the program's file name, or empty if unknown. Tracebacks that begin in a
-    different file come from other processes.
+    `went_on` states whether it kept running after the last traceback, or is None if unknown.
+    `is_function` is true if the program is a user function, so that tracebacks of uncaught
+    exceptions begin there and not in a module. `script` is the program's file name, or empty if
+    unknown. Tracebacks that begin in a different file come from other processes.
     """
 
     went_on: bool | None = None
@@ -182,9 +183,11 @@ the lines before them. A program that continued after an exception may also prin
 resemble each other, but not after a colon, and not indented.
 """
 _MAX_LINES = 200
-"""Maximum number of lines in a report. The middle of a longer one is left out."""
+"""Maximum number of lines in a report. If a report is longer, its middle is left out."""
 _LATER = 50
-"""An exit prints fewer lines than this. An exception followed by more did not end the process."""
+"""A process prints fewer lines than this while it exits. An exception followed by more lines did
+not end the process.
+"""
 _LOOKED_AT = 200
 """Maximum number of lines to examine after an exception, including empty lines."""
 _LIMIT = 4000
@@ -207,18 +210,19 @@ def keep(head: str, tail: str, newlines: int) -> str:
 
 
 def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | None:
-    """Find the exception that ended a worker, given the last part of its stderr, or return None.
+    """Find the exception that ended a worker in the last part of its stderr, or return None.
 
-    The last exception is used. Exceptions that don't end a process (in threads, destructors, logs
-    or other processes, or handled by the program) are a fallback.
+    The last exception is used. Exceptions that don't end a process are only used as a fallback.
+    These are exceptions in threads, destructors, logs or other processes, and exceptions that the
+    program handled.
     """
     lines = _lines(text)
     return _ending(lines, _chains(lines), program)[1]
 
 
 def printed_before(text: str) -> ErrorReport | None:
-    """Return the last exception printed before the fatal one, such as an exception in a thread, or
-    None (also if the fatal exception is unknown).
+    """Return the last exception printed before the fatal one, such as an exception in a thread.
+    Return None if there is none, or if the fatal exception is unknown.
     """
     lines = _lines(text)
     chains = _chains(lines)
@@ -248,7 +252,7 @@ def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], lis
 
 def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
     """Return the lines that a worker printed up to the end of its fatal exception, and their
-    number. Return no lines without such an exception.
+    number. Return no lines if there is no such exception.
     """
     lines = [_RANK.sub("", clean(line.rstrip("\r"))).rpartition("\n")[2] for line in printed]
     for chain in reversed(_chains(lines)):
@@ -258,8 +262,8 @@ def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
 
 
 def from_error_file(text: str) -> ErrorReport | None:
-    """Parse the exception in a file written by torch's `@record` or by the user. Return None if
-    that fails.
+    """Parse the exception in a file written by torch's `@record` or by the user. Return None if the
+    file can't be parsed.
     """
     try:
         message = json.loads(text)["message"]
@@ -392,7 +396,7 @@ def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
         if is_header(lines[number]):
             traceback, number = _traceback(lines, number, _FOREIGN)
         else:
-            if _SYNTAX.match(lines[number]):  # a SyntaxError in the script itself lacks a header
+            if _SYNTAX.match(lines[number]):  # a SyntaxError in the script itself has no header
                 above = [n for n in range(max(0, number - 5), number) if frame_of(lines[n])]
                 if above:
                     traceback = _Traceback(above[-1], number, number + 1)
@@ -497,7 +501,7 @@ def _is_other(line: str) -> bool:
     """Return whether a line can't belong to the message above it."""
     frame = frame_of(line)
     return (
-        (frame is not None and not frame.function)  # a SyntaxError begins with its place
+        (frame is not None and not frame.function)  # a SyntaxError begins with its location
         or is_chained(line)
         or is_header(line)
         or any(known.match(line) for known in (_NOT_FATAL, _LOG, _AFTERWARDS, _REMOTE))
@@ -565,8 +569,9 @@ def _report(lines: Sequence[str], chain: _Chain, program: ProgramFacts = _UNKNOW
 def _with_quoted(
     lines: Sequence[str], chain: _Chain, following: Sequence[_Chain], report: ErrorReport
 ) -> ErrorReport:
-    """Return a report that includes the traceback quoted in its exception's message. That traceback
-    comes from another process or machine. It follows directly and does not have an outermost frame.
+    """Return a report that includes the traceback quoted in its exception's message. The quoted
+    traceback comes from another process or machine. It follows directly and lacks the outermost
+    frame.
     """
     if not following or following[0].start != chain.end or report.kind is not FailureKind.RAISED:
         return report
@@ -592,8 +597,8 @@ def _was_handled(
     program: ProgramFacts,
 ) -> bool:
     """Return whether an exception was printed by the program itself, a logger or another process,
-    and the program could continue. Such exceptions are caught in a function, or logged and followed
-    by more output.
+    so that the program could continue. Such exceptions are caught in a function, or logged and
+    followed by more output.
     """
     if before and _LOGGED.match(before[-1]) and followed:
         return True
@@ -635,7 +640,9 @@ def _type(lines: Sequence[str], raised: _Raised) -> str:
 
 
 def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[str, str]:
-    """Return the first error in a chain and its place, unless the last error is or includes it."""
+    """Return the first error in a chain and where it was raised, unless the last error is or
+    includes it.
+    """
     for each in chain.raised[:-1]:
         type_, message = _split(in_box(lines[each.exception]))
         if type_ and type_ not in _CONTROL_FLOW:
@@ -653,8 +660,8 @@ def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[st
 def _group(
     lines: Sequence[str], traceback: _Traceback, kind: FailureKind, shown: tuple[str, ...]
 ) -> ErrorReport:
-    """Return the report on an ExceptionGroup, with the place and message of its first exception,
-    and the place where the group itself was raised.
+    """Return the report on an ExceptionGroup, with the location and message of its first exception,
+    and the location where the group itself was raised.
     """
     type_, message = _split(in_box(lines[traceback.exception]))
     begin = traceback.exception
@@ -748,7 +755,7 @@ def _stack(lines: Sequence[str], fatal: int) -> tuple[int, int]:
 
 
 def _is_stack_line(line: str) -> bool:
-    # A C++ thread that has run Python code before is listed without frames.
+    # A C++ thread that ran Python code earlier is listed without frames.
     return bool(_STACK.match(line) or frame_of(line)) or line.strip() == _NO_FRAME
 
 
@@ -760,12 +767,14 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _place(lines: Sequence[str], stack: Sequence[_Traceback]) -> tuple[str, str]:
-    """Return the innermost place in the user's own code, and its source."""
+    """Return the innermost location in the user's own code, and its source line."""
     return _place_in([line for part in stack for line in lines[part.start : part.exception]])
 
 
 def _place_in(lines: Sequence[str]) -> tuple[str, str]:
-    """Return the last place in the user's own code within some lines, and its source."""
+    """Return the last location in the user's own code within the given lines, and its source
+    line.
+    """
     found = [(number, frame) for number, line in enumerate(lines) if (frame := frame_of(line))]
     if not found:
         return "", ""

@@ -1,8 +1,8 @@
 """Finds the call of `relight.worker.should_checkpoint` at which all workers save and exit.
 
-Workers that train together call it equally often, but they would see a flag at different steps.
-Therefore the coordinator first sets a limit on the number of calls. A worker that reaches the limit
-blocks until it receives the decision.
+Workers that train together call it equally often. However, if the agents simply set a flag, workers
+would see it at different steps. Therefore the coordinator first sets a limit on the number of
+calls. A worker that reaches the limit blocks until it receives the decision.
 
     COUNTING  all nodes know the limit; the first limit is 0, which only counts the calls
       | all have answered, and no worker had reached the limit  -> AGREED: on this limit
@@ -20,11 +20,11 @@ from collections.abc import Iterable
 AT_ONCE = 0
 """The workers could not agree, so each of them exits at its next call."""
 _PATIENCE_S = 5.0
-"""Time limit for the agreement in seconds. It normally takes milliseconds, as it only needs a few
-messages between all nodes.
+"""Time limit for the agreement in seconds. An agreement normally takes milliseconds, because it
+only needs a few messages between all nodes.
 """
 _LONGEST_S = 15.0
-"""Time limit in seconds while a node that has not answered is silent. It is at most half of the
+"""Time limit in seconds if a node that has not replied is silent. The limit is at most half of the
 time that workers have to save a checkpoint.
 """
 _RETRY_S = 1.0
@@ -35,7 +35,7 @@ def longest_s(limit_s: float) -> float:
     """Return the time limit for an agreement in seconds.
 
     Args:
-        limit_s: how long the workers may take afterwards; 0 for no limit.
+        limit_s: how long the workers may take afterwards, or 0 for no limit.
     """
     return max(_PATIENCE_S, min(_LONGEST_S, limit_s / 2 or _LONGEST_S))
 
@@ -46,7 +46,7 @@ class Agreement:
     Args:
         nodes: the nodes with workers.
         cause: why the workers should save and exit, for users.
-        limit_s: how long they may take afterwards; 0 if each agent uses its own limit.
+        limit_s: how long they may take afterwards, or 0 if each agent uses its own limit.
         now: the current time.
     """
 
@@ -56,7 +56,7 @@ class Agreement:
         self.limit = 0
         """The latest limit sent to the nodes."""
         self.until = now + _PATIENCE_S
-        """When the search ends, even if answers are missing."""
+        """When the search ends, even if replies are missing."""
         self._silent_until = now + longest_s(limit_s)
         self._nodes = set(nodes)
         self._unanswered = set(nodes)
@@ -70,11 +70,11 @@ class Agreement:
 
     @property
     def is_answered(self) -> bool:
-        """Whether all nodes have answered."""
+        """Whether all nodes have replied."""
         return not self._unanswered
 
     def answer(self, node: str, limit: int, calls: int) -> None:
-        """Record a node's answer to a limit: the highest call count among its workers."""
+        """Record a node's reply to a limit, which is the highest call count among its workers."""
         if limit == self.limit:
             self._unanswered.discard(node)
             self._most = max(self._most, calls)
@@ -85,12 +85,12 @@ class Agreement:
         self._unanswered.discard(node)
 
     def conclude(self, now: float, silent: Iterable[str] = ()) -> int | None:
-        """Return the agreed call, or AT_ONCE; None while answers are missing or a new limit must be
-        sent.
+        """Return the agreed call, or AT_ONCE. Return None while replies are missing or a new limit
+        must be sent.
 
         Args:
             now: the current time.
-            silent: nodes that may not have received the limit yet, and may come back.
+            silent: nodes that may not have received the limit yet, and may return.
         """
         waits = any(node in self._unanswered for node in silent)
         if waits and self.until < self._silent_until:

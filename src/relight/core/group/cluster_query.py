@@ -6,9 +6,9 @@ status`).
     each node      Answer
     coordinator    NodeAnswered, one for each node, once all have answered or the time limit passes
 
-Nothing is sent unless there are queries. A question that is already open shares the answers of the
-open one, so many observers on many nodes cost the job no more than a single observer does. The
-group's state never depends on queries.
+Nothing is sent unless there are queries. If the same query is already open, no second one is sent,
+and both receive the same answers. Many observers on many nodes therefore cost the job no more than
+a single observer does. The group's state never depends on queries.
 """
 
 from collections.abc import Iterable
@@ -17,19 +17,19 @@ from relight.core.group.group_types import Send
 from relight.core.group.messages import Answer, Join, NodeAnswered, Question
 
 LIMIT_S = 1.0
-"""Time limit for an answer in seconds. Slower nodes are shown without an answer."""
+"""Time limit for a reply in seconds. Slower nodes are shown without a reply."""
 _MAX_OPEN = 8
 _MAX_CHARS = 8 << 20
-"""Size limit for all answers to one question. They share the connection with heartbeats, so they
-must not fill it.
+"""Size limit for all replies to one query. They share the connection with heartbeats, so they must
+not saturate it.
 """
 
 
 class _Open:
-    """An open question, with the nodes that sent it, the nodes that received it, and their answers.
+    """An open query, with the nodes that sent it, the nodes that received it, and their replies.
 
-    Nodes that run an older version without support for questions are among the hosts, but not among
-    the `awaited` nodes.
+    Nodes with an older version that does not support queries are listed in `hosts`, but not in
+    `awaited`.
     """
 
     def __init__(self, question: str, joins: Iterable[Join]) -> None:
@@ -42,7 +42,7 @@ class _Open:
         self.room = _MAX_CHARS
 
     def take(self, node: str, answer: str) -> None:
-        """Keep the first answer from each awaited node, as long as the size limit allows."""
+        """Keep the first reply from each awaited node, up to the size limit."""
         if node in self.awaited:
             self.awaited.remove(node)
             if len(answer) <= self.room:
@@ -50,7 +50,7 @@ class _Open:
                 self.answers[node] = answer
 
     def replies(self) -> list[Send]:
-        """Return the messages to the nodes that sent the question."""
+        """Return the messages to the nodes that sent the query."""
         messages = [
             NodeAnswered(self.question, host, self.answers.get(node), len(self.hosts) - number)
             for number, (node, host) in enumerate(self.hosts.items(), 1)
@@ -59,19 +59,19 @@ class _Open:
 
 
 class Questions:
-    """The open questions of one job."""
+    """One job's open queries."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self._latest = 0
 
     def ask(self, node: str, question: str, joins: Iterable[Join]) -> tuple[int, list[Send]]:
-        """Return the number of a question and the messages that send it to the nodes. There are no
-        messages if the question is already open, or if too many questions are open.
+        """Return a query's ID and the messages that send the query to the nodes. There are no
+        messages if the same query is already open, or if too many queries are open.
 
         Args:
-            node: the node that sends the question.
-            question: the text of the question.
+            node: the node that sends the query.
+            question: the text of the query.
             joins: the `Join` of each connected node.
         """
         for number, each in self._open.items():
@@ -88,8 +88,8 @@ class Questions:
         return self._latest, sends or self.close(self._latest)
 
     def answer(self, node: str, answer: Answer) -> list[Send]:
-        """Record a node's answer. If it was the last one, return the messages to the nodes that
-        sent the question.
+        """Record a node's reply. If it was the last one, return the messages to the nodes that sent
+        the query.
         """
         opened = self._open.get(answer.number)
         if opened is None:
@@ -98,8 +98,8 @@ class Questions:
         return [] if opened.awaited else self.close(answer.number)
 
     def close(self, number: int) -> list[Send]:
-        """End a question. Return the messages to the nodes that sent it, or an empty list if it has
-        already ended.
+        """Close a query. Return the messages to the nodes that sent it, or an empty list if it has
+        already been closed.
         """
         opened = self._open.pop(number, None)
         return [] if opened is None else opened.replies()

@@ -1,13 +1,13 @@
 """Reports ranks that finished while others are still running.
 
-The report states a fact rather than a failure, because ranks may have different work. But a rank
+This is reported as a fact rather than a failure, because ranks may have different work. But a rank
 that had fewer batches than the others, or returned by mistake, exits with code 0 unnoticed while
 the others wait for it or continue training without it. One line reports this after a delay: 5 % of
 the generation's running time at that point, but at least 5 s and at most 10 min. The line is
 repeated, after twice that delay, only if more ranks have finished.
 
-An agent uses this for the ranks on its node, and the coordinator for whole nodes. Loaded on first
-use.
+An agent uses this for the ranks on its node, and the coordinator for whole nodes. This module is
+loaded when it is first used.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class EarlyExits:
 
     def __init__(self, began: float) -> None:
         self.at: dict[int, float] = {}
-        """The finish time of each rank or node, by number."""
+        """When each rank or node finished, by number."""
         self._began = began
         self._first: float | None = None  # when the first unreported one finished
         self._factor = 1
@@ -39,7 +39,7 @@ class EarlyExits:
             self._first = now if self._first is None else min(self._first, now)
 
     def deadline(self) -> float | None:
-        """Return when to report, provided that something is still running then, or None if
+        """Return when to report, provided that something is still running at that time, or None if
         everything has been reported.
         """
         first = self._first
@@ -80,7 +80,7 @@ def describe_ranks(
 
 
 def describe_nodes(finished: Sequence[str], ages_s: Sequence[float], running: Sequence[str]) -> str:
-    """Return the line about nodes. All ranks of the finished nodes have finished, and each of the
+    """Return the line about nodes. On the finished nodes, all ranks have finished, and each of the
     other nodes still has running ranks.
     """
     return (

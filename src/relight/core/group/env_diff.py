@@ -18,11 +18,12 @@ T = TypeVar("T")
 def compare(
     known: Mapping[str, Mapping[str, str]], new_host: str, new: Mapping[str, str]
 ) -> list[str]:
-    """Return a line for each fact whose value on a new node differs from all other nodes.
+    """Return a line for each fact whose value on a new node differs from the value on all other
+    nodes.
 
     A value that another node shares was already reported when the first such node joined. The value
-    shared by the fewest nodes comes first, because it is probably the wrong one. Facts that a node
-    does not report are not compared.
+    shared by the fewest nodes is listed first, because it is probably the wrong one. Facts that a
+    node does not report are not compared.
 
     Args:
         known: the facts of the other nodes, by host.

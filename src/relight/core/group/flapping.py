@@ -6,7 +6,7 @@ Probation lasts twice as long as the last call, and four times as long from then
 """
 
 _SOON_S = 60.0
-"""A node lost after a longer stay does not count as flapping."""
+"""If a node is lost after it has stayed for longer than this, it does not count as flapping."""
 _DOUBLINGS = 2
 _MAX_HOSTS = 10_000
 
@@ -25,7 +25,7 @@ class Flapping:
             self._times[host] = self._times.get(host, 0) + 1
 
     def times(self, host: str) -> int:
-        """Return how many nodes on a host have left early in a row."""
+        """Return how many nodes on a host have left early, one after another."""
         return self._times.get(host, 0)
 
     def probation_s(self, host: str, settle_timeout_s: float) -> float:

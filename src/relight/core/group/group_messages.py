@@ -10,7 +10,9 @@ from relight.core.group.group_types import GroupSettings
 from relight.core.group.messages import Join
 
 _MAX_KINDS = 8
-"""Maximum number of fact sets to compare. If all nodes differ, further notes would not help."""
+"""Maximum number of distinct sets of facts to compare. If all nodes differ, further notes would not
+help.
+"""
 
 
 class Differences:
@@ -20,7 +22,7 @@ class Differences:
         self._kinds: dict[str, dict[str, str]] = {}  # the facts of one host for each distinct set
 
     def unusual(self, join: Join) -> list[str]:
-        """Return a line for each fact whose value differs from all other nodes."""
+        """Return a line for each fact whose value differs from the value on all other nodes."""
         kinds = self._kinds
         if join.facts in kinds.values() or len(kinds) >= _MAX_KINDS:
             return []
@@ -91,8 +93,8 @@ def other_lost_after(asked_s: float, settings: GroupSettings) -> str:
 
 
 def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float, cause: str) -> str:
-    """Return the line for a group with too few nodes. `cause` is why the last generation ended, or
-    empty.
+    """Return the line for a group with too few nodes. `cause` is the reason why the last generation
+    ended, or empty if there was none.
     """
     least = "at least " if most > needed else ""
     nodes = f"{len(hosts)} of {least}{needed} nodes"
@@ -118,7 +120,7 @@ def several_jobs(waiting: Mapping[str, tuple[Sequence[str], int]]) -> str:
 
 
 def only_this_machine(where: str, addresses: Sequence[str]) -> str:
-    """Return the line for the host of a loopback endpoint that no other machine has joined."""
+    """Return the line for the host of a loopback endpoint. No other machine has joined there."""
     return (
         f"note: endpoint {where} is the loopback address {', '.join(addresses)} on this node, and "
         "no other machine has joined; give the other nodes an address of this machine that they "

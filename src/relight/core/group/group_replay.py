@@ -1,8 +1,8 @@
 """Records and replays the steps of a group's state machine (--record-group).
 
-`core/group/membership` is pure: the same inputs at the same times lead to the same effects.
-Therefore a recording of its inputs explains its decisions afterwards, and shows whether another
-version of relight would decide differently.
+`core/group/membership` is pure, which means that the same inputs at the same times always lead to
+the same effects. Therefore a recording of its inputs can later explain its decisions, and show
+whether another version of relight would decide differently.
 """
 
 from collections.abc import Callable, Iterable, Iterator

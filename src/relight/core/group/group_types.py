@@ -10,15 +10,16 @@ from relight.events.event_types import Tick
 class GroupSettings(NamedTuple):
     """The user's settings. Times are in seconds.
 
-    `ordered`: every node specifies its own rank (the static rendezvous). `rejoin_grace_s`: how long
-    the nodes of a live generation may take to reach a new coordinator. `checkpoint_first`:
-    newcomers are admitted only after the workers have saved a checkpoint. `lost_after_s`: how long
-    a node may be silent before it is considered lost. Worker leases derive from this
-    (`core/link/lease`), so all nodes of a job must agree on it. `restart_window_s`: the time within
-    which `max_restarts` are allowed; 0 for the whole job. `smart`, `restart_on`, `fail_on`: see
-    `core/group/restart_budget`; signal n is exit code 128 + n. `by_topology`: ranks follow the
-    network topology (`core/group/rank_order`). `segment`: the number of nodes in a generation is a
-    multiple of this, and so are `min_nodes` and `max_nodes`.
+    If `ordered` is set, every node specifies its own rank (the static rendezvous). `rejoin_grace_s`
+    is how long the nodes of a live generation may take to reach a new coordinator. If
+    `checkpoint_first` is set, newcomers are admitted only after the workers have saved a
+    checkpoint. `lost_after_s` is how long a node may be silent before it is considered lost. Worker
+    leases are derived from this time (`core/link/lease`), so all nodes in a job must use the same
+    value. `restart_window_s` is the time within which `max_restarts` restarts are allowed, or 0 for
+    the whole job. `smart`, `restart_on` and `fail_on` are described in `core/group/restart_budget`,
+    and signal n counts as exit code 128 + n. If `by_topology` is set, ranks follow the network
+    topology (`core/group/rank_order`). The number of nodes in a generation is a multiple of
+    `segment`, and so are `min_nodes` and `max_nodes`.
     """
 
     min_nodes: int
@@ -56,8 +57,8 @@ class GroupSettings(NamedTuple):
 class Hello(NamedTuple):
     """How a peer introduces itself, before it has proved its identity.
 
-    `sender` is empty for an agent. An agent or elector names its `job` and the job's `settings`.
-    `jobs` lists the jobs that a coordinator serves, unless there are too many.
+    `sender` is empty for an agent. An agent or elector also sends the name of its `job` and the
+    job's `settings`. `jobs` lists the jobs that a coordinator serves, unless there are too many.
     """
 
     sender: str = ""
@@ -122,7 +123,7 @@ class Send(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Effect: drop a node. Its connection is closed and it receives no more answers, so that its
+    """Effect: drop a node. Its connection is closed and it receives no more messages, so that its
     workers' lease expires.
     """
 

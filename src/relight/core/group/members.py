@@ -1,7 +1,9 @@
-"""The connected nodes. Each may join, is ready for a generation, or has to wait.
+"""The connected nodes, and whether each of them may join, is ready for a generation, or has to
+wait.
 
-A newcomer is refused if it was started for another job. It receives a note about its differences
-from the other nodes, and is put on probation if its host has flapping nodes (core/group/flapping).
+A newcomer is refused if it was started for another job. Otherwise it receives a note about any
+differences from the other nodes, and is put on probation if its host has flapping nodes
+(core/group/flapping).
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,10 +48,10 @@ class Members:
 
     def __init__(self, settings: GroupSettings) -> None:
         self.reachability: Reachability | None = None
-        """The nodes that reach each other; None if no node asks for the check."""
+        """The nodes that can reach each other, or None if no node has requested the check."""
         self.leaving: dict[str, bool] = {}
-        """Nodes that have left the job while their generation's workers are being stopped, and
-        whether they wait until all workers have stopped.
+        """Nodes that left the job while their generation's workers were being stopped, and whether
+        each of them waits until all workers have stopped.
         """
         self.silence = Silence(settings.lost_after_s)
         self._settings = settings
@@ -87,16 +89,16 @@ class Members:
         return group_messages.refusal(self._settings, join, other)
 
     def silent_holder(self, join: Join) -> str:
-        """Return the host of a silent node that has a newcomer's node rank, or an empty string. The
-        silent node may be gone, and the newcomer may be its replacement.
+        """Return the host of a silent node with the same node rank as a newcomer, or an empty
+        string. The silent node may be gone, and the newcomer may be its replacement.
         """
         holder = self._by_node_rank.get(join.node_rank, join.node)
         taken = self._settings.ordered and holder != join.node and holder in self.silence
         return self._by_node[holder].join.host if taken else ""
 
     def is_first_try(self, join: Join) -> bool:
-        """Return whether this is a node's first attempt to join while a silent node has its node
-        rank.
+        """Return whether this is a node's first attempt to join while its node rank belongs to a
+        silent node.
         """
         before = len(self._turned_back)
         self._turned_back.add(join.node)
@@ -121,7 +123,8 @@ class Members:
         if self._settings.ordered:
             self._by_node_rank[join.node_rank] = node
         member = self._by_node[node]
-        # The facts have been compared. With thousands of nodes, they would take most of the memory.
+        # The facts have been compared and are no longer needed. With thousands of nodes, they would
+        # use most of the memory.
         member.join = join._replace(facts={})
         member.ready = None
         member.idle = join.announce is None or join.announce.ended
@@ -149,7 +152,9 @@ class Members:
         self._flapping.gone(member.join.host, now - member.arrived_at)
 
     def note_on(self, chosen: Sequence[Member]) -> str:
-        """Return a note about nodes that share a machine in a generation, only the first time."""
+        """Return a note about nodes in a generation that share a machine. The note is only returned
+        once.
+        """
         text = "" if self._told_shared else group_messages.shared_machine([m.join for m in chosen])
         self._told_shared = self._told_shared or bool(text)
         return text
@@ -170,11 +175,11 @@ class Members:
     # Readiness.
 
     def is_ready(self, node: str) -> bool:
-        """Return whether a node has no workers and waits for a generation."""
+        """Return whether a node has no workers and is waiting for a generation."""
         return node in self._by_node and self._by_node[node].ready is not None
 
     def set_ready(self, member: Member, ready: NodeReady) -> None:
-        """Record that a node has no workers and waits for a generation."""
+        """Record that a node has no workers and is waiting for a generation."""
         member.ready = ready
         if member.node not in self.silence:
             self._ready[member.node] = None

@@ -1,6 +1,8 @@
-"""The group: its nodes, the live generation, when to form the next one, and the reason for a delay.
+"""The group's state, which consists of its nodes, the live generation, when to form the next one,
+and the reason for a delay.
 
-One coordinator runs this for all agents of a job. It takes their messages and returns the answers.
+One coordinator runs this for all agents in a job. It processes their messages and returns the
+messages to send.
 
     GATHERING   no workers run; nodes join
       | a node announces a live generation                         -> RECOVERING
@@ -40,11 +42,11 @@ Rules:
 - A generation consists of whole segments (`--segment`). The remaining nodes are spares, and
   newcomers wait until they fill a segment. A survivor that would need to wait is left out instead.
 - `restart` counts worker failures. Membership changes are not counted. If both happen during a
-  stop, the stop counts as a membership change. core/group/restart_decision decides what happens
-  after a failure, based on core/group/restart_budget.
+  stop, the stop counts as a membership change. What happens after a failure is decided in
+  core/group/restart_decision, based on core/group/restart_budget.
 - A node that was lost and returns in time, with its workers, gets its place back.
-- A generation takes precedence if it has a node whose workers are running and whose lease was not
-  over.
+- A generation takes precedence if it has a node whose workers are running and whose lease had not
+  expired.
 - A new generation's number is higher than all numbers that nodes have reported. If two groups
   formed generations with the same number, their `origin` differs. Nodes above the maximum are
   spares.
@@ -59,14 +61,14 @@ Rules:
   notified which ranks are slow (core/group/straggler_detector), and nothing else happens.
 - Workers that can leave their group may keep their process in the next generation
   (core/group/survivors). Their node reports itself as a node without workers.
-- On request, the nodes of the next generation first probe each other, and unreachable ones are left
+- On request, the nodes in the next generation first probe each other, and unreachable ones are left
   out (core/group/reachability). Nodes with running workers are never left out. Newcomers probe
   before those workers stop.
 - The last call ends even if nodes keep joining. A host with flapping nodes (core/group/flapping)
   does not make other nodes wait or restart.
 
-`check` has the invariants. Connections, heartbeats, leases and processes are deliberately kept out
-of this module.
+The invariants are in `check`. Connections, heartbeats, leases and processes are deliberately kept
+out of this module.
 """
 
 from collections.abc import Iterable
@@ -125,8 +127,8 @@ if TYPE_CHECKING:
     from relight.core.group.restart_budget import RestartHistory
 
 _WAIT_EVERY_S = 1.0
-"""Minimum time between two messages that tell a node why it is waiting, so that many joins don't
-flood the nodes with messages. It is longer for more than `_WAIT_REASONS` nodes.
+"""Minimum time between two messages with the reason why a node is waiting, so that many joins don't
+flood the nodes with messages. The time is longer if there are more than `_WAIT_REASONS` nodes.
 """
 _WAIT_REASONS = 1000
 _SUCCESSES_EVERY_S = 0.5
@@ -136,7 +138,9 @@ _TELL_AFTER_S = 0.3
 _MAX_NUMBER = 1 << 40
 """Sanity limit. Higher generation numbers from nodes are ignored."""
 _TELL_STOP_AFTER_S = 5.0
-"""A stop that takes longer is reported to all nodes, with the names of the nodes it waits for."""
+"""If a stop takes longer than this, all nodes receive a message that names the nodes it is waiting
+for.
+"""
 _STACKS_S = 1.0
 """How long a node leaves its workers running after it has captured their stacks, so that the other
 nodes can capture theirs. A worker exits within milliseconds after one of its peers is stopped.
@@ -152,9 +156,9 @@ class _StopDeadlines:
 
     Attributes:
         message: the order sent to the nodes.
-        report_at: when to report to all nodes which ones the stop is waiting for; None if that has
-            been reported.
-        drop_at: when to drop nodes that are not ready; None for never.
+        report_at: when to report to all nodes which ones the stop is waiting for, or None if that
+            has been reported.
+        drop_at: when to drop nodes that are not ready, or None for never.
         dropped: the nodes that were dropped.
     """
 
@@ -175,7 +179,7 @@ class _StopDeadlines:
 
 
 class _GenerationCounter:
-    """Numbers generations. Each number is higher than all numbers known to the group."""
+    """Assigns numbers to generations. Each number is higher than all numbers known to the group."""
 
     def __init__(self, origin: str) -> None:
         self.latest = NO_GENERATION
@@ -191,7 +195,7 @@ class _GenerationCounter:
             self.latest = latest._replace(origin="")  # several generations have this number
 
     def next(self) -> GenerationId:
-        """Return the id of a new generation."""
+        """Return a new generation's ID."""
         self.latest = GenerationId(self.latest.number + 1, self.origin)
         return self.latest
 
@@ -221,8 +225,8 @@ class _Formation:
 
 
 class _Teardown:
-    """The known facts about the end of a generation: the agreement on when workers save, the stop
-    of the workers, the reasons for it, and the nodes' reports.
+    """The known facts about the end of a generation. These are the agreement on when workers save,
+    the order to stop the workers, the reasons for it, and the nodes' reports.
     """
 
     def __init__(self, formed_at: float) -> None:
@@ -232,7 +236,7 @@ class _Teardown:
         self.agreement: Agreement | None = None  # while workers agree on when to save
         self.saves = False  # a former coordinator ordered the workers to save and exit
         self.stopping: _StopDeadlines | None = None  # set once the nodes were ordered to stop
-        self.failure_cause = ""  # why a worker failed; empty without a failure
+        self.failure_cause = ""  # why a worker failed, or empty without a failure
         self.blamed_at: float | None = None  # when it failed, if it blames a peer
         self.blamed_by = ""  # the node where that worker ran
         self.addresses: dict[str, str] = {}  # for all nodes, including those that are gone
@@ -267,8 +271,8 @@ class _Teardown:
 
 
 class Membership:
-    """The state machine for one job's group. A step is O(1) in the number of nodes, unless it
-    changes the whole group.
+    """The state machine for one job's group. A step takes constant time regardless of the number of
+    nodes, unless it changes the whole group.
 
     Args:
         settings: the user's settings.
@@ -297,7 +301,7 @@ class Membership:
         self._effects: list[Effect] = []
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return the messages to send and the nodes to drop."""
+        """Process one event and return the messages to send and the nodes to drop."""
         if self._began_at is None:
             self._began_at = now
         match event:
@@ -532,8 +536,8 @@ class Membership:
         elif self.state is GroupState.RECOVERING and not (
             announce.may_be_superseded or announce.ended
         ):
-            # The others could only have continued without it after its lease was over, so this
-            # generation is live. Waiting for them first would freeze its workers.
+            # The other nodes could only have continued without this node after its lease expired,
+            # so this generation is live. Waiting for them first would freeze this node's workers.
             self._send(node, Confirm(self.generation, recovers=True))
 
     def _is_news(self, node: str, announce: Announce) -> bool:
@@ -558,8 +562,9 @@ class Membership:
         return number > before
 
     def _until_others_are_back(self, now: float) -> float:
-        """Return until when nodes may join with workers that are running on a lease from a former
-        coordinator. Those leases are over `lost_after_s` after this coordinator started.
+        """Return the time until which nodes may join with workers that are running on a lease from
+        a former coordinator. Those leases expire within `lost_after_s` after this coordinator
+        started.
         """
         assert self._began_at is not None
         return max(now + self.settings.rejoin_grace_s, self._began_at + self.settings.lost_after_s)
@@ -769,7 +774,7 @@ class Membership:
             self._send_wait_reasons(now)
 
     def _release_departed(self) -> None:
-        """Notify departed nodes that wait for it that all workers have stopped."""
+        """Notify departed nodes that all workers have stopped, if they are waiting for that."""
         for node, waits in self.members.leaving.items():
             if waits:
                 reason = "this node has left; the workers on the other nodes have stopped"
@@ -803,7 +808,7 @@ class Membership:
 
     def _may_be_superseded(self) -> bool:
         """Return whether nodes may announce a later generation. They can't if all nodes that may
-        belong to this one are here without workers.
+        belong to this generation are connected and have no workers.
         """
         return self.roster.may_be_superseded and not self._are_all_here(self.generation)
 
@@ -925,8 +930,9 @@ class Membership:
             stopping.wait_for(self.members[node].join.stop_s, now)
         self._send(node, stopping.message)
         if stopping.message.checkpoint_first:
-            # Frozen workers can't save. But confirm only after they know the call at which all of
-            # them save, because a confirmation also releases workers held while counting calls.
+            # Frozen workers can't save, so the generation must be confirmed. But confirm it only
+            # after the workers know the call at which all of them save, because a confirmation also
+            # releases workers that are held while their calls are counted.
             self._confirm([node])
 
     def _watch_stop(self, stopping: _StopDeadlines, now: float) -> None:
@@ -982,8 +988,8 @@ class Membership:
             self._wait_before_next(delay_s, now)
 
     def _was_silent(self, failed_at: float) -> bool:
-        """Return whether the peer blamed by a failed worker was silent at that time. If the worker
-        does not name the peer, any node counts.
+        """Return whether the peer blamed by a failed worker was silent when the worker failed. If
+        the worker does not name the peer, any silent node counts.
         """
         ending = self._ending
         reports = (failure.report for failure in ending.failures if failure.report is not None)
@@ -1038,7 +1044,9 @@ class Membership:
             self._finish(JobEnded(EXIT_GROUP, f"gave up after {after}: {reason}", (), None))
 
     def _forms_at(self) -> float:
-        """Return when the ready nodes form a generation, unless nodes join or leave."""
+        """Return when the ready nodes will form a generation, unless nodes join or leave before
+        then.
+        """
         if self.generation != NO_GENERATION:
             silence = self.members.silence  # because a silent survivor keeps its place
             back = (silence.lost_at(node) for node in silence if node in self.roster)
@@ -1053,16 +1061,19 @@ class Membership:
         return self.members.count_ready() >= self.settings.needed
 
     def _foreign_lease_expiry(self) -> float:
-        """Return until when workers of an unknown generation may be running, or 0 if there can't be
-        any. There may be some if nodes know about an earlier coordinator, unless those nodes know
-        its last generation and all nodes that may belong to it are here. Nodes without a generation
-        prove nothing, because all of them may have arrived after that generation's nodes.
+        """Return the time until which workers from an unknown generation may be running, or 0 if
+        there can't be any. Such workers may exist if nodes know about an earlier coordinator,
+        unless those nodes know its last generation and all nodes that may belong to that generation
+        are connected. Nodes without a generation prove nothing, because all of them may have
+        arrived after that generation's nodes.
         """
         until, latest = self._gathering.unknown_may_run_until, self._numbers.latest
         return 0.0 if latest.number >= 0 and self._are_all_here(latest) else until
 
     def _are_all_here(self, generation: GenerationId) -> bool:
-        """Return whether all nodes that may belong to a generation are here without workers."""
+        """Return whether all nodes that may belong to a generation are connected and have no
+        workers.
+        """
         return self.members.count_ready_from(generation) >= self.settings.max_nodes
 
     def _is_full(self) -> bool:
@@ -1073,7 +1084,9 @@ class Membership:
         )
 
     def _settle_deadline(self) -> float:
-        """Return until when the group waits for more nodes, unless another one joins."""
+        """Return how long the group waits for more nodes, as a point in time, unless another one
+        joins.
+        """
         settle_timeout_s = self.settings.settle_timeout_s
         since = self._gathering.enough_since
         if since is None:
@@ -1115,7 +1128,7 @@ class Membership:
             self._send(member.node, GenerationFormed(generation, place, survivors_stay=stays))
 
     def _select_survivors(self, members: list[Member]) -> tuple[set[str], dict[str, str]]:
-        """Return the nodes whose survivors stay, and why the survivors of other nodes don't."""
+        """Return the nodes whose survivors stay, and why the survivors on other nodes don't."""
         if not any(member.ready is not None and member.ready.survivors for member in members):
             return set(), {}
         from relight.core.group import survivors
@@ -1129,8 +1142,8 @@ class Membership:
         )  # fmt: skip
 
     def _start_probe_if_needed(self, members: list[Member], now: float) -> bool:
-        """Return whether these nodes must first probe each other, the nodes that run workers, and
-        the other ready nodes.
+        """Return whether these nodes must first probe each other, as well as the nodes that run
+        workers and the other ready nodes.
         """
         reachability = self.members.reachability
         if reachability is None:
@@ -1145,7 +1158,7 @@ class Membership:
         return reachability.until is not None
 
     def _leave_out_unreachable(self, reachability: "Reachability", now: float) -> None:
-        """Exclude the nodes that others could not reach."""
+        """Leave out the nodes that others could not reach."""
         from relight.core.group.reachability import REMEDY
 
         hosts = {member.node: member.join.host for member in self.members}
@@ -1220,8 +1233,8 @@ class Membership:
         return self.settings.whole(min(waiting, self.settings.max_nodes - len(self.roster)))
 
     def _admission_time(self) -> float:
-        """Return when to admit waiting nodes. Nodes that arrive within one last call are admitted
-        together.
+        """Return when to admit waiting nodes. Nodes that arrive during the same last call are
+        admitted together.
         """
         times = sorted(member.admitted_after for member in self.members.ready())
         segment_at = times[self.settings.segment - 1]

@@ -1,4 +1,4 @@
-"""The messages between agents and their coordinator, each a small immutable type.
+"""The messages between agents and their coordinator. Each message is a small immutable type.
 
 Every field in a message from the network is checked before the message is used (`base/fields`).
 
@@ -18,15 +18,17 @@ from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Place
 
 
 class Announce(NamedTuple):
-    """The generation of a node's workers, sent on joining in case the coordinator is new.
+    """The generation of a node's workers, which is sent when the node joins, in case the
+    coordinator is new.
 
-    `done`: the workers have succeeded. `succeeded` has the group ranks of all nodes that this node
-    knows to have succeeded; a new coordinator can't ask those nodes themselves, because they may
-    have left. `lapsed`: the workers' lease is over, so other nodes may have continued without them.
-    `ended`: the workers have ended and at least one has failed; a `NodeReady` with their failures
-    follows. `saves`: the workers were ordered to save a checkpoint and exit. `gone` has the group
-    ranks of nodes whose workers have certainly ended, such as a coordinator whose machine reports
-    that all processes of its agent are gone.
+    `done` is set if the workers have succeeded. `succeeded` contains the group ranks of all nodes
+    that this node knows to have succeeded. A new coordinator can't query those nodes themselves,
+    because they may have left. `lapsed` is set if the workers' lease has expired, so that other
+    nodes may have continued without them. `ended` is set if the workers have ended and at least one
+    has failed. In that case, a `NodeReady` with their failures follows. `saves` is set if the
+    workers were ordered to save a checkpoint and exit. `gone` contains the group ranks of nodes
+    whose workers have certainly ended. An example is a coordinator whose machine reports that all
+    processes of its agent are gone.
     """
 
     generation: GenerationId
@@ -50,18 +52,19 @@ class Join(NamedTuple):
     """An agent offers its node to the job.
 
     `node` is random and unique to this agent process. `node_rank` is its rank in a static
-    rendezvous, and otherwise the number assigned by its scheduler, or -1; ranks follow the order of
-    these numbers. `facts` should be equal on all nodes. `stop_s` is how long it may take from
-    `StopWorkers` to `NodeReady` before the node is dropped; None means that the group waits without
-    a limit. `answers`: the agent supports `Question`, unlike agents of older versions. `udp_port`
-    at `udp_address` stays bound by the agent, and by processes that outlive it, while its workers
-    live. If the machine reports the port as closed, the workers are gone. 0 means that there is no
-    port. `connection` numbers this agent's connections, because messages sent over an earlier one
-    may arrive later. `met_coordinator`: this agent has received a message from a coordinator
-    before, so the coordinator that it joins now may be a successor. `machine`: nodes with equal
-    `machine` and `host` share a machine; empty if that is unknown or intended. `comes_first`: the
-    node's workers have the first ranks. `topology` is the path of network switches above the node,
-    such as `spine1.leaf3`; empty if unknown.
+    rendezvous, or otherwise the number assigned by its scheduler, or -1. Ranks follow the order of
+    these numbers. `facts` should be equal on all nodes. `stop_s` is the maximum time between
+    `StopWorkers` and `NodeReady` before the node is dropped, or None if the group waits without a
+    limit. `answers` is set if the agent supports `Question`, unlike agents with an older version.
+    The agent, and any processes that outlive it, keep `udp_port` at `udp_address` bound while its
+    workers live. If the machine reports the port as closed, the workers are gone. A port of 0 means
+    that there is no port. `connection` is the number of this connection among the agent's
+    connections, because messages sent over an earlier one may arrive later. `met_coordinator` is
+    set if this agent has received a message from a coordinator before, so that the coordinator it
+    is joining now may be a successor. Nodes with equal `machine` and `host` share a machine.
+    `machine` is empty if that is unknown or intended. `comes_first` is set if the node's workers
+    must have the first ranks. `topology` is the path of network switches above the node, such as
+    `spine1.leaf3`, or empty if unknown.
     """
 
     node: str
@@ -95,18 +98,20 @@ class Target(NamedTuple):
 
 
 class NodeReady(NamedTuple):
-    """No workers are running on this node; a store for the next generation listens at `port`.
+    """No workers are running on this node, and a store for the next generation is listening at
+    `port`.
 
     `generation` is the node's most recent generation, or NO_GENERATION. `failures` are its workers'
     failures in that generation (`core/diagnosis/failure_text.shared`). `succeeded_ranks` are the
-    ranks of its workers that succeeded before the first failure; those that printed an error are
+    ranks of its workers that succeeded before the first failure. Those that printed an error are
     listed among the failures, with exit code 0. `restart` is the job's restart count as known to
     this node. `latest` is the latest generation that the node knows about, even if it did not take
-    part. `progressed`: whether its workers advanced beyond all earlier ones; None if unknown.
-    `prober`: the ports at which other nodes can probe this one, without an address; None if no
-    probes are needed. `survivors`: how many of its workers have left the group and will keep their
-    process if allowed. `waiting`: these workers and their activity at the time, if they were
-    stopped because of a hang. None of them has failed.
+    part in that generation. `progressed` states whether its workers advanced beyond all earlier
+    ones, or is None if unknown. `prober` has the ports at which other nodes can probe this one,
+    without an address, or is None if no probes are needed. `survivors` is the number of its workers
+    that have left the group and will keep their process if allowed. If the workers were stopped
+    because of a hang, `waiting` contains the survivors and what each was doing at the time. None of
+    them has failed.
     """
 
     generation: GenerationId
@@ -129,7 +134,7 @@ class Unreached(NamedTuple):
 
 
 class NodesProbed(NamedTuple):
-    """The answer to `StartProbes`, with the nodes that can't be reached and the next `prober`."""
+    """The reply to `StartProbes`, with the nodes that can't be reached and the next `prober`."""
 
     cookie: str
     unreached: tuple[Unreached, ...]
@@ -137,8 +142,8 @@ class NodesProbed(NamedTuple):
 
 
 class WorkerFailed(NamedTuple):
-    """A worker on this node failed, and the others are being stopped. `suspects_peer`: its own
-    error indicates that another worker is gone or late.
+    """A worker on this node failed, and the others are being stopped. `suspects_peer` is set if its
+    own error indicates that another worker is gone or late.
     """
 
     generation: GenerationId
@@ -165,8 +170,9 @@ class NodeIdle(NamedTuple):
 class WaitSamples(NamedTuple):
     """How the workers on this node spent the last window, by local rank.
 
-    `looks`: the number of samples taken from each worker. `waits`: in how many samples the worker
-    was waiting for its peers in a collective. `steps`: its training steps, -1 without reports.
+    `looks` is the number of samples taken from each worker. `waits` is the number of samples in
+    which the worker was waiting for its peers in a collective. `steps` is the number of training
+    steps, or -1 if it does not report them.
     """
 
     generation: GenerationId
@@ -184,7 +190,7 @@ class NodePreempted(NamedTuple):
 
 
 class CheckpointCalls(NamedTuple):
-    """The answer to `CheckpointLimit`. No worker on this node has called `should_checkpoint` more
+    """The reply to `CheckpointLimit`. No worker on this node has called `should_checkpoint` more
     than `calls` times.
     """
 
@@ -194,8 +200,8 @@ class CheckpointCalls(NamedTuple):
 
 
 class NodeLeaving(NamedTuple):
-    """The node leaves the job deliberately. If it `waits`, it stays connected until a `JobEnded`
-    message reports that no worker of its generation is left on other nodes.
+    """The node leaves the job deliberately. If `waits` is set, it stays connected until a
+    `JobEnded` message reports that no worker in its generation is left on other nodes.
     """
 
     reason: str
@@ -210,15 +216,18 @@ class NodesGone(NamedTuple):
 
 
 class AskNodes(NamedTuple):
-    """A client on this node queries the whole job. The query is a line in the format of an agent's
-    socket (agent/status/job_socket). Sent only to a coordinator whose hello announces `relays`.
+    """A client on this node queries the whole job. The query is a line in the format used on an
+    agent's socket (agent/status/job_socket). It is sent only to a coordinator whose hello announces
+    `relays`.
     """
 
     question: str
 
 
 class Answer(NamedTuple):
-    """This node's answer to the `Question` with this number, in the format of its own socket."""
+    """This node's reply to the `Question` with this number, in the format used on its own
+    socket.
+    """
 
     number: int
     answer: str
@@ -235,10 +244,11 @@ class StartProbes(NamedTuple):
 
 
 class GenerationFormed(NamedTuple):
-    """A new generation was formed with this node at this place. Start its workers.
+    """A new generation was formed, in which this node has this place. Start its workers.
 
-    `coordinator` is the group rank of the coordinating node, or -1. `survivors_stay`: the survivors
-    reported by this node are part of the generation; otherwise the node restarts all workers.
+    `coordinator` is the group rank of the coordinating node, or -1. If `survivors_stay` is set, the
+    survivors reported by this node are part of the generation. Otherwise the node restarts all
+    workers.
     """
 
     generation: Generation
@@ -259,11 +269,12 @@ class CheckpointLimit(NamedTuple):
 class StopWorkers(NamedTuple):
     """Stop the workers of a generation and get ready for the next.
 
-    `checkpoint_first`: they may save a checkpoint first, at their `checkpoint_at`-th call of
-    `should_checkpoint`, or at the next call if that is 0. They have `limit_s` seconds to do so, or
-    the time set by this node's user if that is 0. `cause` is shown to users. `capture_stacks`:
-    capture the workers' stacks, and stop them `limit_s` seconds later. `may_stay`: workers that can
-    leave the group may keep their process (core/group/survivors).
+    If `checkpoint_first` is set, they may first save a checkpoint at their `checkpoint_at`-th call
+    of `should_checkpoint`, or at the next call if `checkpoint_at` is 0. They have `limit_s` seconds
+    to do so, or the time set by this node's user if `limit_s` is 0. `cause` is shown to users. If
+    `capture_stacks` is set, the node captures the workers' stacks and stops them `limit_s` seconds
+    later. If `may_stay` is set, workers that can leave the group may keep their process
+    (core/group/survivors).
     """
 
     generation: GenerationId
@@ -276,10 +287,10 @@ class StopWorkers(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """This node's generation is still live, so its workers may run. `succeeded` has the group ranks
-    of nodes whose workers have succeeded. `coordinator` is the group rank of the coordinating node,
-    or -1. `recovers`: the coordinator is new and is waiting for other nodes of the generation, so
-    decisions that the workers here are waiting for are still pending.
+    """This node's generation is still live, so its workers may run. `succeeded` contains the group
+    ranks of nodes whose workers have succeeded. `coordinator` is the group rank of the coordinating
+    node, or -1. `recovers` is set if the coordinator is new and is waiting for other nodes in the
+    generation, so that decisions that the workers here are waiting for are still pending.
     """
 
     generation: GenerationId
@@ -289,8 +300,9 @@ class Confirm(NamedTuple):
 
 
 class SlowNode(NamedTuple):
-    """Ranks of a node that are slower than the others by the fraction `slower`. `is_whole`: these
-    are all ranks of the node. `waited` is the fraction of time that the others wait for them.
+    """Ranks on a node that are slower than the others by the fraction `slower`. `is_whole` is set
+    if these are all ranks on the node. `waited` is the fraction of time that the others spend
+    waiting for them.
     """
 
     host: str
@@ -301,8 +313,8 @@ class SlowNode(NamedTuple):
 
 
 class SlowRanks(NamedTuple):
-    """The ranks that have been slower than the others for `age_s` seconds. Empty once all of them
-    have caught up.
+    """The ranks that have been slower than the others for `age_s` seconds. The list is empty once
+    all of them have caught up.
     """
 
     generation: GenerationId
@@ -311,8 +323,8 @@ class SlowRanks(NamedTuple):
 
 
 class WaitReason(NamedTuple):
-    """Why this node does not have a generation yet, as text for users. `spare`: the node is kept in
-    reserve. `generation` is the latest generation, or NO_GENERATION.
+    """Why this node does not have a generation yet, as text for users. `spare` is set if the node
+    is kept in reserve. `generation` is the latest generation, or NO_GENERATION.
     """
 
     text: str
@@ -321,18 +333,18 @@ class WaitReason(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A message for the node's user, for example about a difference between the nodes."""
+    """A message to the user of this node, for example about a difference between the nodes."""
 
     text: str
 
 
 class JobEnded(NamedTuple):
-    """The job is over, at least for this node. `others_run`: other nodes continue. `report` has
-    lines for users, and is empty if the job succeeded. `root` is the root cause or None,
-    `same_ranks` are the ranks that failed in the same way, and `verdict` states why the job does
-    not restart. `ranks` are the blamed ranks, `certainty` is how certain that is, and `why` is the
-    reason (core/diagnosis/causes). `symptom` is the failure that ended the job, if it differs from
-    `root`.
+    """The job is over, at least for this node. `others_run` is set if other nodes continue.
+    `report` contains lines for users, and is empty if the job succeeded. `root` is the root cause
+    or None, `same_ranks` are the ranks that failed in the same way, and `verdict` states why the
+    job does not restart. `ranks` are the blamed ranks, `certainty` is how certain that is, and
+    `why` is the reason (core/diagnosis/causes). `symptom` is the failure that ended the job, if it
+    differs from `root`.
     """
 
     exit_code: int
@@ -369,7 +381,7 @@ class JobEnded(NamedTuple):
 
     @property
     def blamed(self) -> tuple[int, ...]:
-        """The ranks that caused the failure, if known, or that hang."""
+        """The ranks that caused the failure, if known, or the ranks that are hung."""
         return self.ranks if self.hung or self.certainty in ("proven", "likely") else ()
 
     @property
@@ -379,15 +391,15 @@ class JobEnded(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question to all nodes (core/group/cluster_query)."""
+    """A query to all nodes (core/group/cluster_query)."""
 
     number: int
     question: str
 
 
 class NodeAnswered(NamedTuple):
-    """A node's answer to this node's question, or None if it did not answer in time. Another `left`
-    answers follow.
+    """A node's reply to this node's query, or None if it did not reply in time. Another `left`
+    replies follow.
     """
 
     question: str
@@ -397,8 +409,8 @@ class NodeAnswered(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """A heartbeat, or its echo. An echo tells in `extra_s` how much longer than usual the agent
-    should wait until the next one (core/link/heartbeat_rate).
+    """A heartbeat, or its echo. In an echo, `extra_s` is how much longer than usual the agent
+    should wait before it sends the next heartbeat (core/link/heartbeat_rate).
     """
 
     number: int

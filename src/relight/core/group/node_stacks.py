@@ -1,5 +1,5 @@
-"""Worker stacks on all nodes. Encodes each agent's answer to `Stacks`, and merges and describes the
-answers.
+"""Handles worker stacks from all nodes. Encodes each agent's reply to `Stacks`, and merges and
+describes the replies.
 """
 
 import json
@@ -19,15 +19,15 @@ from relight.core.diagnosis.stack_text import (
 from relight.core.group.cluster_query import LIMIT_S
 
 _MAX_FRAMES = (100, 30, 10, 3)
-"""How many of the innermost frames to keep in each stack. The first limit that makes the answer fit
+"""How many of the innermost frames to keep in each stack. The first limit that makes the reply fit
 into a message is used.
 """
 
 
 class SharedStack(NamedTuple):
-    """A stack shared by several ranks on a node. It has the process state, and the main thread's
-    frames with the system call that blocks it (core/diagnosis/stack_text). `why` is the reason for
-    a missing stack, and empty otherwise. `pids` are in the order of `ranks`.
+    """A stack shared by several ranks on a node. It contains the process state, and the main
+    thread's frames with the system call that blocks the thread (core/diagnosis/stack_text). `why`
+    is the reason why the stack is missing, and empty otherwise. `pids` are in the order of `ranks`.
     """
 
     ranks: tuple[int, ...]
@@ -39,7 +39,7 @@ class SharedStack(NamedTuple):
 
 
 class NodeStacks(NamedTuple):
-    """The worker stacks on one node and their generation, or -1 without workers."""
+    """The worker stacks on one node and their generation, which is -1 if there are no workers."""
 
     generation: int
     stacks: tuple[SharedStack, ...]
@@ -54,7 +54,7 @@ class RankStack(NamedTuple):
 
 
 def written(generation: int, stacks: Mapping[int, tuple[int, ProcessStack | str]]) -> str:
-    """Encode a node's answer as JSON that is short enough for a message between nodes.
+    """Encode a node's reply as JSON that is short enough for a message between nodes.
 
     Args:
         generation: its workers' generation.
@@ -69,7 +69,7 @@ def written(generation: int, stacks: Mapping[int, tuple[int, ProcessStack | str]
 
 
 def read(answer: str | bytes | None) -> NodeStacks | None:
-    """Parse a node's answer. Return None if it is missing or malformed."""
+    """Parse a node's reply. Return None if it is missing or malformed."""
     try:
         found = fields.record(NodeStacks, fields.decode(answer or ""))
     except fields.Malformed:
@@ -130,7 +130,9 @@ def lines_of_nodes(
 
 
 def numbered(hosts: Iterable[str]) -> list[str]:
-    """Return node names. Each is the host name, followed by a number if the host has more nodes."""
+    """Return the nodes' names. Each name is the host name, followed by a number if the host has
+    several nodes.
+    """
     count = Counter[str]()
     names = []
     for host in hosts:

@@ -1,7 +1,7 @@
 """Orders the nodes of a generation by network topology (`--rank-order=topology`).
 
 A node's place is the path of switches above it, starting from the top, such as `spine1.leaf3`.
-Nodes with equal places share a leaf switch, or whatever the last name represents.
+Nodes with equal places share a leaf switch, or whatever the last name in the path represents.
 
 - Nodes are sorted by place, and within a place by host, so that neighbouring ranks are neighbours
   in the network. Nodes that stay keep their order. A node that `comes_first` hosts rank 0, and the
@@ -22,7 +22,7 @@ def by_topology(nodes: Sequence[Member], size: int, segment: int) -> list[Member
     """Return the nodes of a generation in rank order.
 
     Args:
-        nodes: the nodes to choose from; if there are too many, the last ones are left out.
+        nodes: the nodes to choose from. If there are too many, the last ones are left out.
         size: the number of nodes in the generation, a multiple of `segment`.
         segment: how many nodes should share a leaf.
     """
@@ -37,7 +37,7 @@ def by_topology(nodes: Sequence[Member], size: int, segment: int) -> list[Member
     ]
     preference = {member.node: number for number, member in enumerate(nodes)}
     fit.sort(key=lambda members: (first not in members, preference[members[-1].node]))
-    # It is in the generation even if its leaf can't fill a segment.
+    # This node is in the generation even if its leaf can't fill a segment.
     in_mixed = first is not None and all(first not in members for members in fit)
     whole = [member for members in fit[: size // segment - in_mixed] for member in members]
     taken = {member.node for member in whole}

@@ -38,7 +38,7 @@ Failed = Mapping[tuple[int, int], str]
 
 
 class Reachability:
-    """The nodes' knowledge of the network between them.
+    """What the nodes know about the network between them.
 
     Args:
         secret: a secret of this group. The nodes recognize each other's probes by a digest derived
@@ -47,14 +47,14 @@ class Reachability:
 
     def __init__(self, secret: str) -> None:
         self.until: float | None = None
-        """Deadline for the answers; None while no probes are running."""
+        """Deadline for the replies, or None while no probes are running."""
         self._secret = secret
         self._probers: dict[str, Target] = {}
         self._known: set[str] = set()  # nodes that reach each other
         self._cookie = ""
         self._tries = 0
         self._nodes: list[str] = []  # by number, in rank order
-        self._silent: set[str] = set()  # nodes that have not answered, including lost ones
+        self._silent: set[str] = set()  # nodes that have not replied, including lost ones
         self._failed: dict[tuple[int, int], str] = {}
 
     @property
@@ -65,9 +65,9 @@ class Reachability:
         return "known" if self._known else "idle"
 
     def set_ready(self, node: str, prober: Target | None) -> None:
-        """Record the probe address of a node without workers, or None. If the node has already
-        started probing, while its workers were running or before its connection broke, its answer
-        is still awaited.
+        """Record the probe address of a node without workers, or None. If the node already started
+        probing, either while its workers were running or before its connection broke, its reply is
+        still awaited.
         """
         self._known.discard(node)
         if prober is None:
@@ -76,13 +76,13 @@ class Reachability:
             self._probers[node] = prober
 
     def remove(self, node: str) -> None:
-        """Record that a node is gone. It may return with its answer."""
+        """Record that a node is gone. It may return with its reply."""
         self._probers.pop(node, None)
         self._known.discard(node)
 
     def must_probe(self, nodes: Iterable[str]) -> bool:
-        """Return whether these nodes must probe each other, because it is unknown whether they
-        reach each other.
+        """Return whether these nodes must probe each other, because it is not known whether they
+        can reach each other.
         """
         probed = self._probers.keys() & set(nodes)
         return len(probed) > 1 and not probed <= self._known
@@ -113,7 +113,7 @@ class Reachability:
         ]
 
     def answer(self, node: str, answer: NodesProbed) -> None:
-        """Record a node's answer."""
+        """Record a node's reply."""
         if answer.cookie != self._cookie or node not in self._silent:
             return
         self._silent.discard(node)
@@ -124,7 +124,7 @@ class Reachability:
                 self._failed[number, (number + target) % count] = why
 
     def is_over(self, now: float) -> bool:
-        """Return whether all present nodes have answered or the deadline has passed."""
+        """Return whether all connected nodes have replied or the deadline has passed."""
         if self.until is None:
             return False
         return now >= self.until or not any(node in self._probers for node in self._silent)
@@ -154,7 +154,8 @@ def left_out(failed: Failed, may_leave: Collection[int]) -> dict[int, list[tuple
 
     Args:
         failed: the attempts that failed.
-        may_leave: the nodes that may be left out; a failed pair without any of them is ignored.
+        may_leave: the nodes that may be left out. Failed pairs that contain none of them are
+            ignored.
     """
     left = {pair for pair in failed if not set(pair).isdisjoint(may_leave)}
     found: dict[int, list[tuple[int, int]]] = {}

@@ -10,7 +10,7 @@ A budget with a time window (`--max-restarts=3/1h`) counts only the restarts wit
 progress refills it under either policy.
 
 `--fail-on` lists exit codes that end the job. `--restart-on` lists the only exit codes after which
-the job restarts. Hangs and lost nodes lack an exit code, so these rules do not apply to them.
+the job restarts. Hangs and lost nodes have no exit code, so these rules do not apply to them.
 
 Progress is a step that the job had not reached before (`relight.worker.progress`), or a new
 checkpoint (`--checkpoints`). If neither is known, running for `_STABLE_S` counts as progress, but
@@ -23,7 +23,7 @@ A new coordinator knows how many restarts the job has had, but not when they hap
 can be refilled, the coordinator counts them as if they had just happened, but keeps one restart in
 reserve, because losing a coordinator must not end the job.
 
-Loaded only after a failure, or after a lost node under `smart`.
+This module is loaded only after a failure, or after a node was lost if the policy is `smart`.
 """
 
 from collections.abc import Hashable
@@ -34,15 +34,15 @@ from relight.base.text import format_duration
 from relight.core.group.group_types import GroupSettings
 
 _FIRST_S, _LONGEST_S = 1.0, 60.0
-"""The second and the longest wait under `smart`. The first restart is immediate."""
+"""The second wait and the longest wait under `smart`. The first restart is immediate."""
 _STABLE_S = 300.0
 _PRIME = 999_983
 _REPEATED = "same exception on the same line again, with no progress in between"
 
 
 class Decision(NamedTuple):
-    """Whether to restart, and after how many seconds (`delay_s`). `reason` is the restart's number
-    out of the maximum, or why the job does not restart.
+    """Whether to restart, and after how many seconds (`delay_s`). `reason` contains the restart's
+    number and the maximum, or explains why the job does not restart.
     """
 
     restarts: bool
@@ -53,10 +53,10 @@ class Decision(NamedTuple):
 class GenerationRun(NamedTuple):
     """The facts about a generation on which restarts depend.
 
-    `progressed`: whether there was progress, or None if unknown. `symptoms`: a key shared by equal
-    failures, if this failure is likely to recur; None if it may have been an accident
-    (`core/diagnosis/failure_text.repeatable`). `exit_code`: the exit code of the root cause, or 0
-    without a root cause.
+    `progressed` states whether there was progress, or is None if unknown. `symptoms` is a key
+    shared by equal failures if this failure is likely to recur, or None if it may have been an
+    accident (`core/diagnosis/failure_text.repeatable`). `exit_code` is the exit code of the root
+    cause, or 0 if there is no root cause.
     """
 
     seconds: float
@@ -71,7 +71,7 @@ class RestartHistory:
     Args:
         settings: the user's settings.
         restarts: the number of restarts under another coordinator.
-        origin: a random string, which gives jobs that failed at the same time different waits.
+        origin: a random string, so that jobs that failed at the same time wait for different times.
         now: the current time.
     """
 
@@ -80,13 +80,13 @@ class RestartHistory:
         self._origin = origin
         if settings.budget_renews:
             restarts = min(restarts, max(settings.max_restarts - 1, 0))
-        self._times = [now] * restarts  # the restarts that count
+        self._times = [now] * restarts  # the times of the restarts that count
         self._symptoms: Hashable | None = None
         self._streak = 0  # generations in a row that ended without progress
         self._repeats = 0  # failures in a row that were equal to the previous one
 
     def after_failure(self, run: GenerationRun, restart: int, now: float) -> Decision:
-        """Decide on a restart after workers failed.
+        """Decide whether to restart after workers failed.
 
         Args:
             run: the generation that failed.

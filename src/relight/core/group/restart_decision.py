@@ -1,7 +1,7 @@
-"""Decides what happens after a worker failure: either the workers restart or the job ends.
+"""Decides whether the workers restart or the job ends after a worker failure.
 
 The job has a single budget. `--max-restarts` counts failures on any node, but not membership
-changes (core/group/restart_budget). Loaded only after a failure.
+changes (core/group/restart_budget). This module is loaded only after a failure.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ _MAX_SAME = 1000
 class GenerationEnd(NamedTuple):
     """How a generation ended.
 
-    `succeeded_ranks`: the ranks that succeeded before the failures; those that printed an error are
-    listed among the failures, with exit code 0. `stop_cause`: why the generation was stopped, used
-    if no failure was reported. `progressed`: see `core/group/restart_budget`. `hung`: the
-    generation was stopped because its workers were idle. `world_size`: 0 if unknown. `waiting`: the
-    survivors of a hang.
+    `succeeded_ranks` are the ranks that succeeded before the failures. Those that printed an error
+    are listed among the failures, with exit code 0. `stop_cause` is why the generation was stopped,
+    and is used if no failure was reported. `progressed` is described in
+    `core/group/restart_budget`. `hung` is set if the generation was stopped because its workers
+    were idle. `world_size` is 0 if unknown. `waiting` contains the survivors of a hang.
     """
 
     failures: Sequence[Failure]
@@ -77,7 +77,7 @@ def decide(
 
 
 def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
-    """Return the message that ends a job that must not restart, even if restarts are left.
+    """Return the message that ends a job. The job does not restart, even if restarts are left.
 
     Args:
         ended: how the generation ended.

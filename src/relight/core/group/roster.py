@@ -1,10 +1,10 @@
-"""The nodes of a generation, by group rank.
+"""The nodes in a generation, by group rank.
 
 The group rank of a node that is gone becomes free, and another node may take it in the next
-generation. Each node that is here is either active (its workers may run) or done (its workers have
+generation. Each connected node is either active (its workers may run) or done (its workers have
 succeeded). A node that is done may leave, because the others don't need it.
 
-`check` has the invariants.
+The invariants are in `check`.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AllQuiet(NamedTuple):
-    """All workers on all nodes have been idle since the time `since`. From `too_long_at` on, this
+    """All workers on all nodes have been idle since the time `since`. After `too_long_at`, this
     counts as a failure.
     """
 
@@ -24,10 +24,10 @@ class AllQuiet(NamedTuple):
 
 
 class Roster:
-    """The nodes of a generation, and how far their workers are.
+    """The nodes in a generation, and whether their workers are running, have succeeded or are gone.
 
     Args:
-        nodes: the nodes by group rank, with None for a node that is not here yet.
+        nodes: the nodes by group rank, with None for a node that has not arrived yet.
     """
 
     def __init__(self, nodes: Sequence[str | None] = ()) -> None:
@@ -38,12 +38,12 @@ class Roster:
         }
         self.active = set(self.group_ranks)
         self.done: dict[str, float] = {}
-        """Nodes whose workers have succeeded, with the time."""
+        """Nodes whose workers have succeeded, and when they did."""
         self.survivors: Collection[str] = ()
-        """Nodes with workers that were in the previous generation."""
+        """Nodes with workers that were already in the previous generation."""
         self.may_be_superseded = False
-        """Whether a later generation may exist, because no node that announced this one rules it
-        out.
+        """Whether a later generation may exist, because none of the nodes that announced this
+        generation rules it out.
         """
         self.slow_ranks: StragglerDetector | None = None
         """Created once a node reports how its workers spend their time."""
@@ -72,7 +72,7 @@ class Roster:
 
     @property
     def missing(self) -> int:
-        """How many of the lost nodes may still arrive, or may have running workers."""
+        """How many of the lost nodes may still arrive or have running workers."""
         return self.order.count(None) - len(self._done_and_gone | self._gone)
 
     @property
@@ -92,7 +92,9 @@ class Roster:
         return len(self.active) + len(self.done) < len(self.group_ranks)
 
     def take(self, node: str, group_rank: int) -> bool:
-        """Give a node its group rank back if the rank is free. Return whether the node has it."""
+        """Give a node its group rank back if the rank is free. Return whether the node now has that
+        rank.
+        """
         if self.order[group_rank] is None and node not in self.group_ranks:
             self.order[group_rank] = node
             self.group_ranks[node] = group_rank
@@ -108,7 +110,7 @@ class Roster:
         self._succeeded_at = now
 
     def mark_succeeded(self, group_ranks: Sequence[int]) -> None:
-        """Record the nodes known to a former coordinator as having succeeded."""
+        """Record that nodes have succeeded according to a former coordinator."""
         for group_rank in group_ranks:
             if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
                 self._done_and_gone.add(group_rank)
@@ -120,16 +122,16 @@ class Roster:
                 self._gone.add(group_rank)
 
     def set_quiet(self, node: str, since: float, limit_s: float) -> None:
-        """Record since when a node's workers have been idle, and how long they may be idle.
-        `limit_s` is 0 once they are active again.
+        """Record when a node's workers became idle, and how long they may be idle. `limit_s` is 0
+        once they are active again.
         """
         self._quiet.pop(node, None)
         if limit_s and node in self.active:
             self._quiet[node] = since, limit_s
 
     def all_quiet(self) -> AllQuiet | None:
-        """Return since when all workers on all nodes have been idle, or None if a worker is active
-        or all workers have finished.
+        """Return when the last worker on any node became idle, or None if a worker is active or all
+        workers have finished.
         """
         if not self.active or len(self._quiet) < len(self.active):
             return None

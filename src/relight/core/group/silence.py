@@ -1,4 +1,4 @@
-"""Silent nodes: how long the group waits for them, and the messages to users.
+"""Tracks silent nodes, how long the group waits for them, and the messages to users about them.
 
     HEARD    | no heartbeat arrives for a while, or the connection ends -> SILENT
     SILENT   | a message arrives                                        -> HEARD
@@ -6,9 +6,9 @@
              | something proves that the node is gone                   -> lost
 
 Silence does not prove that a node is gone. A switch may be failing over, a virtual machine may be
-migrating, or a data loader may be using every core. Therefore the group waits for a silent node,
-and users receive a message after a second. All nodes may become silent at the same moment, so one
-line covers many nodes, and the cost of a step does not depend on the number of nodes.
+migrating, or a data loader may be using every CPU core. Therefore the group waits for a silent
+node, and users receive a message after a second. All nodes may become silent at the same moment, so
+one line covers many nodes, and the cost of a step does not depend on the number of nodes.
 """
 
 import heapq
@@ -23,14 +23,14 @@ TELL_AFTER_S = 1.0
 _TELL_EVERY_S = 1.0
 """Minimum time between two lines. Nodes rarely become silent at exactly the same moment."""
 _AFTERMATH_S = 2.0
-"""How long after a silence ends it may still be the reason for a worker failure."""
+"""How long a silence may still be the reason for a worker failure after it has ended."""
 
 
 class Silent(NamedTuple):
-    """A node whose last message arrived at `heard_at`. `reason`: why its connection ended, or
-    empty. `since`: the start of the wait for it; later than `heard_at` if this process was
-    suspended in the meantime. `began_at`: when its silence began; unaffected if this process is
-    suspended later.
+    """A node from which the last message arrived at `heard_at`. `reason` is why its connection
+    ended, or empty if it did not. `since` is when the group began to wait for it, which is later
+    than `heard_at` if this process was suspended in the meantime. `began_at` is when its silence
+    began. It does not change if this process is suspended later.
     """
 
     host: str
@@ -86,8 +86,8 @@ class Silence:
             self._nodes[node] = before._replace(reason=silent.reason or before.reason)
 
     def sleep(self, now: float) -> None:
-        """Record that this process was suspended until now. That time is not counted for any node,
-        but each node gets at most twice `lost_after_s` in total.
+        """Record that this process was suspended until now. That time does not count as silence for
+        any node, but each node gets at most twice `lost_after_s` in total.
         """
         self._awake_at = now
         for node, silent in self._nodes.items():
@@ -153,7 +153,7 @@ class Silence:
         )
 
     def deadline(self) -> float | None:
-        """Return when the next node must be reported or counts as lost, or None."""
+        """Return when the next node must be reported or considered lost, or None."""
         while self._lost_at and not self._is_current(*self._lost_at[0]):
             heapq.heappop(self._lost_at)
         times = [self._lost_at[0][0]] if self._lost_at else []
@@ -165,7 +165,7 @@ class Silence:
         return min(times, default=None)
 
     def news(self, now: float) -> list[str]:
-        """Return the messages to users that are due."""
+        """Return the messages to users that are due now."""
         if now < self._report_at:
             return []
         due = list(takewhile(lambda node: now >= self._nodes[node].report_at, self._untold))
@@ -187,7 +187,9 @@ class Silence:
         return lines
 
     def explain(self, now: float) -> str:
-        """Describe which nodes are silent; empty if none has been silent for long enough."""
+        """Describe which nodes are silent. Return an empty string if none has been silent for long
+        enough.
+        """
         long = [each for each in self._nodes.values() if now >= each.report_at]
         if not long:
             return ""

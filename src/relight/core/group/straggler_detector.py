@@ -1,22 +1,23 @@
 """Determines which ranks are slower than the others, and for how long (--watch-slow-ranks).
 
-Ranks that train together all take the same steps, and the other ranks wait for a slow one. The
-metric is the fraction of time that a rank is *busy*, i.e. not waiting for its peers in a
-collective. A rank that needs 20 % more time for its work is busy for 20 % more of the time than the
-others, no matter how often the ranks synchronize and how expensive their communication is. If the
-ranks report their steps and the step counts differ, the busy time is measured per step.
+Ranks that train together all take the same steps, so if one rank is slow, the others wait for it.
+The metric is the fraction of time that a rank is *busy*, i.e. not waiting for its peers in a
+collective. If a rank needs 20 % more time for its work than the others, its busy time is also 20 %
+longer than theirs, no matter how often the ranks synchronize and how expensive their communication
+is. If the ranks report their steps and the step counts differ, the busy time is measured per step.
 
 All nodes report equal windows (`WaitSamples`). In each window, a rank is compared with the median
 of the others. It is slow if, in most of the recent windows, its excess is
 
 - at least 5 %,
-- greater than the noise, which means that it is more standard errors above 0, measured on the
-  rank's own windows, than the maximum of equally many identical ranks would plausibly be, and
-- greater than the spread among the others, because ranks that all differ don't have an outlier.
+- greater than the noise, which means that the excess, in standard errors measured on the rank's own
+  windows, is higher than the maximum that would be plausible among the same number of identical
+  ranks, and
+- greater than the spread among the others, because there is no outlier if all ranks differ.
 
 Occasional events, such as a checkpoint written by rank 0, are ignored. A rank is reported once it
-has been slow for several consecutive windows, and cleared after equally many windows without being
-slow. Windows without training don't count.
+has been slow for several consecutive windows, and cleared after it has not been slow for the same
+number of windows. Windows without training don't count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,12 +31,14 @@ from relight.core.ranks import Place
 WINDOWS = 12
 """Number of windows to compare."""
 _PERSISTS = 12
-"""How many consecutive windows a rank must be slow, or not slow, before a report."""
+"""The number of consecutive windows in which a rank must be slow, or not slow, before this is
+reported.
+"""
 _MIN = 0.05
 """Smaller excesses are not reported."""
 _LOW = 0.4
-"""The quantile of the windows to use instead of the median, because some windows may contain a
-checkpoint.
+"""The quantile of the windows that is used instead of the median, because some windows may contain
+a checkpoint.
 """
 _MIN_LOOKS = 10
 _MAX_WAITING = 0.97
@@ -45,19 +48,19 @@ not training.
 _TO_DEVIATION = 1.4826
 """Converts a median absolute deviation to the standard deviation of a normal distribution."""
 _ERROR_OF_MEDIAN = 1.2533
-"""The standard error of a median relative to the standard error of a mean."""
+"""The standard error of a median, as a multiple of the standard error of a mean."""
 _SPREADS = 2.0
 """Minimum excess of a slow rank, in standard deviations among the others."""
 _OTHER_STEPS = 0.05, 3
-"""Ranks don't take the same steps if their counts differ by more than this fraction and also by
-more than this number.
+"""Ranks don't take the same steps if their step counts differ by more than this fraction and also
+by more than this number.
 """
 _MAX_NAMED = 4
 """Maximum number of nodes in a line."""
 
 
 class Change(NamedTuple):
-    """The slow ranks by node, and since when they have been slow on the coordinator's clock."""
+    """The slow ranks by node, and when they became slow, on the coordinator's clock."""
 
     nodes: tuple[SlowNode, ...]
     since: float
@@ -93,7 +96,7 @@ class StragglerDetector:
         self._steps_reported = False
         self._streaks = [0] * size  # consecutive windows that contradict a rank's reported state
         self._since = [0.0] * size  # when the streak began
-        self._slow: dict[int, float] = {}  # the slow ranks, and since when they have been slow
+        self._slow: dict[int, float] = {}  # the slow ranks, and when they became slow
         self._told: frozenset[int] = frozenset()
         self._untold = 0  # windows with a change that has not been reported yet
 
@@ -167,7 +170,7 @@ class StragglerDetector:
         return [middle / each for each in sums]
 
     def _count(self, slower: Sequence[float], outliers: "set[int]", now: float) -> None:
-        """Count the windows that contradict each rank's reported state."""
+        """Count the consecutive windows that contradict each rank's reported state."""
         for rank, by in enumerate(slower):
             differs = by < _MIN / 2 if rank in self._slow else rank in outliers
             self._streaks[rank] = self._streaks[rank] + 1 if differs else 0
@@ -214,7 +217,7 @@ def _outliers(busy: Sequence[Sequence[float]]) -> list[int]:
     """
     slower = _beside_others(busy)
     lows, medians = map(_low, slower), [_median(sorted(each)) for each in slower]
-    # The maximum of n equal ranks is about sqrt(2 ln n) standard errors above the others.
+    # Among n equal ranks, the maximum is about sqrt(2 ln n) standard errors above the others.
     errors = 1 + sqrt(2 * log(max(len(busy), 4)))
     found = []
     for index, by in enumerate(lows):

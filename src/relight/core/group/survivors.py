@@ -1,13 +1,14 @@
 """Decides on which nodes surviving workers keep their process in the next generation.
 
 A worker survives if it has left the process group of a stopped generation and is waiting for the
-next one (core/workers/supervision, LEFT). Its node reports it with `NodeReady`, like a node without
-workers, because none of its workers is in a group. `GenerationFormed` specifies whether a node's
-survivors stay. They do if
+next one (core/workers/supervision, LEFT). Its node reports it with `NodeReady`, in the same way as
+a node without workers, because none of its workers is in a group. `GenerationFormed` specifies
+whether a node's survivors stay. They do if
 
 - they belong to the generation immediately before the next one. This guarantees that all survivors
   have the same past: a node that was cut off while the others continued restarts all of its ranks.
-- the group never gave up their node. Otherwise its workers may have been frozen for long.
+- the group never considered their node lost. Otherwise its workers may have been frozen for a long
+  time.
 - other ranks are to blame for the hang, if the generation ended with a hang. Those are ranks that a
   node ended because they were not waiting for their peers.
 - some rank advanced in their generation, if that generation began with survivors. Otherwise the
@@ -31,7 +32,7 @@ UNKNOWN_CULPRIT = "all ranks restart: the rank that hangs is unknown"
 
 
 def knows_culprit(failures: Iterable[Failure], waiting: Sequence[Failure]) -> bool:
-    """Return whether a rank that its node ended is to blame for a hang.
+    """Return whether the rank that is to blame for a hang is among those ended by their nodes.
 
     Args:
         failures: the workers that have ended.
@@ -51,14 +52,16 @@ def choose(
     progressed: bool,
     knows_culprit: bool,
 ) -> tuple[set[str], dict[str, str]]:
-    """Return the nodes whose survivors stay in the next generation, and why others' don't.
+    """Return the nodes whose survivors stay in the next generation, and why the survivors on other
+    nodes don't.
 
     Args:
         members: the nodes of the next generation.
         before: the nodes of the last generation.
         last: the last generation.
         progressed: whether its ranks advanced beyond all earlier ones.
-        knows_culprit: whether it is known which rank hung, if it ended because of a hang.
+        knows_culprit: whether it is known which rank hung, if the last generation ended because of
+            a hang.
     """
     stay, refused = set[str](), dict[str, str]()
     for member in members:

@@ -1,4 +1,4 @@
-"""Mutual authentication of two peers: hello, proof of the job's token, session keys.
+"""Mutual authentication of two peers, with hellos, proofs of the job's token, and session keys.
 
 Each side sends a hello with a fresh 32-byte nonce. If there is a token, each side then proves that
 it knows the token with an HMAC-SHA256 over its role and both hellos, byte for byte. The side that
@@ -7,9 +7,9 @@ opened the connection goes first. Therefore
 - a proof sent back to its author is useless, because the roles differ;
 - changing a hello in transit breaks both proofs.
 
-After the proofs, each frame carries a 16-byte tag over its number and content, so that an attacker
-who takes over the TCP stream can't add, change, drop or repeat a frame. The content is not
-encrypted. Use TLS for that.
+After the proofs, each frame carries a 16-byte tag computed over the frame's number and content, so
+that an attacker who takes over the TCP stream can't add, change, drop or repeat a frame. The
+content is not encrypted. Use TLS for that.
 
 The module is pure, because the caller provides the nonce. hashlib is only loaded if there is a
 token, because importing it takes milliseconds.
@@ -36,11 +36,11 @@ _REFUSALS = {
 
 
 class ProofRefused(Exception):  # noqa: N818
-    """The handshake failed: one side refused the other.
+    """The handshake failed because one side refused the other.
 
     Args:
         reason: the reason, for users.
-        answer: a last message to the peer as JSON, or empty.
+        answer: a last message to the peer as JSON, or empty if there is none.
         itself: whether this side connected to itself.
     """
 
@@ -55,20 +55,18 @@ class Opening:
     """One side of the handshake before the first message.
 
     Args:
-        hello: this side's introduction to the peer; not secret.
+        hello: this side's introduction to the peer, which is not secret.
         nonce: 32 random bytes, never used before.
-        secret: the token; may be empty.
+        secret: the token, which may be empty.
         dialled: whether this side opened the connection.
 
-    Attributes:
-        hello: this side's own hello as JSON. The side that opened the connection sends it first.
-        peer_hello: the peer's hello, once received. Trustworthy once `done` is set. The listening
-            side has neither hello after `end`.
-        done: whether the peer is authenticated.
-        session_key: 32 bytes shared by both ends once `done` is set. Secret only if there is a
-            token.
-        seal: creates the payload of each later frame, or None without a token.
-        unseal: verifies and unwraps the payload of received frames, or None without a token.
+    Attributes: hello: this side's own hello as JSON. The side that opened the connection sends its
+        hello first. peer_hello: the peer's hello, once received. It can be trusted once `done` is
+        set. The listening side keeps neither hello after `end`. done: whether the peer is
+        authenticated. session_key: 32 bytes shared by both ends once `done` is set. They are secret
+        only if there is a token. seal: creates the payload of each later frame, or None if there is
+        no token. unseal: verifies and unwraps the payload of received frames, or None if there is
+        no token.
     """
 
     def __init__(self, hello: Message, nonce: bytes, secret: bytes, *, dialled: bool) -> None:
@@ -85,7 +83,7 @@ class Opening:
         self._transcript: Transcript | None = None
 
     def receive(self, message: Message, body: bytes) -> list[bytes]:
-        """Handle a message and its JSON. Return the answers as JSON, before `seal` is applied.
+        """Handle a message and its JSON. Return the replies as JSON, before `seal` is applied.
 
         Raises:
             ProofRefused: if the handshake has failed.
@@ -158,7 +156,7 @@ class Transcript:
     """The hellos of both sides, which are covered by their proofs.
 
     Args:
-        secret: the token, not empty.
+        secret: the token, which must not be empty.
         dialler_hello: JSON hello from the side that opened the connection, with its nonce.
         listener_hello: JSON hello from the other side, with its nonce.
     """
@@ -194,7 +192,7 @@ def datagram_key(transcript: Transcript) -> bytes:
 
 
 class Seal:
-    """One direction of a connection after the proofs, with frames in order, each with its tag.
+    """One direction of a connection after the proofs. Frames are in order, and each has a tag.
 
     Args:
         transcript: the hellos of both sides.

@@ -1,8 +1,9 @@
 """Elects the coordinator among the hosts of a multi-host endpoint, based on leases.
 
-Each host in the list has at most one elector: the agent that holds the endpoint's port there. An
-elector is the coordinator as long as it holds unexpired votes from a majority of the hosts. If the
-number of hosts is even, half of them are a majority if they include the first host.
+Each host in the list has at most one elector, which is the agent that holds the endpoint's port on
+that host. An elector is the coordinator as long as it holds unexpired votes from a majority of the
+hosts. If the number of hosts is even, half of the hosts form a majority if they include the first
+host.
 
     FOLLOWER     a coordinator was seen, or this elector has just started
       | no coordinator was seen for `vote_s`                    -> CANDIDATE
@@ -17,18 +18,18 @@ number of hosts is even, half of them are a majority if they include the first h
       | its votes expire                                        -> FOLLOWER
 
 `core/link/votes` describes how votes are given and counted. One-way links are harmless, because a
-candidate asks for votes only after a majority has answered its probes.
+candidate asks for votes only after a majority has replied to its probes.
 
 With `alone`, a host that has not seen a coordinator for three times `vote_s` needs only its own
-vote. The user has to ask for that explicitly, because each half of a partitioned network may then
-have a coordinator. When they meet again, the coordinator without a majority steps down. If neither
-has a majority, the one with the higher number steps down.
+vote. The user has to enable this explicitly, because each half of a partitioned network may then
+have a coordinator. When the halves are connected again, the coordinator without a majority steps
+down. If neither has a majority, the one with the higher number steps down.
 
-Invariants (`check`): A coordinator's lease is valid. A host that asks for votes or coordinates has
-its own vote. A follower holds no votes. Across all hosts, without `alone`, two leases are never
-valid at the same time.
+Invariants (`check`): A coordinator's lease is valid. A host that asks for votes or is the
+coordinator has its own vote. A follower holds no votes. Across all hosts, without `alone`, two
+leases are never valid at the same time.
 
-After this process was suspended, its lease may have expired without being noticed until the next
+If this process was suspended, its lease may have expired, which it does not notice until the next
 step. Call `coordinates` before acting as the coordinator.
 """
 
@@ -53,7 +54,9 @@ from relight.core.link.votes import (
 from relight.events.event_types import Tick
 
 ALONE_AFTER = 3
-"""How long no coordinator must have been seen before one host may continue alone, in `vote_s`."""
+"""How long a host must not have seen a coordinator before it may continue alone, as a multiple of
+`vote_s`.
+"""
 
 
 class ElectionState(Enum):
@@ -74,14 +77,16 @@ Event = BallotReceived | Tick
 
 
 class SendBallot(NamedTuple):
-    """Effect: send a message to a host in the list. It may get lost."""
+    """Effect: send a message to a host in the list. The message may get lost."""
 
     host: int
     message: Ballot
 
 
 class BecomeCoordinator(NamedTuple):
-    """Effect: this host is the coordinator from now on, as long as `coordinates` returns True."""
+    """Effect: this host becomes the coordinator, and remains it as long as `coordinates` returns
+    True.
+    """
 
 
 Effect = SendBallot | BecomeCoordinator
@@ -91,7 +96,7 @@ class _Sightings:
     """When the other hosts, and the coordinator among them, were last seen alive.
 
     Args:
-        now: the current time; no coordinator has been seen before.
+        now: the current time, before which no coordinator has been seen.
         vote_s: how long a host may be silent before it counts as gone.
     """
 
@@ -102,7 +107,9 @@ class _Sightings:
         self._coordinator = -1
         self._host_at: dict[int, float] = {}
         self._last_heard = (-1, float("-inf"))
-        """The coordinator from which this host last received a message directly, and when."""
+        """The coordinator from which this host last received a message directly, and when the
+        message arrived.
+        """
 
     def host(self, host: int, now: float) -> None:
         """Record that a host is alive."""
@@ -118,7 +125,7 @@ class _Sightings:
 
     def latest(self, now: float) -> tuple[int, float]:
         """Return the coordinator from which this host last received a message directly, or -1, and
-        how many seconds ago.
+        how many seconds ago the message arrived.
         """
         coordinator, at = self._last_heard
         return (coordinator, now - at) if now - at < self._vote_s else (-1, 0.0)
@@ -128,7 +135,9 @@ class _Sightings:
         self._last_heard = (coordinator, now)
 
     def see(self, coordinator: int, at: float) -> bool:
-        """Record that a coordinator was alive at a time. Return whether that was not yet known."""
+        """Record that a coordinator was alive at the time `at`. Return whether this was not yet
+        known.
+        """
         if at < self.coordinator_at:
             return False
         self._coordinator, self.coordinator_at = coordinator, at
@@ -149,14 +158,14 @@ class _Sightings:
 
 
 class Election:
-    """The elector of one host.
+    """The elector on one host.
 
     Args:
-        hosts: the hosts of the endpoint, the same list in the same order everywhere.
+        hosts: the endpoint's hosts. The list and its order must be the same on all hosts.
         me: the index of this host.
         incarnation: a random string that identifies this process.
         now: the current time on this host's clock.
-        vote_s: how long a vote counts, the same everywhere.
+        vote_s: how long a vote counts. It must be the same on all hosts.
         alone: whether one host may take over without a majority.
     """
 
@@ -176,7 +185,7 @@ class Election:
         self._incarnation = incarnation
         self._vote_s = vote_s
         self._may_stand_alone = alone
-        # A single host can't have voted for another candidate.
+        # If there is only one host, it can't have voted for another candidate.
         votes_from = now + vote_s if len(self.hosts) > 1 else now
         self._voter = Voter(votes_from, vote_s)
         self._campaign = Campaign(me, len(self.hosts), vote_s)
@@ -186,7 +195,7 @@ class Election:
         self._send_at = now
         self._alone = False
         self._led_by: set[str] = set()
-        """The coordinating processes that have sent this host a message directly, at most two."""
+        """Up to two coordinating processes that have sent this host a message directly."""
         self._follows_another = False
         """Whether a host that votes for this one has received a message from a different
         coordinating process.
@@ -196,18 +205,18 @@ class Election:
     @property
     def follows_another(self) -> bool:
         """Whether this host or its voters know that another process was the coordinator before. Two
-        majorities share a host, so at least one host knows, unless it was restarted.
+        majorities share a host, so at least one host knows this, unless that host was restarted.
         """
         return bool(self._led_by) or self._follows_another
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return the effects.
+        """Process one event and return the effects.
 
         The following events are ignored: messages for another list of hosts or for an earlier
-        incarnation, outdated requests, answers about votes that were given back, and early Ticks.
+        incarnation, outdated requests, replies about votes that were given back, and early Ticks.
         """
         self._effects = []
-        if now - self._last_step > 1.5 * self._vote_s:  # was suspended, so listen first
+        if now - self._last_step > 1.5 * self._vote_s:  # was suspended, so receive messages first
             self._listening_since = now
         self._last_step = now
         if self.state is ElectionState.COORDINATOR and self.lease_until() <= now:
@@ -236,7 +245,9 @@ class Election:
         return self.state is ElectionState.COORDINATOR and now < self.lease_until()
 
     def lease_until(self) -> float:
-        """Return until when this host holds enough votes, or minus infinity if it does not."""
+        """Return the time until which this host holds enough votes, or minus infinity if it does
+        not.
+        """
         return self._campaign.own_vote_until if self._alone else self._campaign.majority_until
 
     def coordinator(self, now: float) -> int:
@@ -371,11 +382,11 @@ class Election:
             stage = VOTE
         if stage != PROBE:
             self._take_own_vote(now)
-        self._send_at = now + self._vote_s / 10  # repeat until answered, because packets get lost
+        self._send_at = now + self._vote_s / 10  # repeat until replied to; packets get lost
         self._broadcast(VoteRequest(self.me, self._incarnation, now, stage))
 
     def _stands_at(self) -> float:
-        """Return when this host becomes a candidate unless it sees a coordinator."""
+        """Return when this host becomes a candidate, unless it sees a coordinator before then."""
         return max(self._sightings.coordinator_at + self._vote_s, self._voter.votes_from)
 
     def _may_go_alone(self, now: float) -> bool:

@@ -1,12 +1,12 @@
-"""How many seconds longer than usual the agents of a large group wait between two heartbeats.
+"""Computes how many seconds longer than usual agents in a large group wait between two heartbeats.
 
-One coordinator answers the heartbeats of all agents that are connected to it. From
-`FULL_RATE_AGENTS` on, their interval therefore grows with their number, up to `LONGEST_S` and a
-fifth of the time after which a silent node is lost. The coordinator tells an agent in the echo of
-each heartbeat, so both always use the same interval. Every limit that expects a heartbeat or an
-echo then allows for the same `extra_s`: when a node counts as silent, when an echo is late, and
-when a connection is replaced. Leases don't depend on it: they count from the heartbeat that was
-echoed.
+One coordinator replies to the heartbeats from all agents that are connected to it. If there are
+more than `FULL_RATE_AGENTS` agents, the heartbeat interval therefore grows with their number, up to
+`LONGEST_S` and a fifth of the time after which a silent node is lost. The coordinator sends the
+interval to the agent in the echo of each heartbeat, so both always use the same interval. Every
+limit that depends on a heartbeat or an echo is extended by the same `extra_s`. These limits
+determine when a node counts as silent, when an echo is late, and when a connection is replaced.
+Leases don't depend on the interval, because they count from the heartbeat that was echoed.
 
 With a registry, the interval stays the same. A coordinator that has lost the registry must notice
 within two seconds that a node is gone, because that node may have evicted it
@@ -14,9 +14,9 @@ within two seconds that a node is gone, because that node may have evicted it
 """
 
 USUAL_S = 0.5
-"""The longest interval in a small group (rendezvous/conf)."""
+"""The longest heartbeat interval in a small group (rendezvous/conf)."""
 FULL_RATE_AGENTS = 1000
-"""The most agents that send heartbeats at the usual rate."""
+"""The maximum number of agents that send heartbeats at the usual rate."""
 LONGEST_S = 2.0
 _SHARE = 5
 
@@ -25,7 +25,7 @@ def extra_s(agents: int, lost_after_s: float) -> float:
     """Return how many seconds longer than usual an agent waits between two heartbeats.
 
     Args:
-        agents: how many are connected to the coordinator.
+        agents: how many agents are connected to the coordinator.
         lost_after_s: how long the agent's group waits for a silent node.
     """
     wanted_s = USUAL_S * agents / FULL_RATE_AGENTS

@@ -1,12 +1,12 @@
-"""Tracks this process's hold on a registry record: until when it is certainly the coordinator, and
-when it may evict another holder's record.
+"""Tracks this process's hold on a registry record. Determines how long this process is certain to
+be the coordinator, and when it may evict another holder's record.
 
 This process is the holder (`holds`) until the time `until` (0 if it is not the holder). The hold
 begins when the registry names this process (`held`), and is renewed regularly. It ends when
 
 - the registry names another process,
-- the registry has not answered by the time `until`,
-- a node is silent or gone while the registry does not answer (`is_fresh`), or
+- the registry has not replied by the time `until`,
+- a node is silent or gone while the registry is not responding (`is_fresh`), or
 - too few nodes are left to train, and another holder may reach more of them (`has_too_few`).
 
 A hold lapses in the registry if it is not renewed within its time to live. This process counts that
@@ -15,19 +15,19 @@ hold ends before the registry can name a successor, even if either of them was s
 Workers may still be running on leases that it has granted. The successor continues their
 generation, or forms another one after those leases are over (core/group/membership).
 
-As long as the registry does not answer, it can't name a successor, so the holder continues. There
+As long as the registry does not respond, it can't name a successor, so the holder continues. There
 is one exception. A firewall on the holder's own machine may reject connections from its agents and
 also cut it off from the registry. A rejected agent may then have evicted it. Therefore a holder
 that has not reached the registry for `FRESH_S` ends its hold as soon as a node in its generation is
 silent or gone.
 
-If a connection to the holder is refused, the holder may have ended, but a firewall may also be the
+If a connection to the holder is refused, the holder may have exited, but a firewall may also be the
 reason. Therefore a refusal only counts at the first address in the record, and only if this process
 has reached the same holder before or is on its machine (a loopback address may belong to a
 different machine). The record is then evicted, unless the holder renews it while this process
 watches.
 
-`check` has the invariants.
+The invariants are in `check`.
 """
 
 from typing import NamedTuple
@@ -37,9 +37,9 @@ MARGIN_S = 0.5
 FRESH_S = 1.0
 """How long a hold stays fresh after the registry has confirmed a request."""
 LATE_S = 2.0
-"""Maximum delay until a registry notices a lapsed hold (etcd checks twice a second)."""
+"""Maximum time until a registry notices that a hold has lapsed (etcd checks twice a second)."""
 SIGN_OF_LIFE_S = 0.8
-"""A holder that has not renewed its record for this long may have ended. This is more than two
+"""A holder that has not renewed its record for this long may have exited. This is more than two
 renewal intervals.
 """
 
@@ -49,10 +49,11 @@ _NOT_URGENT_S = 2.5
 
 
 class Refused(NamedTuple):
-    """A connection to the holder was refused. `at_first`: this happened at the first address in its
-    record. `is_ours`: the address belongs to this machine. `is_loopback`: the address may also
-    belong to another machine. `same_host`: the record was written on this host. `here`: workers in
-    the holder's group are on this machine.
+    """A connection to the holder was refused. `at_first` is set if this happened at the first
+    address in its record. `is_ours` is set if the address belongs to this machine. `is_loopback` is
+    set if it is a loopback address, which may also belong to another machine. `same_host` is set if
+    the record was written on this host. `here` is set if workers in the holder's group are on this
+    machine.
     """
 
     revision: str
@@ -73,7 +74,7 @@ class Candidacy:
 
     def __init__(self, ttl_s: float) -> None:
         self.until = 0.0
-        """Until when this process is certainly the holder, or 0 if it is not."""
+        """The time until which this process is certainly the holder, or 0 if it is not."""
         self.confirmed_at = 0.0
         """When the most recent confirmed request was sent."""
         self._held_s = ttl_s - MARGIN_S
@@ -83,10 +84,10 @@ class Candidacy:
         self._reached = ""
         """The revision of the holder that was reached most recently."""
         self._refused = ("", 0.0)
-        """The revision of the holder that refuses connections, and since when it does."""
+        """The revision of the holder that refuses connections, and when it started to do so."""
 
     def held(self, asked_at: float) -> None:
-        """Record that the registry named this process in its answer to a request sent at
+        """Record that the registry named this process in its response to a request sent at
         `asked_at`.
         """
         self.confirmed_at = asked_at
@@ -107,8 +108,8 @@ class Candidacy:
         return now < self.confirmed_at + FRESH_S
 
     def has_too_few(self, *, enough: bool) -> bool:
-        """Record whether enough nodes for training reach this holder. Return whether it should end
-        its hold in favour of a process that more nodes can reach.
+        """Record whether enough nodes for training have reached this holder. Return whether this
+        holder should end its hold in favour of a process that more nodes can reach.
         """
         before, self._enough = self._enough, enough
         return before and not enough

@@ -1,10 +1,10 @@
-"""The worker lease of a node, which limits how long its workers may run.
+"""A node's worker lease, which limits how long its workers may run.
 
 A lease begins when the coordinator confirms the workers' generation, either over the connection to
-it or within this process. It counts from the time when the echoed heartbeat was *sent*. The
-coordinator received that heartbeat later, and waits `MARGIN_S` longer than the lease before it
-counts a silent node as lost. Therefore the lease is over before the other nodes continue, even if
-the process that freezes the workers is late by that margin.
+it or within this process. The lease time counts from the moment when the echoed heartbeat was
+*sent*. The coordinator received that heartbeat later, and waits `MARGIN_S` longer than the lease
+before it counts a silent node as lost. Therefore the lease expires before the other nodes continue,
+even if the process that freezes the workers is late by that margin.
 
 The lease is renewed if
 
@@ -20,8 +20,8 @@ It is not renewed
 
 - by `StopWorkers`, which doesn't confirm the generation, because other nodes may already be running
   the next one,
-- by a refusal or by hosting, if the lease is over, because other nodes may have continued before
-  the coordinator ended, or
+- by a refusal or by hosting, if the lease has already expired, because other nodes may have
+  continued before the coordinator ended, or
 - by a refusal or by hosting, if this node has since reached a coordinator that did not confirm the
   workers here.
 
@@ -39,7 +39,7 @@ from relight.core.workers.supervision import FOR_EVER
 
 MARGIN_S = 1.0
 """How many seconds longer than a lease the group waits for a silent node. The process that freezes
-the workers may be this late.
+the workers may be late by this amount.
 """
 REFUSALS_S = 5.0
 """How long workers may run while another machine refuses connections. This is long enough to
@@ -55,7 +55,7 @@ def lease_s(lost_after_s: float) -> float:
 
 
 class Refusal(Enum):
-    """How certain it is that the coordinator has ended after a refused connection."""
+    """How certain it is that the coordinator has ended, given a refused connection."""
 
     NOTHING = "nothing"
     HINT = "no process listens there, unless a firewall sent the refusal"
@@ -63,7 +63,7 @@ class Refusal(Enum):
 
 
 class Lease:
-    """The lease of one node's workers.
+    """The lease for one node's workers.
 
     Args:
         lease_s: seconds from an echoed heartbeat to the end of the lease.
@@ -77,7 +77,7 @@ class Lease:
         self._refused_since: float | None = None
         """When another machine first refused a connection after the last renewal."""
         self._hosted_until = float("-inf")
-        """Until when the coordinator was certainly in this process."""
+        """The time until which the coordinator was certainly in this process."""
         self._confirmed_here = False
         """Whether the coordinator in this process has confirmed the workers here."""
 
@@ -94,14 +94,14 @@ class Lease:
 
     def renew(self, echoed_at: float) -> None:
         """Extend the lease after a heartbeat was echoed over a connection that has confirmed the
-        workers. It counts from the time when that heartbeat was sent.
+        workers. The lease time counts from the moment when that heartbeat was sent.
         """
         self._refused_since = None
         self.until = echoed_at + self._lease_s
 
     def on_refused_connection(self, refusal: Refusal, now: float) -> None:
         """Renew the lease if a refusal proves that no coordinator can have continued. Otherwise
-        make sure that it ends in time.
+        make sure that the lease ends in time.
         """
         if refusal is Refusal.PROOF and not self._doubtful and now < self.until:
             self.until = now + self._lease_s
@@ -111,16 +111,19 @@ class Lease:
             self.until = min(self.until, self._refused_since + REFUSALS_S)
 
     def begin_hosting(self, until: float, now: float) -> None:
-        """Record that the coordinator is now in this process, and certainly stays until `until`."""
-        # No other process can have become the coordinator of the only endpoint in between. If one
-        # did, it has confirmed the workers here.
+        """Record that the coordinator is now in this process, and certainly remains here until
+        `until`.
+        """
+        # No other process can have become the coordinator at the only endpoint in between, unless
+        # it has confirmed the workers here.
         sole = until == FOR_EVER and not self._doubtful
         self._confirmed_here = sole and now < self.until
         self.host(until)
 
     def host(self, until: float) -> None:
         """Record that the coordinator is certainly in this process until the time `until`. The
-        workers here get the same lease as the last node that it could answer until then.
+        workers here get the same lease as the last node to which the coordinator could reply until
+        then.
         """
         self._hosted_until, self._refused_since = until, None
         if self._confirmed_here:
@@ -132,8 +135,8 @@ class Lease:
         self.until = self._hosted_until + self._lease_s
 
     def stop_hosting(self, now: float) -> None:
-        """Record that the coordinator is no longer in this process. The workers here may run as
-        long as the workers on the last node that it answered.
+        """Record that the coordinator is no longer in this process. The workers here may run for as
+        long as the workers on the last node to which the coordinator replied.
         """
         if self._confirmed_here:
             self.until = min(self.until, now + self._lease_s)

@@ -1,5 +1,5 @@
-"""One agent's link to its job's coordinator: its state, the lease of the workers here, and the time
-of the next attempt.
+"""One agent's link to its job's coordinator. This covers the state of the link, the lease for the
+workers on this node, and the time of the next attempt.
 
     SEEKING    no coordinator is known; the finder searches for it
       | it is in this process                                  -> HOSTING
@@ -21,12 +21,12 @@ of the next attempt.
 
 TCP retransmits lost packets after 0.2 s, 0.4 s and so on. After an 8 s network outage, a connection
 stays silent for another 4.6 s, while a new one opens immediately. Until then, datagrams show each
-end that the other one is alive. But some firewalls drop all datagrams, and messages need a
-connection.
+end that the other one is alive. However, some firewalls drop all datagrams, and messages can only
+be sent over a connection.
 
 After the coordinator has reported the end of the job, this node does not search for another
-coordinator. When the connection or the hosting ends, the state becomes OVER. Otherwise the node
-could join another run of the job, and no workers would ever start here.
+coordinator. When the connection or the hosting ends, the state becomes OVER. Otherwise this node
+could join another run of the job, in which no workers would ever start here.
 
 The rules in `core/link/lease` use these states to determine how long the workers may run.
 
@@ -55,22 +55,24 @@ _SHOW_AFTER_S = 0.2
 BURST_S = 0.05
 """Seconds between heartbeats while the last one has not been echoed."""
 REDIAL_S = 1.5
-"""A connection without an echo for this long is replaced, because there may be a new coordinator.
+"""If there is no echo on a connection for this long, the connection is replaced, because there may
+be a new coordinator.
 """
 REDIAL_LIMIT_S = 2.0
 """Time limit for a second connection before the next attempt. The peer may be far away or busy."""
 STALL_S = 0.5
-"""If a timer in this process fires later than this, this process may be at fault for an apparent
-silence.
+"""If a timer in this process fires later than this, this process itself may be the reason for an
+apparent silence.
 """
 LATE_INTERVALS = 1.6
-"""How late an echo may be, in heartbeat intervals. If it takes longer, packets may be lost, and TCP
-would delay later heartbeats, so they are also sent as datagrams. A firewall may drop the datagrams,
-so the connection still carries as many heartbeats as usual.
+"""How late an echo may be, in heartbeat intervals. If it takes longer, packets may have been lost.
+TCP would then delay later heartbeats, so these are also sent as datagrams. A firewall may drop the
+datagrams, so the connection still carries as many heartbeats as usual.
 """
 FIRST_DATAGRAMS = 3
-"""Number of datagrams in a row when an echo is late. With an echo time of 0.4 s, echoes of further
-datagrams would arrive after the end of the shortest lease (1 s). Fewer datagrams might all be lost.
+"""Number of datagrams sent in a row when an echo is late. With an echo time of 0.4 s, echoes of
+further datagrams would arrive after the end of the shortest lease (1 s). Fewer datagrams might all
+be lost.
 """
 FIRST_DATAGRAMS_S = 0.01
 """Seconds between these datagrams."""
@@ -104,21 +106,23 @@ class LinkSettings(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """Event: a coordinator at this address has answered."""
+    """Event: a coordinator at this address has responded."""
 
     peer: str
 
 
 class Heard(NamedTuple):
-    """Event: the coordinator sent a message. `confirms_lease`: the workers here may run."""
+    """Event: the coordinator sent a message. `confirms_lease` is set if the workers here may
+    run.
+    """
 
     confirms_lease: bool
 
 
 class Echoed(NamedTuple):
-    """Event: a heartbeat echo arrived, over the connection or as a datagram. `extra_s`: how much
-    longer than usual the coordinator wants the interval to be (core/link/heartbeat_rate); a
-    datagram doesn't tell.
+    """Event: a heartbeat echo arrived, over the connection or as a datagram. `extra_s` is how much
+    longer than usual the coordinator wants the interval to be (core/link/heartbeat_rate). An echo
+    that arrives as a datagram does not contain this.
     """
 
     number: int
@@ -127,8 +131,9 @@ class Echoed(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """Event: the connection ended or could not be established. `turned_away`: the coordinator
-    rejected this node. `stepped_down`: the coordinator announced that it is stepping down.
+    """Event: the connection ended or could not be established. `turned_away` is set if the
+    coordinator rejected this node. `stepped_down` is set if the coordinator announced that it is
+    stepping down.
     """
 
     reason: str
@@ -157,7 +162,9 @@ class Dialing(NamedTuple):
 
 
 class Hosting(NamedTuple):
-    """Event: the coordinator is in this process, at least until `until`. Repeated when extended."""
+    """Event: the coordinator is in this process, at least until `until`. The event is repeated when
+    this time is extended.
+    """
 
     until: float
 
@@ -173,7 +180,7 @@ class JobOver(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Event: the agent is done with the job."""
+    """Event: the agent has finished its part in the job."""
 
 
 Event = (
@@ -193,8 +200,8 @@ Event = (
 
 
 class Seek(NamedTuple):
-    """Effect: start the finder. `beside`: keep the existing connection until a coordinator answers
-    over another one, within `REDIAL_LIMIT_S`.
+    """Effect: start the finder. If `beside` is set, keep the existing connection until a
+    coordinator responds over another one, within `REDIAL_LIMIT_S`.
     """
 
     beside: bool = False
@@ -253,7 +260,7 @@ class _Session:
         self.redial_at = now + REDIAL_S
         self.datagrams_arrive = False
         self.extra_s = 0.0
-        """How much longer than usual the interval is."""
+        """How much longer than usual the heartbeat interval is."""
         self._shown = 0
         self._sent_at: dict[int, float] = {}
         self._number = 0
@@ -326,7 +333,7 @@ class Link:
         self.state = LinkState.SEEKING
         self.settings = settings
         self.echoed_at = float("-inf")
-        """Send time of the last heartbeat that has been echoed."""
+        """When the last heartbeat that has been echoed was sent."""
         self._awake_at = float("-inf")
         """When this process last resumed after a suspension."""
         self._job_over = False
@@ -343,7 +350,7 @@ class Link:
         return self._search.turned_away
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return the effects.
+        """Process one event and return the effects.
 
         The following are ignored: any event after OVER, unknown echoes, and early Ticks.
         """
@@ -389,7 +396,7 @@ class Link:
                 if session is not None:
                     self._send_heartbeat(session, now)
                 elif self.state is LinkState.SEEKING:
-                    self._due = None  # until the finder answers, or the connection opens or fails
+                    self._due = None  # until the finder reports, or the connection opens or fails
                     self._effects.append(Seek())
         if self._lease.until != leased_until:  # must precede `Seek`, which may reenter `step`
             self._effects.insert(0, LetWorkersRun(self._lease.until))
@@ -400,7 +407,9 @@ class Link:
         return self._due
 
     def unheard_s(self, now: float) -> float:
-        """Return how long an echo has been missing."""
+        """Return how much time has passed since the last echoed heartbeat was sent, not counting
+        any extra heartbeat interval.
+        """
         extra_s = 0.0 if self._session is None else self._session.extra_s
         return now - self.echoed_at - extra_s
 
@@ -467,7 +476,8 @@ class Link:
     def _open(self, peer: str, now: float) -> None:
         self.state = LinkState.JOINING
         before, session = self._session, _Session(peer, now)
-        # A replacement inherits this. If it breaks right away, a coordinator has been lost.
+        # A replacement inherits this. If the replacement breaks right away, a coordinator has been
+        # lost.
         session.heard = before is not None and before.heard
         self._session = session
         self.echoed_at = now
@@ -508,8 +518,8 @@ class Link:
     def _send_heartbeat(self, session: _Session, now: float) -> None:
         settings = self.settings
         if self._due is not None and now > self._due + STALL_S:
-            # It is unknown whether the coordinator was silent. It gets at most twice the time in
-            # total.
+            # It is not known whether the coordinator was silent in the meantime, so it gets more
+            # time, but at most twice the time in total.
             self._awake_at = min(now, self.echoed_at + settings.lost_after_s)
         silent_s = now - self.echoed_at
         if now - max(self.echoed_at, self._awake_at) > settings.lost_after_s:

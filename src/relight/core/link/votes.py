@@ -1,22 +1,22 @@
-"""Votes with a time limit: the one that a host casts, and the ones that it receives.
+"""Votes with a time limit. A host casts one vote and may receive several.
 
 A host votes for one candidate at a time. Its vote is binding for `vote_s` after it receives the
 request. The candidate relies on the vote for a tenth less than that, and starts counting when it
 *sent* the request. Therefore the vote always expires first for the candidate. This doesn't require
 synchronized clocks, only clocks that run at about the same speed. A restarted host does not know
-its earlier votes, so it does not vote during its first `vote_s`. Therefore two hosts never hold
-unexpired votes from a majority at the same time.
+about its earlier votes, so it does not vote during its first `vote_s`. As a result, two hosts never
+hold unexpired votes from a majority at the same time.
 """
 
 from collections.abc import Collection
 from typing import NamedTuple
 
 MARGIN = 0.9
-"""The part of a vote's lifetime that its candidate relies on."""
+"""The fraction of a vote's lifetime for which its candidate relies on the vote."""
 STAGGER = 0.3
-"""How long a candidate waits for each lower-numbered candidate, in `vote_s`."""
+"""How long a candidate waits for each lower-numbered candidate, as a fraction of `vote_s`."""
 ROUND = 0.7
-"""How long a candidate asks for votes before it gives them back, in `vote_s`."""
+"""How long a candidate asks for votes before it gives them back, as a fraction of `vote_s`."""
 
 PROBE, VOTE, LEAD, ALONE = "probe", "vote", "lead", "alone"
 """Kinds of requests. A candidate asks `would you vote for me` (PROBE) and `vote for me` (VOTE). A
@@ -38,11 +38,12 @@ class VoteRequest(NamedTuple):
 
 
 class VoteReply(NamedTuple):
-    """The answer. `candidate`, `incarnation`, `sent` and `stage` are copied from the request.
+    """The reply to a request. `candidate`, `incarnation`, `sent` and `stage` are copied from the
+    request.
 
     If `leads` is set, `holder` is a coordinator whose message reached the voter directly `age_s`
-    seconds ago. Otherwise it is the candidate that has the voter's vote, or -1. `knows_another`:
-    the voter has received a message from a coordinating process that is not the candidate.
+    seconds ago. Otherwise it is the candidate that has the voter's vote, or -1. `knows_another` is
+    set if the voter has received a message from a coordinating process that is not the candidate.
     """
 
     voter: int
@@ -82,7 +83,7 @@ class Voter:
         self._given: VoteRequest | None = None
         """The request that has the vote."""
         self._until = float("-inf")
-        """Until when the vote is binding, on this host's clock."""
+        """The time until which the vote is binding, on this host's clock."""
         self._latest: dict[int, tuple[str, float]] = {}
         """The incarnation and send time of each candidate's last request."""
 
@@ -117,7 +118,9 @@ class Voter:
             self._given = None
 
     def release(self, release: VoteRelease) -> bool:
-        """Take a released vote back. Return whether the candidate has not sent a later request."""
+        """Take back a vote that the candidate released. Return True unless the candidate has sent a
+        later request.
+        """
         candidate, incarnation, sent = release
         given = self._given
         if given is not None and given[:2] == (candidate, incarnation) and given.sent <= sent:
@@ -127,7 +130,8 @@ class Voter:
 
 
 class Campaign:
-    """This host's promised votes, its actual votes, and how long it has been asking for them.
+    """The votes that this host has been promised and given, and how long it has been asking for
+    them.
 
     Args:
         me: the index of this host.
@@ -140,14 +144,14 @@ class Campaign:
         self._hosts = hosts
         self._vote_s = vote_s
         self._promised_at: dict[int, float] = {}
-        """The hosts that would vote for this one, and when each of them was asked."""
+        """The hosts that would vote for this one, and when the request was sent to each of them."""
         self._ready_since: float | None = None
         """When a majority had promised its votes."""
         self._asking_since: float | None = None
         self._until: dict[int, float] = {}
         """The hosts that vote for this one, and until when each vote counts."""
         self._void_until = float("-inf")
-        """Answers to requests sent up to this time are ignored, because those votes were given
+        """Replies to requests sent up to this time are ignored, because those votes were given
         back.
         """
 
@@ -163,12 +167,14 @@ class Campaign:
 
     @property
     def own_vote_until(self) -> float:
-        """Until when this host's own vote counts."""
+        """The time until which this host's own vote counts."""
         return self._until[self._me]
 
     @property
     def majority_until(self) -> float:
-        """Until when the votes from a majority count, or minus infinity without a majority."""
+        """The time until which the votes from a majority count, or minus infinity if there is no
+        majority.
+        """
         voters: set[int] = set()
         for until, voter in sorted(((u, v) for v, u in self._until.items()), reverse=True):
             voters.add(voter)
@@ -178,7 +184,7 @@ class Campaign:
 
     def is_ready(self, now: float, *, own_vote_is_free: bool) -> bool:
         """Return whether to ask for votes. This requires promises from a majority, and each
-        lower-numbered host must have had its chance.
+        lower-numbered host must have had time to go first.
         """
         fresh = {v for v, at in self._promised_at.items() if now - at < ROUND * self._vote_s}
         if not (own_vote_is_free and is_majority({*fresh, self._me}, self._hosts)):
@@ -205,7 +211,7 @@ class Campaign:
         self._until[self._me] = now + MARGIN * self._vote_s
 
     def add(self, reply: VoteReply, now: float) -> bool:
-        """Count another host's answer. Return False if it arrived too late to count."""
+        """Count another host's reply. Return False if it arrived too late to count."""
         voter, sent = reply.voter, reply.sent
         if not self._void_until < sent <= now:
             return False

@@ -1,12 +1,12 @@
 """Encodes and decodes messages between agents and their coordinator.
 
 Each side first sends the line `relight 3`, with the name and version of the protocol. A peer with a
-different version is refused with a reason. A release of relight may add fields with defaults, and
-messages that are only sent to peers whose hello announces support (`relays`, `answers`). Any other
-change requires a higher `PROTOCOL`. The line is followed by frames. A frame is a 4-byte big-endian
-length, followed by that many bytes of JSON. The JSON is an object whose key `type` names the
-message. Nothing else is ever decoded: no pickle, no classes, no references. Oversized frames,
-invalid JSON and other values are `Malformed` and end the connection.
+different version is refused with a reason. A new release of relight may add fields with defaults,
+as well as messages that are only sent to peers whose hello announces support for them (`relays`,
+`answers`). Any other change requires a higher `PROTOCOL`. The line is followed by frames. A frame
+is a 4-byte big-endian length, followed by that many bytes of JSON. The JSON is an object whose key
+`type` names the message. No other data is ever decoded, which rules out pickle, classes and
+references. Oversized frames, invalid JSON and other values are `Malformed` and end the connection.
 
 The first byte of a stream identifies the client: 0 is a torch TCPStore client, 0x16 is TLS.
 """
@@ -52,8 +52,8 @@ def encode_body(message: Message, limit: int = MAX_FRAME) -> bytes:
 
 
 def _heartbeat(message: Message) -> bytes:
-    """Encode a heartbeat or its echo. A coordinator sends thousands per second, and the JSON
-    encoder takes a third of the time that one costs.
+    """Encode a heartbeat or its echo. A coordinator sends thousands of them per second, and a third
+    of the time to send one would be spent in the JSON encoder.
     """
     body = _HEARTBEAT + b"%d" % message["number"]
     extra_s = message.get("extra_s")
@@ -78,7 +78,7 @@ class Decoder:
     """Splits a byte stream into messages.
 
     Args:
-        limit: maximum size in bytes of a frame; may be raised once the peer is authenticated.
+        limit: maximum frame size in bytes, which may be raised once the peer is authenticated.
 
     Attributes:
         unseal: turns a frame's payload into JSON, or raises `Malformed`. If set between two

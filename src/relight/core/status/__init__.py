@@ -1,6 +1,7 @@
-"""The job status shown to users: the agents' answers, and how the job spends its time.
+"""The job status shown to users, which consists of the agents' replies and of how the job spends
+its time.
 
-`snapshot` is one agent's answer, `goodput` breaks down a job's time, `timeline` turns its events
-into bars, and `rates` computes the differences between two samples. The agents' side is in
+`snapshot` defines an agent's reply, `goodput` breaks down a job's time, `timeline` turns a job's
+events into bars, and `rates` computes the differences between two samples. The agents' side is in
 agent/status/. Commands and the status page display the result (cli/inspect/, inspect/).
 """

@@ -1,7 +1,8 @@
-"""A job's numbers over time, in bounded memory: the values that its script reports, and its speed.
+"""Keeps a job's numbers over time, in bounded memory. These are its speed and the values that its
+script reports.
 
 Each node's agent samples them (agent/status/numbers). A chart starts with one value per second.
-When it is full, pairs of values are merged into one, so that it always covers the whole job.
+When a chart is full, pairs of values are merged into one, so that it always covers the whole job.
 """
 
 from collections.abc import Iterable, Mapping
@@ -45,8 +46,8 @@ class ChartBuffer:
         self._series: dict[str, list[float | None]] = {}
 
     def add(self, age_s: float, numbers: Mapping[str, float]) -> None:
-        """Add the numbers sampled `age_s` seconds after the charts began. They replace earlier ones
-        from the same interval.
+        """Add the numbers sampled `age_s` seconds after the charts began. They replace earlier
+        numbers from the same interval.
         """
         age_s = max(0.0, age_s)
         while age_s >= MAX_VALUES * self.every_s:
@@ -105,7 +106,7 @@ class StepRate:
 
         Args:
             step: the latest step.
-            at: its time in seconds.
+            at: the time of that step in seconds.
             now: the current time on the same clock.
         """
         if step < self._step or self._step < 0:  # the first one, or back to a checkpoint
@@ -119,7 +120,9 @@ class StepRate:
 
 
 def job_charts(job: WholeJob) -> tuple[Chart, ...]:
-    """Return a job's charts. Each comes from the first node, in rank order, that has it."""
+    """Return a job's charts. Each chart is taken from the first node, in rank order, that has
+    it.
+    """
     found: dict[str, Chart] = {}
     for node in sorted(job.nodes, key=lambda node: (node.node < 0, node.node)):
         for chart in node.charts:

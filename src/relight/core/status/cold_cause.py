@@ -1,5 +1,5 @@
-"""Explains a slow start or restart by finding out why workers imported modules that should have
-been available in a warm process.
+"""Explains a slow start or restart. Finds out why workers imported modules that should have been
+available in a warm process.
 """
 
 from relight.base.text import format_duration

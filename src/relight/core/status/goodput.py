@@ -1,5 +1,5 @@
-"""How a job spends its time: the wall time of each generation, split into phases, based on one
-agent's events.
+"""Computes how a job spends its time. The wall time of each generation is split into phases, based
+on one agent's events.
 
     rendezvous  from the end of the last generation's workers, or the start of the job, until the
                 generation is formed
@@ -40,7 +40,7 @@ from relight.events.event_types import (
 )
 
 _SHORT_S = 60.0
-"""If a job is shorter than this and its steps are unknown, its account is not worth showing."""
+"""If a job is shorter than this and has not reported steps, its account is not worth showing."""
 _MAX_SHOWN = 20
 """Maximum number of generations, and of nodes, in an account."""
 _MAX_HOSTS = 1000
@@ -79,12 +79,12 @@ class NodeFailures(NamedTuple):
 
 
 class Account(NamedTuple):
-    """How the job has spent its time so far, as seen by one agent.
+    """How the job has spent its time so far, according to one agent.
 
     Times are in seconds. `goodput` is the productive fraction of the wall time, or None if no
     worker called progress(). `is_most` marks it as an upper bound, because the time lost to
-    failures is unknown. `mttr_s` is the mean time from a failure until the next generation has
-    completed the phase `repaired_by` (first_step, init or spawn, depending on the available
+    failures is unknown. `mttr_s` is the mean time between a failure and the end of the phase
+    `repaired_by` in the next generation (first_step, init or spawn, depending on the available
     events). `mtbf_s` is the workers' running time per failure. `nodes` are the nodes with the most
     failures, at most 20. `latest` are the last 20 generations.
     """
@@ -108,7 +108,7 @@ class _Generation:
     Args:
         formed: the event about its formation.
         at: the time of that event.
-        since: when the previous workers had ended, or the job began.
+        since: when the previous workers ended, or when the job began.
         failed_before: when the previous generation failed, or None if it did not fail.
     """
 
@@ -125,7 +125,7 @@ class _Generation:
         self.failed: float | None = None
         self.noticed: float | None = None
         self.is_of_user = False
-        """Whether a signal to the agent ended the generation."""
+        """Whether the generation was ended by a signal to the agent."""
         self.running = 0
         self.exited: float | None = None
 
@@ -177,8 +177,8 @@ class _Generation:
         return 0.0 if self.started is None else max(0.0, self.worked_until(now) - self.started)
 
     def repair(self) -> tuple[float, str] | None:
-        """Return the time from the previous failure until this generation's workers resumed work,
-        and the phase whose end shows it.
+        """Return the time between the previous failure and the moment when this generation's
+        workers resumed work, and the phase whose end marks that moment.
         """
         if self.failed_before is not None:
             marks = ((self.first, "first_step"), (self.met, "init"), (self.started, "spawn"))
@@ -201,7 +201,7 @@ class _Generation:
             if is_told:
                 found[phase] = mark - at
             else:
-                unknown += mark - at  # this phase can't be separated from the ones before
+                unknown += mark - at  # this phase can't be separated from earlier ones
             at, is_told = mark, True
         if self.first is None:
             unknown += until - at
@@ -245,7 +245,7 @@ class Ledger:
         self._repaired_by = ""
 
     def step(self, event: Event, t: float, time: float) -> None:
-        """Process an event, or ignore it after the end of the job.
+        """Process an event. Events after the end of the job are ignored.
 
         Args:
             event: the event.
@@ -267,8 +267,8 @@ class Ledger:
 
     def cold_restart(self) -> tuple[float, float] | None:
         """Return how long the last restart took, from the failure until all workers had connected
-        to the store, and how much of that passed between their start and the first connection.
-        Return None if that is not known.
+        to the store, and how much of this time passed between the workers' start and the first
+        connection. Return None if this is not known.
         """
         now = self._generation
         if now is None or now.started is None or now.reached is None or now.met is None:

@@ -1,5 +1,5 @@
-"""The phases of a job's time, with their names on the status page, in `relight status` and in the
-docs.
+"""The phases that a job's time is divided into, with their names on the status page, in `relight
+status` and in the docs.
 
 The timeline, `goodput` in JSON and the metrics use the same keys. docs/watching.md describes when
 each phase begins and ends, and the page's style sheet has a colour for each phase.

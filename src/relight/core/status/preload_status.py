@@ -5,8 +5,8 @@ from typing import NamedTuple
 from relight.base.text import format_duration, pluralize
 
 WAITING, IMPORTING, READY, UNUSABLE = "waiting", "importing", "ready", "unusable"
-"""In these states, the import has not started; it is running; the next workers will have the
-modules; they never will.
+"""In the first state, the import has not started. In the second, it is running. In the third, the
+next workers will have the modules. In the last, they never will.
 """
 _MAX_SHOWN = 5
 
@@ -21,9 +21,9 @@ class LeftOut(NamedTuple):
 class PreloadStatus(NamedTuple):
     """The imports on one node.
 
-    `modules` is the number of known modules, `imported` is how many of them are done, `importing`
-    is the current one, and `seconds` is the time since the import began. `reason` is why restarts
-    are cold.
+    `modules` is the number of known modules, `imported` is how many of them have been imported,
+    `importing` is the current one, and `seconds` is the time since the import began. `reason` is
+    why restarts are cold.
     """
 
     state: str

@@ -1,6 +1,4 @@
-"""The current CPU usage and steps per second of each rank, computed from successive samples of a
-job.
-"""
+"""Computes each rank's current CPU usage and steps per second from successive samples of a job."""
 
 from collections import deque
 from collections.abc import Iterable

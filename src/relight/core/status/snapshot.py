@@ -1,4 +1,5 @@
-"""An agent's view of its job at one moment, for `relight status`, `list`, `logs` and others.
+"""An agent's view of its job at one moment, for `relight status`, `list`, `logs` and other
+commands.
 
 It is sent as JSON over a Unix socket (agent/status/job_socket), and kept in a small file for a
 while after the job has ended (processes/running_jobs). base/fields validates it.
@@ -10,16 +11,18 @@ from relight.core.status.goodput import Account
 from relight.core.status.preload_status import PreloadStatus
 
 WAITING, RUNNING, STOPPING, DONE, ENDED = "waiting", "running", "stopping", "done", "ended"
-"""The states of a node, in this order: it has no workers; workers are running; workers are being
-stopped; all workers have succeeded and the node waits for other nodes; the job is over here."""
+"""The states of a node. In this order, they mean that it has no workers, that workers are running,
+that workers are being stopped, that all workers have succeeded and the node is waiting for other
+nodes, and that the job is over here.
+"""
 
 
 class RankUse(NamedTuple):
-    """Usage by a worker and its descendants until `seen_at`: CPU time in seconds, and their current
-    memory in bytes, with shared pages counted for each process. `step` is the last reported step
-    (`relight.worker.progress`), reported `step_age_s` seconds before `seen_at`, or None. `total` is
-    the total number of steps, if the script reports it. `reported` has the numbers from
-    `relight.worker.report` and `--watch-metric`, such as `loss=0.31`.
+    """Resource usage by a worker and its descendants until `seen_at`. This is their CPU time in
+    seconds, and their current memory in bytes, with shared pages counted once per process. `step`
+    is the last reported step (`relight.worker.progress`), reported `step_age_s` seconds before
+    `seen_at`, or None. `total` is the total number of steps, if the script reports it. `reported`
+    contains the numbers from `relight.worker.report` and `--watch-metric`, such as `loss=0.31`.
     """
 
     seen_at: float
@@ -32,11 +35,11 @@ class RankUse(NamedTuple):
 
 
 class RankSnapshot(NamedTuple):
-    """One worker. `exitcode` is None while it is running. `stop_signal` is the signal that asked it
-    to stop before it ended, or 0. `stdout` and `stderr` are the paths of its log files, or empty.
-    `last_line` is the last line of its output that the agent has seen. After the worker's end,
-    `use` is the agent's last sample, or None without an earlier query. `ended` is the time of its
-    end, or 0 while it is running.
+    """One worker. `exitcode` is None while it is running. `stop_signal` is the signal that told it
+    to stop before it ended, or 0 if there was none. `stdout` and `stderr` are the paths of its log
+    files, or empty. `last_line` is the last line of its output that the agent has seen. After the
+    worker has ended, `use` is the agent's last sample, or None if there was no earlier query.
+    `ended` is when the worker ended, or 0 while it is running.
     """
 
     rank: int
@@ -63,17 +66,17 @@ class Chart(NamedTuple):
 
 
 class NodeSnapshot(NamedTuple):
-    """One agent and its workers. Times are seconds since 1970.
+    """One agent and its workers. Times are in seconds since 1970.
 
     `id` is `NAME-PID`. `command` is the script and its arguments, without secrets. `directory` is
     the command's working directory. `generation` is -1 before the first generation. `cause` is why
     the generation was formed. `exit_code` is None until the job has ended here, and `reason`
     explains the end. `blamed` are the ranks on any node that are known to have caused a failure.
-    `run_directory` has the logs and the event log, if they are kept. `account` is how the job spent
-    its time. `first_step` is when a worker on this node reported the generation's first step.
+    `run_directory` contains the logs and the event log, if they are kept. `account` is how the job
+    spent its time. `first_step` is when a worker on this node reported the generation's first step.
     `version` is the agent's version of relight. `topology` is the node's place in the network, with
-    --rank-order=topology. `scheduler` and `scheduler_job` are empty for a job without a scheduler.
-    `preload` is None for a job that has ended or does not import ahead.
+    --rank-order=topology. `scheduler` and `scheduler_job` are empty for a job that was started
+    without a scheduler. `preload` is None for a job that has ended or does not import ahead.
     """
 
     id: str
@@ -111,8 +114,9 @@ class NodeSnapshot(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A query to an agent for the end of a worker's output, if that is not in a file. `stream` is
-    stdout, stderr or combined. The answer is empty if the agent's node does not have the rank.
+    """A query to an agent for the end of a worker's output, for output that is not in a file.
+    `stream` is stdout, stderr or combined. The reply is empty if the rank is not on the agent's
+    node.
     """
 
     local_rank: int
@@ -121,8 +125,8 @@ class Output(NamedTuple):
 
 
 class EventsAfter(NamedTuple):
-    """A query to an agent for the events in its memory with numbers above `number`, as lines. With
-    `follow`, the agent also sends later events until the job is over here.
+    """A query to an agent for the events in its memory whose numbers are above `number`, as lines.
+    If `follow` is set, the agent also sends later events until the job is over here.
     """
 
     number: int
@@ -134,7 +138,9 @@ class Stacks(NamedTuple):
 
 
 class ClusterQuery(NamedTuple):
-    """A query to the agents on all nodes of the job, in the form that each agent receives."""
+    """A query to the agents on all nodes in the job. `question` is the query in the form that each
+    agent receives.
+    """
 
     question: str
 
@@ -143,21 +149,21 @@ Question = Output | EventsAfter | Stacks | ClusterQuery
 
 
 class NodeAnswer(NamedTuple):
-    """The answer from the agent on a host, or None if it did not answer in time."""
+    """The reply from the agent on a host, or None if it did not reply in time."""
 
     host: str
     answer: str | None
 
 
 class NodeAnswers(NamedTuple):
-    """The answer to `ClusterQuery`. Empty while the agent is without a coordinator."""
+    """The reply to `ClusterQuery`. It is empty while the agent has no coordinator."""
 
     nodes: tuple[NodeAnswer, ...]
 
 
 class WholeJob(NamedTuple):
-    """A job on all its nodes, as seen by one of its agents, whose own node comes first. `silent`
-    are the hosts whose agents have not answered.
+    """A job on all its nodes, as seen by one of its agents. That agent's own node comes first.
+    `silent` are the hosts whose agents have not replied.
     """
 
     nodes: tuple[NodeSnapshot, ...]

@@ -34,15 +34,15 @@ RENDEZVOUS, SPAWN, RUNNING = "rendezvous", "spawn", "running"
 TEARDOWN, FROZEN = "teardown", "frozen"
 IMPORTS, INIT, FIRST_STEP = "imports", "init", "first_step"
 PRODUCTIVE, LOST = "productive", "lost"
-"""Phases (core/status/phases). Some are only known on the node with the store, or if workers report
-their steps. Until a phase is known, workers are `running`.
+"""Phases (core/status/phases). Some phases are only known on the node with the store, or if workers
+report their steps. Until a phase is known, workers are shown as `running`.
 """
 _AT_WORK = (RUNNING, IMPORTS, INIT, PRODUCTIVE)
 
 
 class TimedEvent(NamedTuple):
     """A node's event and its time, both in seconds since 1970 and on the node's monotonic clock,
-    also used for the times within some events.
+    which is also used for the times within some events.
     """
 
     at: float
@@ -51,7 +51,7 @@ class TimedEvent(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A phase of a generation on a node. `ended` is None while it lasts."""
+    """A phase of a generation on a node. `ended` is None until the phase has ended."""
 
     generation: int
     phase: str
@@ -76,7 +76,7 @@ class Lane(NamedTuple):
 
 class GenerationRow(NamedTuple):
     """A generation as it was formed, after `restart` restarts caused by failures. `ended` is None
-    while it lasts.
+    until the generation has ended.
     """
 
     number: int
@@ -109,9 +109,10 @@ def history(
     """Return a job's history.
 
     Args:
-        nodes: the events of each node by name; the first node determines the generations.
+        nodes: the events on each node, by the node's name. The first node determines the
+            generations.
         began: when the job began, in seconds since 1970.
-        first_steps: when the latest generation's workers reported their first step, by node; events
+        first_steps: when the latest generation's workers reported their first step, by node. Events
             contain this only after the workers have ended.
     """
     first: Sequence[TimedEvent] = next(iter(nodes.values()), ())
@@ -149,8 +150,8 @@ def generations(records: Iterable[TimedEvent]) -> list[GenerationRow]:
 
 
 def failures(nodes: Iterable[Sequence[TimedEvent]]) -> list[Happened]:
-    """Return the failures that restarted or ended the job. Each is returned once, even though all
-    nodes report it.
+    """Return the failures that restarted or ended the job. Each failure is returned only once, even
+    though all nodes report it.
     """
     found: dict[str, Happened] = {}
     for records in nodes:
@@ -168,7 +169,7 @@ def failures(nodes: Iterable[Sequence[TimedEvent]]) -> list[Happened]:
 
 
 class _Drawing:
-    """A lane under construction while the events are read."""
+    """A lane that is built up while the events are read."""
 
     def __init__(self, began: float) -> None:
         self.bars: list[Bar] = []

@@ -1,10 +1,10 @@
 """The workers of one node in one generation.
 
 `supervision` is the state machine. Its inputs are exits, signals and deadlines, and its outputs are
-signals to workers and timers. `hang_detector` decides whether workers are idle, and
+signals to workers and timers. `hang_detector` determines whether workers are idle, and
 `worker_command` builds one worker's command line and environment. `held_traceback`,
-`traceback_groups`, `status_text` and `colours` format the terminal output. `shared_words` is the
-layout of the memory shared by agent and worker.
+`traceback_groups`, `status_text` and `colours` format the terminal output. `shared_words` defines
+the layout of the memory shared by an agent and a worker.
 
 The drivers are processes/supervisor.py, agent/watchdogs.py and output/.
 """

@@ -1,6 +1,6 @@
 """Colours tracebacks in terminal output in the same way as CPython 3.13 (Lib/traceback.py,
 Lib/_colorize.py). Only output to a terminal is coloured. `FORCE_COLOR` enables colours on a
-terminal whose TERM is `dumb`. Loaded only after a failure.
+terminal whose TERM is `dumb`. This module is loaded only after a failure.
 """
 
 import re
@@ -23,10 +23,10 @@ _MARKED = re.compile(r"~+|\^+")
 
 
 def are_wanted(get: Callable[[str], str]) -> bool:
-    """Return whether a terminal user wants colours.
+    """Return whether the user of a terminal wants colours.
 
     Args:
-        get: returns an environment variable, empty if it is not set.
+        get: returns an environment variable, or an empty string if it is not set.
     """
     if get("PYTHON_COLORS") in ("0", "1"):
         return get("PYTHON_COLORS") == "1"
@@ -36,7 +36,7 @@ def are_wanted(get: Callable[[str], str]) -> bool:
 
 
 def coloured(text: str) -> str:
-    """Colour the places, exceptions and underlined code of tracebacks in a string."""
+    """Colour the locations, exceptions and underlined code in a string's tracebacks."""
     lines = text.split("\n")
     result: list[str] = []
     inside = False

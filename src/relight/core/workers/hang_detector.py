@@ -1,5 +1,5 @@
-"""Decides whether the workers on a node are still making progress (--hang-timeout). Pure, without a
-clock.
+"""Determines whether the workers on a node are still making progress (--hang-timeout). This module
+is pure and does not use a clock.
 
 A worker is
 
@@ -7,18 +7,18 @@ A worker is
     computing   it only uses CPU time; it may be training on a GPU, or spinning
     idle        neither
 
-A *sign* is a deliberate sign of life: a byte of output, or a step reported with
+A *sign* is a deliberate sign of life. This is either a byte of output, or a step reported with
 `relight.worker.progress`.
 
 The workers on a node are quiet
 
-- after `idle_s` in which all of them were idle and gave no sign; or
+- after all of them have been idle for `idle_s` without giving a sign, or
 - after `silent_s` without a sign and without a working worker, if signs occurred regularly before.
   Without this rule, a rank in an endless loop would look busy forever.
 
 Both times adapt to the job. They increase to ten times the longest pause that the job has recovered
-from, but `idle_s` only if the user did not set it. The job hangs if the workers on all nodes are
-quiet, as decided by core/group/membership.
+from. `idle_s` increases only if the user did not set it. The job has hung if the workers on all
+nodes are quiet. core/group/membership determines whether this is the case.
 """
 
 from collections.abc import Mapping
@@ -35,16 +35,18 @@ _BUSY_FAULTS = 100.0
 _MIN_CPU_S = 0.05
 """The system counts CPU time in steps of 0.01 s. A single step proves nothing."""
 _WINDOW_S = 1.0
-"""Usage is measured over this time, or over the time between two observations if that is longer."""
+"""Usage is measured over this time in seconds, or over the time between two observations if that is
+longer.
+"""
 _TIMES = 10
 """A pause counts as a hang once it reaches this multiple of the longest earlier pause."""
 _REGULAR = 5
-"""How many signs are needed before they count as regular."""
+"""The number of signs after which signs count as regular."""
 
 
 class Usage(NamedTuple):
-    """Cumulative usage by a worker and all its descendants: CPU time in seconds, bytes passed to
-    read(2) and write(2), and page faults.
+    """Cumulative resource usage by a worker and all its descendants. This is their CPU time in
+    seconds, the bytes passed to read(2) and write(2), and their page faults.
     """
 
     cpu_s: float
@@ -55,8 +57,8 @@ class Usage(NamedTuple):
 class Observation(NamedTuple):
     """One observation of a node's workers.
 
-    `workers`: usage by local rank, for running workers only. `signs`: the number of output bytes
-    and the highest step; any change is a sign.
+    `workers` is the usage by local rank, for running workers only. `signs` consists of the number
+    of output bytes and the highest step, and a change in either counts as a sign of life.
     """
 
     workers: Mapping[int, Usage]
@@ -64,7 +66,7 @@ class Observation(NamedTuple):
 
 
 class Quiet(NamedTuple):
-    """How many seconds the workers have been quiet, and how long they may be."""
+    """How many seconds the workers have been quiet, and how long they may be quiet."""
 
     seconds: float
     limit_s: float
@@ -93,7 +95,7 @@ class Activity:
         """Return how long the workers have been quiet, or None while that is within the limits.
 
         Args:
-            seen: the observation; None while they can't run because they are frozen.
+            seen: the observation, or None while the workers can't run because they are frozen.
             now: the current time.
         """
         recent = self._recent

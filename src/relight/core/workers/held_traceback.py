@@ -18,8 +18,9 @@ from outside (host/stacks).
     ENDED     the worker has ended             output is added to the held output, or passes if
                                                nothing is held
 
-Invariants: The shown bytes followed by the held bytes are the worker's output. While the worker is
-running, bytes are held for at most five seconds, while the agent inspects its stack.
+Invariants: The bytes shown so far, followed by the bytes held, are the worker's complete output.
+While the worker is running, bytes are held for at most five seconds, while the agent inspects its
+stack.
 
 A chunk of output without a traceback only costs a few byte searches. The agent inspects the stack
 at most four times per second, no matter how many tracebacks the worker prints.
@@ -41,7 +42,9 @@ class HeldTraceback:
     def __init__(self) -> None:
         self._held = bytearray()
         self._is_certain = True
-        """Whether a traceback certainly begins there, or the line is still too short to tell."""
+        """Whether a traceback certainly begins there. If not, the line is still too short to
+        tell.
+        """
         self._began = 0.0
         self._looked_at = float("-inf")
         self._due: float | None = None
@@ -85,14 +88,14 @@ class HeldTraceback:
         return shown + self.release() if len(self._held) > _MAX else shown
 
     def deadline(self) -> float | None:
-        """Return when to inspect the worker and call `looked`, or None for never."""
+        """Return when to inspect the worker and call `on_inspected`, or None for never."""
         return self._due
 
     def on_inspected(self, ends: bool | None, now: float) -> bytes:
         """Process an inspection of the worker. Return the output to show now.
 
         Args:
-            ends: whether its main thread has left its program; None if that can't be determined.
+            ends: whether its main thread has left its program, or None if that can't be determined.
             now: the current time.
         """
         self._looked_at = now
@@ -124,7 +127,9 @@ class HeldTraceback:
 
 
 def _beginning(data: bytes) -> tuple[int, bool]:
-    """Return where a traceback begins (`len(data)` without one), and whether that is certain."""
+    """Return where a traceback begins (`len(data)` if there is none), and whether that is
+    certain.
+    """
     header = data.find(_HEADER)
     end = len(data) if header < 0 else header
     place, is_whole = _place_of_syntax_error(data[:end], is_cut=header < 0)
@@ -139,7 +144,7 @@ def _beginning(data: bytes) -> tuple[int, bool]:
 
 def _place_of_syntax_error(data: bytes, *, is_cut: bool) -> tuple[int, bool]:
     """Return where a SyntaxError in the script itself begins, and whether its first line is
-    complete. Such an error lacks a header and begins with a place without a function.
+    complete. Such an error has no header and begins with a location that does not name a function.
     """
     at = data.find(_FILE)
     while at >= 0:
@@ -162,7 +167,7 @@ def _may_begin(line: bytes) -> bool:
 
 
 def _without_rank(line: bytes) -> bytes:
-    """Remove the rank that torch puts before a line."""
+    """Remove the rank that torch puts at the start of a line."""
     if not line.startswith(b"[rank"):
         return line
     return line.partition(b": ")[2]

@@ -1,4 +1,5 @@
-"""When to import ahead, repeat or wait for workers' imports (--preload=auto, --keep-warm).
+"""Decides when to import modules ahead, when to repeat this, and when to wait for it
+(--preload=auto, --keep-warm).
 
 learned     the first worker's imports are complete at its first optimizer step or, if no step can
             be detected (without torch, or with a compiled step), after a while without a new import
@@ -12,25 +13,27 @@ from typing import NamedTuple
 
 LEARN_S = 20.0
 QUIET_S = 5.0
-"""If no step can be detected, imports are complete after this time and this long without a new
-import.
+"""If no step can be detected, imports are considered complete once the generation is `LEARN_S` old
+and there has been no new import for `QUIET_S`.
 """
 SETTLE_S = 1.0
-"""A step is often followed by a few more imports, for example by a logger."""
+"""How long to wait after a step, because a step is often followed by a few more imports, for
+example by a logger.
+"""
 STEP_LIMIT_S = 30.0
 """How long a worker that has imported torch's optimizers may take until its first step, without
-further imports. After that, it may be reading data for a long time and import more later, in which
-case the process is replaced. Or no step can be detected, because compiled steps don't run hooks,
-and some scripts update the parameters themselves.
+further imports. If it takes longer, it may be reading data for a long time and import more modules
+later, in which case the process is replaced. It is also possible that no step can be detected,
+because compiled steps don't run hooks and some scripts update the parameters themselves.
 """
 SHARE = 0.01
-"""The fraction of a process's modules that must be missing to replace it. If fewer are missing, it
-costs more to import all modules again.
+"""A process is replaced only if more than this fraction of its modules is missing. If fewer are
+missing, importing all modules again would cost more than it saves.
 """
 UNKNOWN_S = 20.0
 """How long a job waits for imports whose duration is unknown. A cold start takes ten seconds."""
 SLOW_START_S = 2.0
-"""From this time on, the progress of the imports predicts their duration."""
+"""After this time, the progress of the imports is used to predict their duration."""
 
 
 class WorkerImports(NamedTuple):
@@ -54,12 +57,13 @@ class WorkerImports(NamedTuple):
 
 
 class ImportProgress(NamedTuple):
-    """The progress of a process that imports `modules` modules, `imported` of them so far.
+    """The progress of a process that imports `modules` modules and has imported `imported` of them
+    so far.
 
     Attributes:
         elapsed_s: how long ago it began.
-        expected_s: how long it takes at most on an idle machine; None if unknown.
-        is_low_priority: whether other processes run first.
+        expected_s: how long it takes at most on an idle machine, or None if unknown.
+        is_low_priority: whether other processes take precedence over it.
     """
 
     modules: int
@@ -70,7 +74,7 @@ class ImportProgress(NamedTuple):
 
 
 def are_complete(seen: WorkerImports) -> bool:
-    """Return whether to import the first worker's modules ahead now."""
+    """Return whether it is time to import the first worker's modules ahead."""
     if not seen.modules:
         return False
     if seen.has_stepped or seen.is_restarted:
@@ -84,7 +88,7 @@ def pays_to_replace(lacking: int, modules: int, quiet_s: float, replaced: int) -
     """Return whether to replace a process that has imported the modules with a complete one.
 
     Args:
-        lacking: number of workers' modules that are missing in the process.
+        lacking: number of the workers' modules that are missing from the process.
         modules: number of modules in the process.
         quiet_s: time since a worker's last new import.
         replaced: number of processes replaced so far.
@@ -99,7 +103,7 @@ def pays_to_wait(made: ImportProgress, waited_s: float, cold_s: float | None) ->
     Args:
         made: the progress of that process.
         waited_s: how long this job has been waiting so far.
-        cold_s: how long the imports take in a cold start; None if unknown.
+        cold_s: how long the imports take in a cold start, or None if unknown.
     """
     left_s = _left_s(made)
     if left_s is None or cold_s is None:

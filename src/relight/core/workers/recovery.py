@@ -12,9 +12,9 @@ from relight.core.failure import WorkerState
 
 
 def hanging(alive: Collection[int], doing: Mapping[int, WorkerState]) -> tuple[int, ...]:
-    """Return the local ranks that can't leave their process group in a hang, because they were not
-    seen waiting for their peers. The coordinator decides whether one of them is to blame
-    (core/group/survivors).
+    """Return the local ranks that can't leave their process group when a job hangs, because they
+    were not seen waiting for their peers. The coordinator determines whether one of them is to
+    blame (core/group/survivors).
 
     Args:
         alive: the local ranks that have not ended.
@@ -32,7 +32,7 @@ def why_not(
     Args:
         alive: the local ranks that have not failed.
         inside: the local ranks that are running a recoverable function.
-        hanging: the local ranks that hang.
+        hanging: the local ranks that are hung.
     """
     staying = set(alive) - set(hanging)
     if not inside or not alive:
@@ -47,12 +47,12 @@ def why_not(
 
 
 def why_stopped(finished: Collection[int], late: Collection[int], limit_s: float) -> str:
-    """Return why the ranks that were leaving their group restart.
+    """Return why the ranks that were leaving their group have to restart.
 
     Args:
         finished: the local ranks that exited with code 0 while leaving.
         late: the local ranks still in the group.
-        limit_s: time limit for leaving it, in seconds.
+        limit_s: time limit for leaving the group, in seconds.
     """
     if finished:
         return f"local {format_ranks(sorted(finished))} finished before leaving the group"

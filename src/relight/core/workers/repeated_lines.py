@@ -8,9 +8,10 @@ Lines are never delayed. A line that another rank printed within the last 0.1 s 
 rank's own repetitions are shown. The note follows 0.1 s after the first line, so that one note
 covers a block. It quotes the line if there was other output in between.
 
-Only complete lines that consist of text, tabs and colours are compared. Cursor movements, such as
-those in progress bars, are passed through unchanged. In each 0.1 s window, at most 2000 lines and
-256 kB are compared, which bounds memory and time. Loaded on terminals only.
+Only complete lines that consist of text, tabs and colours are compared. Lines with cursor
+movements, such as progress bars, are passed through unchanged. In each 0.1 s window, at most 2000
+lines and 256 kB are compared, which bounds memory and time. This module is loaded only if output is
+written to a terminal.
 """
 
 import re
@@ -31,7 +32,9 @@ _COLOUR = re.compile(rb"\x1b\[[\d;:]*m|\r")
 
 
 class _Shown:
-    """A line on the terminal, with its arrival time, its position and the ranks that printed it."""
+    """A line shown on the terminal, with its arrival time, its position and the ranks that printed
+    it.
+    """
 
     __slots__ = ("at", "first", "line", "others", "place")
 
@@ -49,8 +52,8 @@ class RepeatedLines:
     def __init__(self) -> None:
         self._shown: deque[_Shown] = deque()
         self._by_line: dict[bytes, list[_Shown]] = {}
-        """The entries for each line, in order. A rank that has printed one of them has also printed
-        all earlier ones.
+        """The entries for each line, in order. A rank that has printed one of a line's entries has
+        also printed all earlier ones.
         """
         self._size = 0
         self._place = 0

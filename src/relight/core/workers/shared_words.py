@@ -3,10 +3,11 @@ order.
 
 The worker creates it next to its error file (shared_page) when it first calls a function from
 `relight.worker`. If the agent has to write something earlier, the agent creates it. Each word has
-one writer, which never reads it back to base a decision on it. A bug in the script can write
-anything anywhere, so readers access words through the functions below, which ignore values that are
-out of bounds. Change `SUFFIX` whenever the meaning of a word changes. Workers that start after an
-upgrade may import a different version from their agent's, and must not share memory with it then.
+one writer, which never reads the word back to base a decision on it. Because of a bug, the script
+may write anything anywhere in this memory, so readers access words through the functions below,
+which ignore values that are out of bounds. Change `SUFFIX` whenever the meaning of a word changes.
+Workers that start after an upgrade may import a different version of relight from their agent's,
+and must not share memory with the agent in that case.
 """
 
 import struct
@@ -15,37 +16,45 @@ from collections.abc import Callable
 SIZE = 4096
 """File size in bytes."""
 SUFFIX = ".shared"
-"""Suffix that is appended to the error file's name to get the name of this file."""
+"""Suffix that is appended to the name of the error file to get the name of this file."""
 
 LIMIT = 0
 """Written by the agent: no worker may return from this call of `should_checkpoint` before AGREED is
-set or LIMIT is changed; 0 for no limit."""
+set or LIMIT is changed. 0 means that there is no limit.
+"""
 AGREED = 1
-"""Written by the agent: from this call on, `should_checkpoint` returns True; 0 for never."""
+"""Written by the agent: starting with this call, `should_checkpoint` returns True. 0 means
+never.
+"""
 DEADLINE = 2
-"""Written by the agent: when the worker will be stopped, in nanoseconds on the monotonic clock; 0
-for never."""
+"""Written by the agent: when the worker will be stopped, in nanoseconds on the monotonic clock. 0
+means never.
+"""
 LEAVE = 3
-"""Written by the agent: how many groups the worker must have left by now (worker/recovery); 0 for
-none."""
+"""Written by the agent: how many groups the worker must have left by now (worker/recovery), or 0
+for none.
+"""
 JOIN = 4
-"""Written by the agent: how many of these groups it has replaced with a new one, whose variables
-are in a file."""
+"""Written by the agent: how many of these groups it has replaced with a new group, whose variables
+are in a file.
+"""
 MAX_LEFT_S = 2e6
-"""How far in the future a deadline may be, in seconds; the same limit as on the command line
-(`values.MAX_SECONDS`)."""
+"""How far in the future a deadline may be, in seconds. The limit is the same as on the command line
+(`values.MAX_SECONDS`).
+"""
 
 CALLS = 8
 """Written by the worker: how often it has called `should_checkpoint`."""
 STEP = 9
 """Written by the worker: the last step that it has reported."""
 STEP_AT = 10
-"""Written by the worker: when it reported that step, in nanoseconds on the monotonic clock; 0 if it
-has not reported a step."""
+"""Written by the worker: when it reported that step, in nanoseconds on the monotonic clock, or 0 if
+it has not reported a step.
+"""
 FIRST_AT = 11
 """Written by the worker: when it reported its first step."""
 INSIDE = 12
-"""Written by the worker: 1 while it runs a recoverable function, 2 afterwards."""
+"""Written by the worker: 1 while it is running a recoverable function, and 2 afterwards."""
 LEFT = 13
 """Written by the worker: the latest value of LEAVE that it has acted on."""
 JOINED = 14
@@ -53,14 +62,19 @@ JOINED = 14
 VARIABLES_SUFFIX = ".group.json"
 """Suffix that is appended to the error file's name to get the file with a new group's variables."""
 WRITES = 15
-"""Written by the worker: incremented before and after each write to VALUES; odd during a write."""
+"""Written by the worker: a counter that is incremented before and after each write to VALUES, and
+is therefore odd during a write.
+"""
 VALUES = 16
-"""Written by the worker: its last reported values. Each has a name, NAME_WORDS words long, and a
-float."""
+"""Written by the worker: the values that it reported last. Each value has a name, which is
+NAME_WORDS words long, and a float.
+"""
 MAX_VALUES = 8
 NAME_WORDS = 3
 TOTAL = VALUES + MAX_VALUES * (NAME_WORDS + 1)
-"""Written by the worker: the total number of steps in its run; 0 if it does not report it."""
+"""Written by the worker: the total number of steps in its run, or 0 if it does not report this
+number.
+"""
 MAX_NAME_BYTES = 8 * NAME_WORDS
 MAX_CALLS = 1 << 60
 """The highest number of calls that base/fields accepts."""
@@ -79,7 +93,7 @@ def progress(page: memoryview, began: float, now: Callable[[], float]) -> tuple[
 
     Args:
         page: the memory.
-        began: when the worker was started, or a moment before, on the monotonic clock.
+        began: when the worker was started, or a moment before that, on the monotonic clock.
         now: returns the time on that clock.
     """
     step, at = page[STEP], page[STEP_AT] / 1e9
@@ -92,7 +106,9 @@ def total(page: memoryview) -> int | None:
 
 
 def values(page: memoryview) -> tuple[str, ...]:
-    """Return the last reported values, such as `loss=0.31`; empty while the worker writes them."""
+    """Return the last reported values, such as `loss=0.31`. Return an empty tuple while the worker
+    is writing them.
+    """
     writes, width = page[WRITES], NAME_WORDS + 1
     data = page[VALUES : VALUES + MAX_VALUES * width].tobytes()
     if writes % 2 or page[WRITES] != writes:
@@ -113,8 +129,8 @@ def span(page: memoryview, began: float, now: Callable[[], float]) -> tuple[floa
 
 
 def left_s(page: memoryview, now: float) -> float | None:
-    """Return how many seconds remain until the agent's deadline for the worker, negative after the
-    deadline, or None without a deadline.
+    """Return how many seconds remain until the agent's deadline for the worker, or None if there is
+    no deadline. The result is negative after the deadline.
     """
     deadline = page[DEADLINE]
     left = deadline / 1e9 - now

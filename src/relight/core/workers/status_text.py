@@ -1,11 +1,13 @@
-"""The text of a terminal's status line while the agent is waiting, and when it changes."""
+"""Formats the status line on a terminal while the agent is waiting, and determines when the line
+changes.
+"""
 
 import re
 
 from relight.base.text import format_duration
 
 _LEFT = re.compile(r"(?<=\(join timeout in )(?:(\d+) h ?)?(?:(\d+) min ?)?(?:(\d+) s)?(?=\)$)")
-"""The end of a line from core/group/group_messages."""
+"""Matches the end of a line from core/group/group_messages."""
 _CLEAR, _DIM, _PLAIN = "\r\x1b[K", "\x1b[2m", "\x1b[0m"
 
 
@@ -15,7 +17,7 @@ def line(what: str, waited_s: float, columns: int) -> str:
     Args:
         what: the event that the agent is waiting for.
         waited_s: how long it has been waiting so far.
-        columns: the width of the terminal; 0 if unknown.
+        columns: the width of the terminal, or 0 if unknown.
     """
     text = f"relight: {format_duration(waited_s)}: {what}"
     text = "".join(each if each.isprintable() else "?" for each in text)

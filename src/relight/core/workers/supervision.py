@@ -1,4 +1,4 @@
-"""One node's workers during one generation: monitoring, stopping, escalation.
+"""Monitors and stops one node's workers during one generation, and kills them if they don't stop.
 
 States and transitions:
 
@@ -61,7 +61,7 @@ from relight.events.event_types import (
 )
 
 FOR_EVER = float("inf")
-"""The end of a lease that never expires, as in a single-node job."""
+"""When a lease ends that never expires, as in a single-node job."""
 UNKILLABLE_AFTER_S = 60.0
 """How long the agent waits for a process to exit after SIGKILL."""
 
@@ -75,10 +75,10 @@ _LONGEST_S, _SHORTEST_S, _SHORTEST_REFUSED_S = 30.0, 10.0, 1.0
 
 def patience_s(grace_s: float, *, refused: bool) -> float:
     """Return how long to wait for the workers' leftover processes after SIGKILL. This is the grace
-    time, within limits.
+    time, with a lower and an upper limit.
 
     The kernel may need seconds to free the memory of a large process, and the next worker needs
-    that memory. Waiting for processes that can't be killed at all would be useless.
+    that memory. It would be useless to wait for processes that can't be killed at all.
 
     Args:
         grace_s: the grace time (--shutdown-timeout).
@@ -106,7 +106,7 @@ class SupervisionState(Enum):
 
 
 UNSTOPPED = SupervisionState.RUNNING, SupervisionState.SAVING
-"""The states in which no worker has been asked to stop."""
+"""The states in which no worker has been told to stop."""
 _STAYING = SupervisionState.LEAVING, SupervisionState.LEFT
 """The states in which survivors keep their process outside of a group."""
 
@@ -123,7 +123,7 @@ class Noticed(NamedTuple):
 
 class SurvivorsLeave(NamedTuple):
     """Event: the workers leave their group within `limit_s` seconds. One of them may be about to be
-    reported as failed. The `hanging` ones can't leave it, and are replaced.
+    reported as failed. The workers listed in `hanging` can't leave the group, and are replaced.
     """
 
     limit_s: float
@@ -154,11 +154,11 @@ Recovering = SurvivorsLeave | SurvivorsLeft | WorkersReplaced
 
 
 class Supervision:
-    """The state machine of one node's workers in one generation.
+    """The state machine for one node's workers in one generation.
 
     Args:
         size: number of workers.
-        grace_s: seconds between asking workers to stop and killing them.
+        grace_s: seconds between telling workers to stop and killing them.
     """
 
     def __init__(self, size: int, grace_s: float) -> None:
@@ -191,7 +191,9 @@ class Supervision:
 
     @property
     def may_leave(self) -> bool:
-        """Whether workers may leave their group: they are running, and none may be saving."""
+        """Whether workers may leave their group, because they are running and none of them may be
+        saving.
+        """
         return self.state is SupervisionState.RUNNING and not self._noticed & self._alive.keys()
 
     def step(self, event: Event | SaveAndLeave | Noticed | Recovering, now: float) -> list[Effect]:

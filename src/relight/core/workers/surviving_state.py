@@ -26,13 +26,14 @@ class RankState(NamedTuple):
 
 
 def latest_step(ranks: Sequence[RankState], only_lowest: bool = False) -> int | None:
-    """Return the highest step at which each shard has a survivor, or None.
+    """Return the highest step at which every shard is held by a survivor, or None if there is no
+    such step.
 
     Args:
         ranks: the state of each rank.
         only_lowest: whether to consider only the step of the rank that is furthest behind, because
             another rank may have taken a later step with undefined data from an aborted collective
-            (NCCL). The rank whose collective was aborted has not taken that step.
+            (NCCL). The rank whose collective was aborted did not take that step.
     """
     needed = {each.needed for each in ranks}
     steps = {each.step for each in ranks if each.step is not None}

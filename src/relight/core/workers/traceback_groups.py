@@ -1,10 +1,11 @@
-"""Shows the fatal tracebacks of a node's workers. Each is shown once, with the ranks that had it,
-unless the failure report shows it anyway.
+"""Shows the fatal tracebacks from a node's workers. Each traceback is shown once, with the ranks
+that printed it, unless the failure report shows it anyway.
 
 Two tracebacks are the same if their frames are the same and their messages differ only in numbers,
-because addresses and ranks differ between workers that fail in the same way. The report shows a
-traceback if it contains all of its lines, except those that are left out of long tracebacks (torch
-frames and marks under the source). Loaded only after a failure.
+because addresses and ranks differ between workers that fail in the same way. The report counts as
+showing a traceback if it contains all of the traceback's lines, except for those that are left out
+of long tracebacks (torch frames and marks under the source). This module is loaded only after a
+failure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from relight.core.diagnosis.traceback_lines import frame_of, is_marks, without_n
 from relight.core.diagnosis.tracebacks import last_raised
 
 _LONG = 25
-"""A traceback with more rows is shown without torch frames."""
+"""A traceback with more rows than this is shown without torch frames."""
 
 
 def split(held: bytes) -> tuple[tuple[str, ...], bytes]:
@@ -35,7 +36,7 @@ def grouped(tracebacks: Mapping[int, Sequence[str]], report: str) -> list[str]:
 
     Args:
         tracebacks: the lines of each rank's traceback.
-        report: the report that is shown anyway; may be empty.
+        report: the report that is shown anyway, which may be empty.
     """
     shown = {_key(line) for line in report.split("\n")}
     groups: dict[tuple[str, ...], list[int]] = {}

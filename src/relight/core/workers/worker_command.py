@@ -1,5 +1,5 @@
-"""The command line and environment of one worker, as pure functions of the request and the worker's
-place.
+"""Computes the command line and environment of one worker. They depend only on the request and the
+worker's place.
 
 They are the same as torchrun's (torch 2.13), with one exception: only `${local_rank}` is replaced
 in arguments. Other patterns that `string.Template` would replace, such as `$$` and `$local_rank`,
@@ -39,10 +39,10 @@ argument, like torchrun's `-u`, because scripts and wrappers rely on the script'
 command line.
 """
 LAUNCH_PASSES = "relight launch passes --local-rank; accept it too, or use --use-env"
-"""Remedy for a script that only supports the flag of the old torch.distributed.launch."""
+"""Remedy for a script that only supports the flag used by the old torch.distributed.launch."""
 RECOVERY = "RELIGHT_RECOVERY"
-"""Set if ranks can keep their process. The value is how many seconds a rank whose collective has
-failed waits for its agent to report that another rank has failed.
+"""This variable is set if ranks can keep their process. Its value is the number of seconds for
+which a rank whose collective has failed waits for its agent to report that another rank has failed.
 """
 _NOTICE_S, _NOTICE_OF_NODES_S = "5", "15"
 """With several nodes, this is longer than the default time to wait for a silent node
@@ -56,9 +56,9 @@ _OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
 class Command(NamedTuple):
     """Parameters common to all workers of this node.
 
-    `run_path` has the Python arguments for `--run-path`: -c and a program. `local_rank_argument` is
-    set for `relight launch` without `--use-env`. `agent_store` is set if the agent serves
-    MASTER_PORT.
+    `run_path` contains the Python arguments for `--run-path`, which are -c and a program.
+    `local_rank_argument` is set for `relight launch` without `--use-env`. `agent_store` is set if
+    the agent serves MASTER_PORT.
     """
 
     spec: LaunchSpec
@@ -114,8 +114,8 @@ def with_local_rank(argument: str, local_rank: int) -> str:
 
 
 def suggest_replacement(flag: str) -> str:
-    """Return what to do about a script that expects its local rank as an argument but doesn't get
-    it.
+    """Return what to do about a script that expects its local rank as an argument but doesn't
+    receive it.
     """
     return f"read LOCAL_RANK, or add {flag} '{_MACRO}' after the script"
 
@@ -133,7 +133,7 @@ def same_local_rank(arguments: Sequence[str]) -> str:
 
 
 def common_variables(command: Command) -> dict[str, str]:
-    """Return the part of the environment that is the same for all workers in all generations.
+    """Return the environment variables that are the same for all workers in all generations.
 
     It may contain variables for a single worker (`OF_ONE_WORKER`) if an outer launcher set them.
     """

@@ -5,8 +5,8 @@ any site that its user visits. Therefore:
 - a request that shows the job must carry the page's token, unless the page is public. The token is
   only accepted in the `Authorization` header, because URLs end up in logs and browser histories.
   The page reads it from the URL fragment (`#token=`), which browsers do not send;
-- a request must name this server by an IP address or by the server's own name; a name of another
-  site that resolves to this address (DNS rebinding) is rejected;
+- a request must address this server by an IP address or by the server's own name; another site's
+  name that resolves to this address (DNS rebinding) is rejected;
 - a request initiated by another site is rejected, unless it opens the page itself;
 - a request that acts on the job must carry the token, and must come from the page itself.
 """
@@ -28,7 +28,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
-"""Headers that are sent with every response. They forbid scripts from other origins, inline
+"""Headers that are sent with every response. They prohibit scripts from other origins, inline
 scripts, and framing.
 """
 _LOCAL = frozenset({"localhost", "localhost.localdomain"})
@@ -36,7 +36,7 @@ _BEARER = "Bearer "
 
 
 class HttpRefusal(NamedTuple):
-    """The reason why a request is rejected: an HTTP status, and a message for the user."""
+    """The reason why a request is rejected, with an HTTP status and a message for the user."""
 
     status: int
     why: str

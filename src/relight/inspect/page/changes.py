@@ -1,8 +1,8 @@
 """Computes deltas for browsers, so that 1,000 ranks are not sent every second.
 
 A snapshot of a job is a JSON object. Its `ranks` are rows that begin with the rank number, and its
-`events` are numbered by `n`, in ascending order; of these two, only new entries are sent. Other
-keys are sent whole if they have changed.
+`events` are numbered by `n`, in ascending order. For these two keys, only new entries are sent. For
+every other key, the whole value is sent if it has changed.
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ ROWS, LINES = "ranks", "events"
 
 
 def changes(sent: dict[str, Any], look: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes from `sent` to `look`; empty if they are equal.
+    """Return the changes from `sent` to `look`. The result is empty if they are equal.
 
     Args:
-        sent: the last snapshot that the browser received; initially empty, in which case the result
-            contains `full`.
+        sent: the last snapshot that the browser received. It is initially empty, in which case
+            the result contains `full`.
         look: the current snapshot.
     """
     new = {

@@ -48,7 +48,7 @@ COUNTERS = frozenset({
     "relight_job_restarts", "relight_job_failures", "relight_host_failures",
     "relight_rank_cpu_seconds",
 })  # fmt: skip
-"""Metrics that only increase; in Prometheus, their names end in `_total`."""
+"""Metrics that only increase. In Prometheus, their names end in `_total`."""
 Samples = list[tuple[dict[str, str], float]]
 """Label sets, each with a value."""
 _STATES = ("waiting", "running", "stopping", "done", "succeeded", "failed", "cancelled", "lost")
@@ -81,7 +81,7 @@ def exposition(
 
 
 class _Collector:
-    """Adapts a reading to the prometheus-client interface."""
+    """Presents a job's state through the collector interface of prometheus-client."""
 
     def __init__(self, reading: Reading, gpus: Sequence[Gpu]) -> None:
         self._reading, self._gpus = reading, gpus
@@ -107,14 +107,12 @@ def job_labels(reading: Reading) -> dict[str, str]:
 
 
 def unique_id(job: NodeSnapshot) -> str:
-    """Return a job id that is unique across a fleet, because pids are only unique within one
-    host.
-    """
+    """Return a job id that is unique across a fleet. A pid alone is only unique within its host."""
     return f"{job.id}@{job.host}"
 
 
 def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
-    """Yield the metrics whose values are known, each with its samples."""
+    """Yield each metric whose values are known, with its samples."""
     job, state = reading.job.nodes[0], shown_state(reading)
     counted = Counter(
         rank_state(rank, node).split(" ")[0] for node, rank in ranked_workers(reading.job)

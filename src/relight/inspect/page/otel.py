@@ -2,8 +2,8 @@
 standard variables
 (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/).
 
-A job is a trace. Its root span has a child span for each generation, which in turn has a child span
-for each phase on each node. Spans are sent when they end. Metrics have the same names as in
+Each job is one trace. Its root span has a child span for each generation, which in turn has a child
+span for each phase on each node. Spans are sent when they end. Metrics have the same names as in
 `metrics`.
 """
 
@@ -39,7 +39,7 @@ def wanted(variables: Mapping[str, str]) -> tuple[str, ...]:
 def start(
     read: Callable[[], Reading], variables: Mapping[str, str], say: Callable[[str], None]
 ) -> Callable[[], None] | None:
-    """Start the exports that the environment configures. Return a function that stops them, or None
+    """Start the exports configured in the environment. Return a function that stops them, or None
     if nothing is configured.
 
     Args:
@@ -115,11 +115,11 @@ class _Trace:
         self._job: Any = None
         self._generations: dict[int, Any] = {}
         self._sent: set[tuple[str, int, str, float]] = set()
-        """The phases, as node, generation, name and start time."""
+        """The phases sent so far, each with its node, generation, name and start time."""
         self._taken = 0.0
 
     def take(self, reading: Reading) -> None:
-        """Begin and end spans according to a reading."""
+        """Begin and end spans to match a reading."""
         own = reading.job.nodes[0]
         self._taken = own.taken
         if self._job is None:
@@ -131,7 +131,7 @@ class _Trace:
             self._take_generation(row, after)
         for node, (bars, _) in reading.history.lanes.items():
             is_over = own.state == ENDED or reading.gone
-            # The phases of the workers in a generation are only known once it has ended.
+            # The phases of a generation's workers are only known once the generation has ended.
             latest = max(bar.generation for bar in bars) + is_over
             self._take_phases(node, [bar for bar in bars if bar.generation < latest])
         if own.state == ENDED and own.exit_code:
@@ -180,7 +180,7 @@ class _Trace:
 
 
 def _meters(read: Callable[[], Reading], resource: Any) -> Any:
-    """Return the metrics exporter, which uses the interval from OTEL_METRIC_EXPORT_INTERVAL."""
+    """Return the metrics exporter, whose interval is set by OTEL_METRIC_EXPORT_INTERVAL."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.metrics import Observation
     from opentelemetry.sdk.metrics import MeterProvider

@@ -8,8 +8,8 @@
     POST /stacks     captures the stacks of the ranks on all nodes
     POST /cancel     stops the job like ctrl-C
 
-All but the first of these require the token; on a public page, only POST requests do. The job is
-only read when a request arrives. `access` decides which requests are answered.
+All of these except the first require the token. On a public page, only POST requests require it.
+The job is only read when a request arrives. `access` decides which requests are allowed.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ from relight.inspect.page.changes import changes
 
 _EVERY_S = 1.0
 _ALIVE_S = 15.0
-"""The interval between keep-alives on an idle stream; proxies close silent ones."""
+"""The interval between keep-alives on an idle stream, because proxies close idle connections."""
 _LIMIT_S = 10.0
 """How long a client may take to send its request, or to read the response."""
 _MAX_CONNECTIONS, _MAX_STREAMS = 64, 16
 _MAX_BODY = 4096
 _MAX_UNREAD, _LINGER_S = 1 << 20, 1.0
-"""The limits for draining the rest of a request that was answered before it was fully read. If the
-server closed the connection while data was unread, the client would lose the response (RFC 9112,
-9.6).
+"""The limits for draining the rest of a request if the response was sent before the request was
+fully read. If the server closed the connection while data was unread, the client would lose the
+response (RFC 9112, 9.6).
 """
 _LAST_S = 1.0
 """How long streams may take to send the job's last state before the server closes."""
@@ -57,9 +57,9 @@ _STREAMS = ("stdout", "stderr", "combined")
 
 
 class Served(NamedTuple):
-    """The job that is being served: its data and its actions.
+    """The job that is being served, with its data and its actions.
 
-    `look` returns the job as a JSON object; it may be called often, and from any thread. `output`
+    `look` returns the job as a JSON object. It may be called often, and from any thread. `output`
     takes a rank and a stream. `metrics` returns a content type and a body. `actions` maps the name
     of each action to a function that performs it and returns a message for the user.
     """
@@ -76,9 +76,9 @@ class PageServer(ThreadingHTTPServer):
     Args:
         host: the address to listen on.
         port: the port; 0 means any free one.
-        token: required to read and to act; empty for a public page without actions.
+        token: the token required to read and to act; empty for a public page without actions.
         served: the job to serve.
-        is_public: whether reading requires no token.
+        is_public: whether the page can be read without a token.
 
     Raises:
         OSError: if the port is in use, or the address does not belong to this machine.
@@ -92,7 +92,7 @@ class PageServer(ThreadingHTTPServer):
     ) -> None:
         self.address_family, address = _resolved(host, port)
         self.token, self.served, self.is_public = token, served, is_public
-        folder = files("relight.inspect.page") / "assets"  # read now; an upgrade may replace it
+        folder = files("relight.inspect.page") / "assets"  # an upgrade may replace it later
         self.assets = {path: (folder / name).read_bytes() for path, (name, _) in _ASSETS.items()}
         self.names = _names(host)
         self.closing = threading.Event()
@@ -126,10 +126,10 @@ class PageServer(ThreadingHTTPServer):
             self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect; `_Request` reports internal errors."""
+        """Ignore clients that disconnect. `_Request` reports internal errors."""
 
     def finish(self) -> None:
-        """Have the streams send the job's last state, and end them."""
+        """Make the streams send the job's last state, and then close them."""
         self.closing.set()
         until = time.monotonic() + _LAST_S
         for _ in range(_MAX_STREAMS):
@@ -143,8 +143,8 @@ class _Request(BaseHTTPRequestHandler):
     server_version, sys_version = "relight", ""
 
     def handle_one_request(self) -> None:
-        """Handle a request if its head arrives in time. Otherwise a client that sends it byte by
-        byte could occupy a connection slot forever.
+        """Handle a request if its head arrives in time. Without this limit, a client that sends the
+        head byte by byte could occupy a connection slot forever.
         """
         self._head_limit = threading.Timer(_LIMIT_S, self._give_up)
         self._head_limit.daemon = True
@@ -212,7 +212,7 @@ class _Request(BaseHTTPRequestHandler):
             self._refuse(access.HttpRefusal(404, "there is no such page"))
 
     def do_HEAD(self) -> None:
-        """Respond as to a GET request, but without a body."""
+        """Respond as for a GET request, but without a body."""
         if self._url.path == "/stream":
             self._refuse(access.HttpRefusal(405, "GET only"))
         else:

@@ -1,4 +1,4 @@
-"""The content of a status page at one point in time, as a JSON object; `page.js` renders it.
+"""The content of a status page at one point in time, as a JSON object that `page.js` renders.
 
 Secrets in the job's text are redacted (base/redaction). Pure.
 """
@@ -41,9 +41,9 @@ _RECOVERED_S = 60.0
 
 
 class Reading(NamedTuple):
-    """A job's state at one point in time. `answers` is set if its agent responds or the job has
-    ended, and `gone` if the agent was killed. `gpus` maps the pids of processes on this machine to
-    their GPU usage.
+    """A job's state at one point in time. `answers` is true if the agent responds or the job has
+    ended, and `gone` is true if the agent was killed. `gpus` maps the pids of processes on this
+    machine to their GPU usage.
     """
 
     job: WholeJob
@@ -63,7 +63,7 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
     """Return the content of the status page.
 
     Args:
-        reading: the job's state; it covers at least one node.
+        reading: the job's state, which covers at least one node.
         actions: the actions that the page offers.
     """
     own = reading.job.nodes[0]
@@ -181,8 +181,8 @@ def _notice(reading: Reading, state: str) -> tuple[str, str]:
 
 
 def _has_recovered(reading: Reading) -> bool:
-    """Return whether the workers in the latest generation are making progress, that is, have
-    reported a step or have been running for a while.
+    """Return whether the workers in the latest generation are making progress. This is the case if
+    they have reported a step or have been running for a while.
     """
     own, generations = reading.job.nodes[0], reading.history.generations
     if own.state == RUNNING and any(
@@ -213,9 +213,9 @@ def _goodput(account: Account | None) -> dict[str, Any] | None:
 
 
 def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
-    """Return a table row, in the order of COLUMNS in page.js. For a rank that has ended, resource
-    usage is the last known value, and the field after its last line of output says when it was
-    measured.
+    """Return a table row, with its fields in the order of COLUMNS in page.js. For a rank that has
+    ended, resource usage is the last known value, and the field after its last line of output
+    contains the time at which it was measured.
     """
     use, pace = rank.use, reading.rates.pace(node, rank)
     is_here = node is reading.job.nodes[0] and rank.exitcode is None
@@ -232,7 +232,7 @@ def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
 
 
 def rank_state(rank: RankSnapshot, node: NodeSnapshot) -> str:
-    """Return the state of a rank as a word, possibly followed by the reason why it ended."""
+    """Return a rank's state as a word, possibly followed by the reason why the rank ended."""
     if rank.exitcode is None:
         return "running" if node.exit_code is None else "unknown"
     if rank.stop_signal and rank.rank not in node.blamed:
@@ -247,5 +247,5 @@ def rank_state(rank: RankSnapshot, node: NodeSnapshot) -> str:
 
 @lru_cache(maxsize=8192)
 def hidden(text: str) -> str:
-    """Redact secrets in a text, and cut it if it is very long."""
+    """Redact secrets in text, and truncate it if it is very long."""
     return redaction.redact_text(text[:_MAX_TEXT])

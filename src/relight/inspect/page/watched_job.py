@@ -1,5 +1,5 @@
-"""Reads a job's state for its page from its agents' sockets, at most once a second, no matter how
-many browsers request it.
+"""Reads a job's state for its status page from its agents' sockets, at most once a second,
+regardless of how many browsers request it.
 """
 
 import threading
@@ -22,10 +22,12 @@ from relight.processes.running_jobs import JobDirectory
 
 _EVERY_S = 0.9
 _SHARE = 4.0
-"""The inverse of the largest share of time spent on reading; reading 1,000 ranks takes 0.3 s."""
+"""The minimum interval between reads, as a multiple of the CPU time of a read. Reading 1,000 ranks
+takes 0.3 s.
+"""
 _GPUS_EVERY_S = 3.0
 _MAX_RECORDS = 2000
-"""How many events are kept per node for its lane; a generation of eight workers has twenty."""
+"""How many events are kept per node for its lane. A generation with eight workers has twenty."""
 
 
 class WatchedJob:
@@ -65,14 +67,14 @@ class WatchedJob:
             return self._look
 
     def reading(self, *, now: bool = False) -> Reading:
-        """Return the job's state; with `now`, read it first."""
+        """Return the job's state, which is read again first if `now` is set."""
         with self._lock:
             self._next_at = 0.0 if now else self._next_at
             self._read()
             return self._reading
 
     def output(self, rank: int, stream: str) -> str:
-        """Return the end of a rank's output, as far as its agent still has it."""
+        """Return the part of a rank's latest output that its agent still has."""
         for number, node in enumerate(self.reading().job.nodes):
             for each in node.ranks:
                 if each.rank == rank:
@@ -94,7 +96,7 @@ class WatchedJob:
         own = before.job.nodes[0]
         if self._look and (own.state == ENDED or before.gone):
             return
-        is_new = self._query_events()  # first: the last snapshot appears once no agent responds
+        is_new = self._query_events()  # first, because the agent may exit
         found = self._jobs.find_whole(self.job)
         gone = found is None and not agent_processes.lives(own.pid)
         job = found or before.job
@@ -133,8 +135,8 @@ class WatchedJob:
 
 
 class _LatestGpus:
-    """The GPU usage of processes, as of a few seconds ago. A query takes a second on some machines,
-    so it runs in a thread, and only while a browser is connected.
+    """The GPU usage of processes, as of a few seconds ago. On some machines a query takes a second,
+    so queries run in a thread, and only while a browser is connected.
     """
 
     def __init__(self) -> None:
@@ -143,7 +145,7 @@ class _LatestGpus:
         self._next_at = 0.0
 
     def uses(self, pids: Sequence[int]) -> Mapping[int, GpuUse]:
-        """Return the latest usage, and query it again for these processes if it is too old."""
+        """Return the latest usage. If it is too old, start a new query for these processes."""
         is_asking = self._thread is not None and self._thread.is_alive()
         if not is_asking and time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + _GPUS_EVERY_S
@@ -181,8 +183,8 @@ class _NodeSeen:
 
 def _with_last_snapshots(own: NodeSnapshot, before: WholeJob) -> WholeJob:
     """Return a job that has ended on this node, with the last snapshots of its other nodes, which
-    are no longer queried. If the job succeeded, so did all ranks; otherwise the outcome of the
-    other nodes' ranks is unknown.
+    are no longer queried. If the job succeeded, all ranks succeeded. Otherwise, the outcome of the
+    ranks on other nodes is unknown.
     """
     ended = EXIT_OK if own.exit_code == EXIT_OK else None
     others = [

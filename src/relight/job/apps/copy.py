@@ -1,4 +1,4 @@
-"""Copy one file; if fsspec is installed, source and destination may be URLs."""
+"""Copies one file. If fsspec is installed, the source and the destination may be URLs."""
 
 import argparse
 import os

@@ -106,14 +106,14 @@ def _made(boto3: Any, service: str, once: bool) -> Any:
 
 
 def _session(boto3: Any) -> Any:
-    """Return a session in the region of AWS_REGION, which the `aws` command reads but boto3
+    """Return a session in the region named by AWS_REGION, which the `aws` command reads but boto3
     ignores.
     """
     return boto3.session.Session(region_name=env.read().get("AWS_REGION") or None)
 
 
 def _region_hint(boto3: Any) -> str:
-    """Return a hint for the intended region, if boto3 does not know the one that is set."""
+    """Return a hint that suggests a region, if boto3 does not know the configured one."""
     session = _session(boto3)
     known = session.get_available_regions("batch")
     region = session.region_name or ""

@@ -23,9 +23,9 @@ from relight.job.user import user_name
 APP, USER, VERSION = "relight/app-name", "relight/user", "relight/version"
 """Job tags."""
 ROLE_NAME = "TORCHX_ROLE_NAME"
-"""The container variable with the name of its role."""
+"""The environment variable that contains the name of the container's role."""
 LAUNCHER_URL = "RELIGHT_LAUNCHER_URL"
-"""The variable with the URL of the bundled launcher."""
+"""The environment variable that contains the URL of the bundled launcher."""
 LOG_GROUP = "/aws/batch/job"
 GROUP_OPTION = "awslogs-group"
 JOB = "RELIGHT_JOB_ID"
@@ -36,7 +36,7 @@ _MAX_ROLES = 5
 _MAX_ATTEMPTS = 10
 _MAX_PRIORITY = 9999
 _MAX_BYTES = 24 * 1024
-"""Maximum length of a job definition (service quotas of AWS Batch)."""
+"""Maximum length of a job definition (AWS Batch service quotas)."""
 _CAPABILITY = "node.kubernetes.io/instance-type"
 _REPLICA, _REPLICA_ENV, _RANK0_ENV = "\0replica\0", "RELIGHT_REPLICA_ID", "RELIGHT_RANK0_HOST"
 _DEVICES = {
@@ -45,7 +45,7 @@ _DEVICES = {
 }
 """The device files for a named resource's devices, without their numbers, as in TorchX."""
 _PERMISSIONS = {"r": "READ", "w": "WRITE", "m": "MKNOD"}
-_FOLDER = "/tmp/relight-launcher"  # noqa: S108  # in the container, of which nobody else has a part
+_FOLDER = "/tmp/relight-launcher"  # noqa: S108  # in the container, used by nobody else
 _OWN_ADDRESS = """\
 import socket
 try:
@@ -155,7 +155,9 @@ def tags(app: AppDef, cfg: Mapping[str, Any]) -> dict[str, str]:
 
 
 def job_name(app_id: str) -> str:
-    """Convert an app's id to a valid AWS Batch name: letters, digits, hyphens, underscores."""
+    """Convert an app's id to a valid AWS Batch name, which consists of letters, digits, hyphens and
+    underscores.
+    """
     return re.sub(r"[^A-Za-z0-9_-]+", "-", app_id).lstrip("-_")[-_LONGEST:]
 
 
@@ -169,8 +171,9 @@ def _tag(text: str) -> str:
 
 
 def _retries(app: AppDef) -> dict[str, Any]:
-    """Return the retry strategy. Jobs are retried after a host is lost or its loss is announced,
-    and after other failures as often as the role allows. Batch makes at most 10 attempts.
+    """Return the retry strategy. Jobs are retried after a host has been lost or its loss has been
+    announced. After any other failure, they are retried as often as the role allows. Batch makes at
+    most 10 attempts.
     """
     wanted = max(role.max_retries for role in app.roles)
     if wanted >= _MAX_ATTEMPTS:
@@ -196,8 +199,8 @@ def _check_numbers(cfg: Mapping[str, Any]) -> None:
 
 
 def _instance_type(app: AppDef) -> str:
-    """Return the nodes' instance type, or an empty string if no role requests one. It must be the
-    same for all of a job's node groups (API reference, ContainerProperties).
+    """Return the nodes' instance type, or an empty string if no role requests one. The type must be
+    the same for all of a job's node groups (API reference, ContainerProperties).
     """
     kinds = ((role.resource.capabilities.get(_CAPABILITY), role.name) for role in app.roles)
     wanted = {str(kind): name for kind, name in kinds if kind}
@@ -211,7 +214,7 @@ def _instance_type(app: AppDef) -> str:
 
 
 def _first_nodes(app: AppDef) -> Iterator[tuple[Role, int]]:
-    """Yield each role with the number of its first node."""
+    """Yield each role together with the number of its first node."""
     first = 0
     for role in app.roles:
         yield role, first
@@ -228,7 +231,7 @@ def _container(
         raise UsageError(f"role {role.name}: AWS Batch requires a memory size", hint="--memMB")
     known = {"img_root": "", "app_id": name, "replica_id": _REPLICA, "rank0_env": _RANK0_ENV}
     own = macros.substitute(role, known)
-    if JOB in own.env:  # TorchX's own variable lacks the queue and is left as it is
+    if JOB in own.env:  # TorchX's own variable doesn't include the queue, and is not changed
         whole = role.env[JOB].replace("${app_id}", f"{cfg['queue']}:{name}")
         own = replace(own, env={**own.env, JOB: whole})
     if launcher_file.needed(role) and cfg.get("launcher_uri"):
@@ -309,7 +312,7 @@ def _logging(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _linux(role: Role) -> dict[str, Any]:
-    """Return the size of /dev/shm and the devices, both the resource's and the mounted ones."""
+    """Return the size of /dev/shm, the resource's devices and the mounted devices."""
     devices = []
     for name, count in role.resource.devices.items():
         if name not in _DEVICES:

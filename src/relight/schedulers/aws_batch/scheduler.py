@@ -1,9 +1,9 @@
 """Jobs on AWS Batch: a job definition and a job based on it.
 
-    render   the requests (`request`), as JSON; neither credentials nor network are needed
-    submit   registers the definition and submits the job; if that fails, removes both
-    status   DescribeJobs, and for multi-node jobs also for each node (`states`)
-    logs     CloudWatch
+    render   builds the requests (`request`) as JSON, without credentials or network access
+    submit   registers the definition and submits the job; if this fails, removes both
+    status   calls DescribeJobs for the job and, if it has several nodes, for each node (`states`)
+    logs     reads them from CloudWatch
     cancel   terminates the job
     delete   terminates a running job and deregisters its definition; Batch forgets the job itself
              after a week
@@ -46,7 +46,7 @@ _POLL_S = 2.0
 _PAGE = 100
 """Maximum number of jobs in one DescribeJobs request."""
 _URL_S = 7 * 24 * 3600
-"""How long the launcher can be downloaded: the maximum that S3 allows."""
+"""How long the URL of the launcher is valid. This is the maximum that S3 allows."""
 _ALL = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
 
 
@@ -77,8 +77,8 @@ class AwsBatch(Scheduler):
         self._aws = Aws()
 
     def affinity(self) -> int:
-        """Return how suitable AWS Batch is on this machine. It needs a queue that the user has
-        configured.
+        """Return how suitable AWS Batch is on this machine. AWS Batch needs a queue that the user
+        has configured.
         """
         return 1 if find_spec("boto3") is not None and env.read().get("AWS_PROFILE") else 0
 
@@ -219,7 +219,9 @@ class AwsBatch(Scheduler):
             return str(s3.generate_presigned_url("get_object", Params=where, ExpiresIn=_URL_S))
 
     def _undo(self, job: Mapping[str, Any], arn: str) -> None:
-        """Remove a definition, and also the job created from it if only the response was lost."""
+        """Remove a definition. If a job was created from it and only the response was lost, also
+        remove the job.
+        """
         try:
             with self._aws.client("batch") as batch:
                 for each in _named(batch, job["jobQueue"], job["jobName"]):
@@ -236,8 +238,8 @@ class AwsBatch(Scheduler):
                 batch.deregister_job_definition(jobDefinition=each)
 
     def _lines(self, job_id: str, its_id: str, query: LogQuery) -> Iterator[str]:
-        """Yield a container's lines, one attempt after another, until the job is over. The job's
-        nodes start and end at different times, and may be restarted.
+        """Yield a container's lines, one attempt after another, until the job is over. A job's
+        nodes start and end at different times, and each may be restarted.
         """
         read: dict[str, str] = {}
         done: set[str] = set()
@@ -254,7 +256,7 @@ class AwsBatch(Scheduler):
                     came = True
                     yield line
             done.update(names[:-1])
-            # CloudWatch may show the last lines only some moments after the end.
+            # CloudWatch may not show the last lines until some moments after the end.
             if not query.follow or (was_over and not came):
                 return
             was_over = over
@@ -317,7 +319,7 @@ def _pages(batch: Any, operation: str, field: str, **arguments: Any) -> Iterator
 
 
 def _parts(app_id: str) -> tuple[str, str]:
-    """Return the queue and the name of a job."""
+    """Return a job's queue and name."""
     queue, colon, name = app_id.rpartition(":")
     if not colon or not queue or not name:
         raise UsageError(f"not an AWS Batch job id: {app_id}", hint="QUEUE:NAME")
@@ -390,7 +392,7 @@ def _described(batch: Any, ids: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _nodes(batch: Any, job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return those of a job's nodes that have been started."""
+    """Return the nodes of a job that have been started."""
     size = (job.get("nodeProperties") or {}).get("numNodes")
     if size is None:
         return [dict(job)]
@@ -398,7 +400,7 @@ def _nodes(batch: Any, job: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _times(query: LogQuery) -> dict[str, int]:
-    """Return a query's time limits in milliseconds, as required by CloudWatch."""
+    """Return a query's time range in milliseconds, as required by CloudWatch."""
     said: dict[str, datetime | None] = {"startTime": query.since, "endTime": query.until}
     return {name: int(at.timestamp() * 1000) for name, at in said.items() if at is not None}
 

@@ -44,8 +44,8 @@ def node_number(job: Mapping[str, Any], role: str, replica: int) -> int | None:
 
 
 def state(job: Mapping[str, Any]) -> AppState:
-    """Return the state of a job or of one of its nodes. It is CANCELLED if it was terminated with
-    any tool, and FAILED if it was terminated by Batch's own timeout.
+    """Return the state of a job or of one of its nodes. The state is CANCELLED if the job was
+    terminated with any tool, and FAILED if it was terminated by Batch's own timeout.
     """
     if job.get("status") == "FAILED":
         reason = str(job.get("statusReason") or "")
@@ -56,12 +56,12 @@ def state(job: Mapping[str, Any]) -> AppState:
 
 
 def status(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> AppStatus:
-    """Return a job's status. As in Batch itself, it is the main node's status ("Job lifecycle for
-    MNP jobs" in its user guide).
+    """Return a job's status. As in Batch itself, a job has the status of its main node ("Job
+    lifecycle for MNP jobs" in its user guide).
 
     Args:
         job: the job.
-        nodes: the nodes that exist; the job itself if it has one container.
+        nodes: the nodes that exist, or the job itself if it has only one container.
     """
     by_number = {_number(each): each for each in nodes}
     whole = state(job)
@@ -107,8 +107,8 @@ def _role_name(container: Mapping[str, Any]) -> str:
 
 
 def _restarts(job: Mapping[str, Any], whole: AppState) -> int:
-    """Return how often a job was restarted. Its list of attempts may or may not include the running
-    one.
+    """Return how many times a job was restarted. The job's list of attempts may or may not include
+    the running attempt.
     """
     ended = sum(1 for each in job.get("attempts") or () if each.get("stoppedAt"))
     return max(0, ended - 1) if whole.is_over else ended

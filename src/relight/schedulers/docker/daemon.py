@@ -85,8 +85,8 @@ def address() -> str:
 
 
 def refusal(where: str) -> int:
-    """Return the errno with which a local socket refuses a connection, or 0 if it accepts it or the
-    daemon is on another machine.
+    """Return the errno with which a local socket refuses a connection, or 0 if the socket accepts
+    the connection or the daemon is on another machine.
     """
     if not where.startswith(("unix://", "/")):
         return 0

@@ -1,5 +1,5 @@
-"""A job's images, which are pulled if the daemon does not have them, with the workspace added as a
-layer.
+"""Prepares a job's images. Images that the daemon doesn't have are pulled, and the workspace is
+added as a layer.
 """
 
 import sys
@@ -102,8 +102,8 @@ class Images:
 
 
 class Progress:
-    """Shows the daemon's progress on stderr, on one line that is updated or, without a terminal, on
-    two lines.
+    """Shows the daemon's progress on stderr. On a terminal, one line is updated; otherwise, two
+    lines are printed.
     """
 
     def __init__(self, quiet: bool) -> None:

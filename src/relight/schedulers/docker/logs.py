@@ -10,8 +10,7 @@ from relight.schedulers.docker.daemon import Daemon
 
 _POLL_S = 0.2
 Piece = tuple[str, bytes]
-"""Docker's timestamp and the bytes that were written; pieces of one line have the same
-timestamp.
+"""Docker's timestamp and the bytes that were written. All pieces of a line have the same timestamp.
 """
 
 
@@ -89,7 +88,7 @@ class _Pieces:
 
 
 def _was_restarted(client: Any, container_id: str, began: str) -> bool:
-    """Wait until a container has been restarted or is known not to be; return whether it was
+    """Wait until a container has been restarted or certainly won't be; return whether it was
     restarted.
     """
     while True:

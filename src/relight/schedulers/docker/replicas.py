@@ -1,6 +1,7 @@
 """Lists job containers, and derives a job's status from them.
 
-Labels can't be changed, so a suffix in a container's name records that it was requested to stop.
+Labels can't be changed, so a container that has been requested to stop is marked with a suffix of
+its name.
 """
 
 import io
@@ -30,7 +31,7 @@ _STATES = {
 
 
 class Container(NamedTuple):
-    """One container. `mark` is its name suffix if it was requested to stop."""
+    """One container. `mark` is its name suffix if a stop has been requested."""
 
     id: str
     name: str
@@ -87,7 +88,7 @@ def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, 
 
 
 def status(found: Sequence[Container]) -> AppStatus:
-    """Derive a job's status from its containers. The job is over when all containers are."""
+    """Derive a job's status from its containers. The job is over once all containers are over."""
     statuses = [
         ReplicaStatus(r.role, r.number, r.state, r.name.split(".")[0], r.exitcode, r.error)
         for r in found

@@ -4,7 +4,7 @@ The request has one container per replica.
 
 A container's `config` is the body of `POST /containers/create` of Docker's own API, so a dry run
 shows the exact request. Replicas on the same host can't share GPUs, devices and published ports, so
-these are distributed among them.
+these are distributed among the replicas.
 """
 
 import fnmatch

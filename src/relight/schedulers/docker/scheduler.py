@@ -1,16 +1,16 @@
 """Jobs on a Docker daemon: one container per replica, and no state outside the daemon.
 
     render   builds the request, without a daemon                             (`request`)
-    submit   pulls and builds images, creates all containers, then starts them; a failure undoes
-             everything                                                       (`images`)
-    status   from the daemon, by label, so that any machine that reaches it sees the same
-                                                                              (`replicas`)
-    logs     from the daemon                                                  (`logs`)
+    submit   pulls and builds images, creates all containers, then starts them; if this fails,
+             undoes everything                                                (`images`)
+    status   queries the daemon by label, so that any machine that can reach the daemon sees the
+             same status                                                      (`replicas`)
+    logs     reads them from the daemon                                       (`logs`)
 
 The daemon doesn't know about jobs. Therefore `status`, and the commands that use it to wait for a
 job, make sure that a job ends as a whole: when a replica has failed permanently, they stop the
-remaining ones. No other process watches the job, but the agents of a training job end together on
-their own.
+remaining ones. No other process watches the job, but a training job's agents end together on their
+own.
 """
 
 import io
@@ -88,7 +88,7 @@ class Docker(Scheduler):
         self._failed_at: dict[str, float] = {}
 
     def affinity(self) -> int:
-        """Return how suitable Docker is on this machine. It needs a configured or running
+        """Return how suitable Docker is on this machine. Docker needs a configured or running
         daemon.
         """
         return 0 if find_spec("docker") is None or refusal(address()) else 10
@@ -218,7 +218,7 @@ def _packed(launcher: bytes) -> bytes:
 
 
 def _remove(client: Any, app_id: str) -> None:
-    """Remove everything created for a job, no matter by which process."""
+    """Remove everything created for a job, regardless of which process created it."""
     import docker
 
     for listed in client.containers(all=True, filters={"label": f"{Label.APP_ID}={app_id}"}):
@@ -262,7 +262,7 @@ def _make_network(client: Any, name: str) -> None:
                 raise
         found = _networks(client, name)
     left = len(found)
-    for network in reversed(found):  # every command keeps the first one
+    for network in reversed(found):  # every command keeps the same one, the first
         if left > 1 and Label.USER in (network["Labels"] or {}):
             left -= _remove_network(client, network["Id"])
 

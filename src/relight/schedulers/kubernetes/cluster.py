@@ -133,7 +133,7 @@ def explained(error: Any) -> RelightError:
 
 def _configured(kubernetes: Any, context: str) -> Any:
     """Return a client for the configured cluster. The package raises arbitrary exceptions for a
-    broken file, and only logs it if the user's credential program fails.
+    broken file. If the user's credential program fails, the package only logs the error.
 
     Raises:
         UsageError: if the configuration is missing or unusable.
@@ -158,8 +158,8 @@ def _configured(kubernetes: Any, context: str) -> Any:
 
 
 def _read_certificates(configuration: Any) -> None:
-    """Read the certificate files now. Otherwise they would be read on connecting, and an error
-    would look as if the server did not respond.
+    """Read the certificate files now. Otherwise they would only be read when connecting, and an
+    error would look as if the server had not responded.
     """
     import ssl
 
@@ -177,7 +177,9 @@ def _read_certificates(configuration: Any) -> None:
 
 @contextmanager
 def _logged() -> Iterator[list[str]]:
-    """Collect the errors logged inside the block; they appear nowhere else."""
+    """Collect the errors that are logged inside the block, because they are not reported in any
+    other way.
+    """
     found: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]

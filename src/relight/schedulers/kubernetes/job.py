@@ -1,12 +1,12 @@
-"""Indexed Jobs, one per role. They don't need anything to be installed in the cluster.
+"""Indexed Jobs, one per role. Nothing needs to be installed in the cluster for them.
 
 A pod is recreated without counting as a failure if it is preempted, if its node is lost, or if its
 agent exits with 75. An error in the user's program fails the Job immediately, or after
-`max_retries` per replica. An elastic role succeeds when its minimum number of replicas has
-succeeded, and fails when too many have failed permanently to reach it.
+`max_retries` per replica. An elastic role succeeds once its minimum number of replicas has
+succeeded. It fails once so many replicas have failed permanently that the minimum can't be reached.
 
-The failure limit is set per index, because only then do pods know how often their index has been
-tried (Kubernetes 1.29, KEP 3850).
+The failure limit is set per index, because only then do pods know how many times their index has
+been tried (Kubernetes 1.29, KEP 3850).
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,8 +33,9 @@ from relight.schedulers.kubernetes.pods import MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 _TRANSIENT = [EXIT_GROUP, EXIT_MACHINE, 129, 130, 137, 143]
-"""Exit codes that don't mean an error in the user's program: the rendezvous failed, a machine
-rejected something, or a signal ended the agent. Such pods are recreated a few times.
+"""Exit codes that don't indicate an error in the user's program. They mean that the rendezvous
+failed, a machine rejected something, or a signal ended the agent. Such pods are recreated a few
+times.
 """
 _TRIES = 3
 
@@ -93,9 +94,9 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
         "maxFailedIndexes": size - least(role),
     }
     if seconds := time_limit_s(cfg):
-        # The time limit belongs to the Job, because its pods may be recreated. It begins when the
-        # Job may start, as the field counts from status.startTime, and restarts when Kueue readmits
-        # the Job.
+        # The time limit belongs to the Job, because its pods may be recreated. The field counts
+        # from status.startTime, so the limit begins when the Job may start, and restarts when Kueue
+        # readmits the Job.
         found["activeDeadlineSeconds"] = seconds
     if least(role) < size:
         rule = {"succeededIndexes": f"0-{size - 1}", "succeededCount": least(role)}
@@ -104,7 +105,7 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
 
 
 def _rules(role: Role) -> list[dict[str, Any]]:
-    """Return the rules for how to handle a failed pod."""
+    """Return the rules for handling a failed pod."""
     lost = {"type": "DisruptionTarget", "status": "True"}
     preempted = {"containerName": "main", "operator": "In", "values": [EXIT_PREEMPTED]}
     rules: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""The interface of a kind of object that creates pods, such as a Job."""
+"""The interface to a kind of object that creates pods, such as a Job."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -10,8 +10,8 @@ from relight.schedulers.kubernetes.pods import ROLE, VOLCANO, MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 Verdict = tuple[AppState | None, str]
-"""The state of the pods as a whole and the reason; the state is None while it depends on the
-individual pods.
+"""The state of the pods as a whole, and the reason for it. The state is None while it depends on
+the individual pods.
 """
 QUEUE = "kueue.x-k8s.io/queue-name"
 NEVER = -1
@@ -58,7 +58,7 @@ class Kind(Protocol):
         """Yield each object."""
 
     def roles(self, each: Object) -> dict[str, int]:
-        """Return the number of replicas of each role of an object."""
+        """Return the number of replicas for each of an object's roles."""
 
     def verdict(self, each: Object) -> Verdict:
         """Derive the verdict from an object's status."""
@@ -75,7 +75,7 @@ def role_label(role: Role) -> dict[str, str]:
 
 
 def queue_label(cfg: Mapping[str, Any]) -> dict[str, str]:
-    """Return the label that puts an object into a Kueue queue."""
+    """Return the label that adds an object to a Kueue queue."""
     return {QUEUE: cfg["queue"]} if cfg.get("queue") else {}
 
 
@@ -99,7 +99,7 @@ def gang_annotation(cfg: Mapping[str, Any], role: Role) -> dict[str, str]:
 
 
 def suspending(*_: Object) -> tuple[str, list[dict[str, Any]]]:
-    """Suspend an object that has `spec.suspend`."""
+    """Return the subresource and the patch that suspend an object with `spec.suspend`."""
     return "", [{"op": "add", "path": "/spec/suspend", "value": True}]
 
 

@@ -10,7 +10,9 @@ from relight.job.app import AppDef, Role
 
 LONGEST = 63
 _SUFFIX = len("-00000")
-"""Appended to a pod's name by the Job controller: five random characters."""
+"""Length of the suffix that the Job controller appends to a pod's name, which is a hyphen and five
+random characters.
+"""
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -49,7 +51,7 @@ class JobId(NamedTuple):
 
 def read_id(app_id: str) -> JobId:
     """Split a job id into its parts."""
-    context, _, rest = app_id.rpartition("@")  # neither namespace nor name contains one
+    context, _, rest = app_id.rpartition("@")  # neither a namespace nor a name contains an @
     namespace, colon, name = rest.partition(":")
     if not colon or not name:
         raise UsageError(
@@ -71,8 +73,8 @@ def label_value(text: str) -> str:
 
 
 def app_name(app: AppDef, app_id: str, stem: Callable[[str, Role], str]) -> str:
-    """Return the name for an app's objects. It is the app's id. If that is too long for the pods'
-    host names, it is shortened, but its random suffix is kept.
+    """Return the name for an app's objects. This is the app's id, which is shortened if it is too
+    long for the pods' host names. Its random suffix is always kept.
 
     Args:
         app: the app.

@@ -8,9 +8,9 @@ overlays in the metadata `kubernetes` (`job/overlays.py`).
           volumeMounts: [{name: scratch, mountPath: /scratch}]
       volumes: [{name: scratch, emptyDir: {}}]
 
-The file is merged as `kubectl patch` does: mappings by key; lists of containers, volumes and
-variables by `name`; and mounts by `mountPath`. Other lists replace relight's, and `null` removes a
-value.
+The file is merged in the same way as by `kubectl patch`. Mappings are merged by key; lists of
+containers, volumes and variables are merged by `name`; and mounts are merged by `mountPath`. Other
+lists replace relight's, and `null` removes a value.
 """
 
 import json
@@ -23,7 +23,7 @@ from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import cluster
 
 _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort", "hostAliases": "ip"}
-"""The keys that identify list entries; all other lists use the name."""
+"""The keys that identify the entries of some lists; in all other lists, `name` does."""
 _PARTS = ("metadata", "spec", "apiVersion", "kind")
 _NAMESPACE, _POD = "kubernetes", "V1Pod"
 
@@ -39,8 +39,8 @@ def read(path: str) -> dict[str, Any]:
 
 
 def overlay(of: AppDef | Role) -> dict[str, Any]:
-    """Return the pod overlay from the metadata of an app or a role. It is given as a dict, a path
-    or a `file://` URL.
+    """Return the pod overlay from the metadata of an app or a role. The overlay is given as a dict,
+    a path or a `file://` URL.
 
     Raises:
         UsageError: if it can't be read or is not a valid part of a pod.
@@ -90,7 +90,7 @@ def _checked(found: Any, what: str) -> dict[str, Any]:
     parts = {name: found[name] for name in found if name not in ("apiVersion", "kind")}
     try:
         json.dumps(parts)
-    except TypeError as error:  # such as a date, which JSON lacks
+    except TypeError as error:  # such as a date, which JSON doesn't have
         raise UsageError(f"{what}: {error}", hint="put the value in quotes") from None
     return parts
 

@@ -23,7 +23,7 @@ RESERVED = {"reserved_millicpu": 100, "reserved_memmb": 1024}
 JOB = "RELIGHT_JOB_ID"
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 SECRETS = "-env"
-"""The suffix of the Secret with secret variables."""
+"""The name suffix of the Secret that contains secret variables."""
 APP, ROLE, USER = "relight/app-id", "relight/role", "relight/user"
 VOLCANO = "volcano"
 """The name of Volcano's object kind, and of its scheduler."""
@@ -31,21 +31,21 @@ EFA = "vpc.amazonaws.com/efa"
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _REPLICA_ENV = "RELIGHT_REPLICA_ID"
 _BAD_NODES, _NODE_NAME = "RELIGHT_BAD_NODES", "RELIGHT_NODE_NAME"
-"""The variable with the node's name in the cluster. An agent records its node by this name, which
-differs from the pod's host name.
+"""The variable that contains the node's name in the cluster. An agent records its node by this
+name, which differs from the pod's host name.
 """
 _TOPOLOGY, _RANK_ORDER = "RELIGHT_TOPOLOGY", "RELIGHT_RANK_ORDER"
 _START = "/opt/relight-start"
-"""The directory with a file as old as the pod, created by the kubelet before it pulls the
-image.
+"""The directory with a file that is as old as the pod, because the kubelet creates it before
+pulling the image.
 """
 _TELL_END = (
     'case "${{RELIGHT_PREEMPTIONS:-0}}${{RELIGHT_REQUEUES:-0}}" in 00) '
     f"export RELIGHT_END_TIME=$(($(stat -c %Y {_START}/pod 2>/dev/null || date +%s) + {{0}}));; "
     'esac; exec "$@"'
 )
-"""A shell command that exports when the job's time limit ends, because a recreated pod doesn't know
-when the job started.
+"""A shell command that exports the time at which the job's time limit expires, because a recreated
+pod doesn't know when the job started.
 """
 _REPLICA = "\0replica\0"
 """Placeholder for the replica number until everything else has been escaped."""
@@ -260,7 +260,7 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
         "TORCHX_IMAGE": role.image,
     }
     values = {**defaults, **own.env}
-    if JOB in values:  # TorchX's own variable lacks the namespace and is left as it is
+    if JOB in values:  # TorchX's own variable doesn't include the namespace, and is not changed
         values[JOB] = role.env[JOB].replace("${app_id}", place.job)
     hidden = secrets(role, place)
     for name, value in values.items():
@@ -416,7 +416,7 @@ def _pod_security(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _group_label(cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, str]:
-    """Return the label that puts pods into the job's PodGroup."""
+    """Return the label that adds pods to the job's PodGroup."""
     return {_POD_GROUP: place.name} if has_pod_group(cfg) else {}
 
 
@@ -430,7 +430,7 @@ def has_pod_group(cfg: Mapping[str, Any]) -> bool:
 
 
 def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
-    """Return the constraints on which nodes the pods may run."""
+    """Return the constraints on the nodes on which the pods may run."""
     found: dict[str, Any] = {}
     selector = dict(cfg.get("node_selector") or {})
     kind = role.resource.capabilities.get("node.kubernetes.io/instance-type")

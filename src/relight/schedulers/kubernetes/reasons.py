@@ -1,4 +1,4 @@
-"""Finds out why a job is waiting if neither its pods nor their owners have a reason.
+"""Determines why a job is waiting if neither its pods nor their owners give a reason.
 
     events      warnings: a pod is rejected (no such service account or priority class, a quota,
                 a Pod Security Standard), or its volumes can't be mounted
@@ -69,8 +69,8 @@ def _kueue_reasons(client: Any, job: JobId, each: Object) -> dict[str, str]:
 
 
 def _or_nothing(client: Any, resource: ObjectKind, job: JobId, **wanted: str) -> Sequence[Object]:
-    """List objects. The list is empty if this user lacks permission or the cluster lacks the
-    kind.
+    """List objects. The list is empty if this user lacks permission or the cluster doesn't have
+    this kind.
     """
     import kubernetes
 

@@ -106,7 +106,9 @@ def _whole(states: Sequence[AppState]) -> AppState:
 def _verdict(
     kind: Kind, each: Object, replicas: Sequence[ReplicaStatus], no_pods: str
 ) -> tuple[AppState, str]:
-    """Return the state of an object's replicas and the reason; `no_pods` explains missing pods."""
+    """Return the state of an object's replicas and the reason for it; `no_pods` explains why pods
+    are missing.
+    """
     why = next((f"{x.role}/{x.replica}: {x.error}" for x in by_cause(replicas) if x.error), "")
     if (each["metadata"].get("annotations") or {}).get(CANCELLED):
         return AppState.CANCELLED, "it was cancelled"

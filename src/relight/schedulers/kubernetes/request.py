@@ -1,13 +1,13 @@
 """The Kubernetes objects for an app.
 
-ConfigMap      the launcher (`job/launcher_file.py`), if needed; named after its content, so all
-               jobs in a namespace share it, and no job owns it
+ConfigMap      the launcher (`job/launcher_file.py`), if needed; it is named after its content,
+               shared by all jobs in a namespace, and not owned by any job
 Service        headless; gives each pod the host name NAME-INDEX.NAME, even before it is ready
 Secret         the token with which agents prove that they belong to the job
 Secret         variables that look like secrets
 NetworkPolicy  lets only pods of the job connect to them, with `-cfg network_policy`
 PodGroup       makes the Coscheduling plug-in start pods together, with `-cfg gang`
-Job ...        creates the pods, by `-cfg kind=` (`kinds`)
+Job ...        creates the pods; `-cfg kind=` selects the kind of object (`kinds`)
 """
 
 import base64

@@ -1,4 +1,5 @@
-"""Finds timeouts in a role's `relight run` command, from its text and its variables.
+"""Determines the timeouts of a role's `relight run` command from the command's text and the role's
+variables.
 
 Schedulers don't import the launcher, so its defaults are repeated here (flags/spec.py,
 rendezvous/conf.py).
@@ -11,7 +12,7 @@ from relight.job.app import Role
 
 _SHUTDOWN_S, _CHECKPOINT_S, _JOIN_S = 30.0, 120.0, 600.0
 _MARGIN_S = 10
-"""Time that the agent gets after its workers have ended."""
+"""Additional time for the agent to exit after its workers have ended."""
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _SHUTDOWN = re.compile(rf"--shutdown[-_]timeout[= ]['\"]?{_NUMBER}")
 _CHECKPOINT = re.compile(rf"\bcheckpoint_timeout={_NUMBER}")
@@ -19,7 +20,7 @@ _JOIN = re.compile(rf"\bjoin_timeout={_NUMBER}")
 
 
 def grace_s(role: Role) -> int:
-    """Return the grace period of a pod, in which workers save a checkpoint."""
+    """Return a pod's grace period, during which its workers save a checkpoint."""
     text = _text(role)
     shutdown = _parse(_SHUTDOWN, text, _number(role.env.get("PET_SHUTDOWN_TIMEOUT"), _SHUTDOWN_S))
     waits = "at-checkpoint" in text or _CHECKPOINT.search(text)

@@ -1,6 +1,6 @@
 """Jobs on a Kubernetes cluster: Indexed Jobs, or another kind of object (`kinds`).
 
-    render   the objects (`request`), as YAML for `kubectl apply --server-side -f -`
+    render   returns the objects (`request`) as YAML for `kubectl apply --server-side -f -`
     submit   creates them one by one; if one is rejected, removes the others
     status   reads the pods and the objects that create them, selected by label (`replicas`)
     cancel   suspends the objects that create the pods, which ends them
@@ -51,9 +51,11 @@ _FORBIDDEN, _EXISTS, _BROKEN = 403, 409, 500
 _TTL_S = 7 * 24 * 3600
 _PARTS = (store.SERVICES, store.CONFIG_MAPS, store.SECRETS)
 _ADDITIONS = (store.NETWORK_POLICIES, store.POD_GROUPS)
-"""Optional objects: the cluster may lack the kind, and the user's Role may lack the permission."""
+"""Optional objects. The cluster may not have these kinds, or the user's Role may not grant
+permission for them.
+"""
 _STARTS = 400
-"""The API server's response to requests for a container's logs before it starts."""
+"""The API server's response to requests for a container's logs before the container starts."""
 
 
 class Kubernetes:
@@ -107,7 +109,7 @@ class Kubernetes:
         self._clusters: dict[str, Cluster] = {}
 
     def affinity(self) -> int:
-        """Return how suitable Kubernetes is on this machine. It needs a configured cluster."""
+        """Return how suitable Kubernetes is on this machine. A cluster must be configured."""
         return 5 if find_spec("kubernetes") is not None and cluster.is_configured() else 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -334,8 +336,8 @@ def _create(client: Any, each: Object, *, dry_run: bool = False) -> Object:
 
 
 def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
-    """Return a job's kind and the objects that create its pods. The sequence is empty if the
-    job is unknown.
+    """Return a job's kind and the objects that create its pods. There are no objects if the job is
+    unknown.
     """
     for kind in KINDS.values():
         if found := _list_kind(client, kind, job.namespace, _selector(job)):
@@ -344,7 +346,7 @@ def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
 
 
 def _list_kind(client: Any, kind: Kind, namespace: str, selector: str) -> Sequence[Object]:
-    """Return the objects of a kind, by name. The sequence is empty if the cluster does not know the
+    """Return the objects of a kind, by name. The result is empty if the cluster does not know the
     kind, or if it is an extension that this user may not access.
     """
     import kubernetes

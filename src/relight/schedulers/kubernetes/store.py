@@ -12,7 +12,7 @@ Object = Mapping[str, Any]
 
 
 class ObjectKind(NamedTuple):
-    """A kind of object, as the API names it: `batch/v1`, `Job` and `jobs`."""
+    """A kind of object under its names in the API, such as `batch/v1`, `Job` and `jobs`."""
 
     version: str
     kind: str
@@ -30,7 +30,7 @@ _CORE = {
     SERVICES: "service", CONFIG_MAPS: "config_map", SECRETS: "secret", PODS: "pod",
     EVENTS: "event",
 }  # fmt: skip
-"""Their names in the kubernetes package."""
+"""The names of the core kinds in the kubernetes package."""
 
 
 def create(client: Any, resource: ObjectKind, each: Object, *, dry_run: bool = False) -> Object:

@@ -22,7 +22,9 @@ from relight.schedulers.kubernetes.store import Object, ObjectKind
 _ENDED_FROM_OUTSIDE = (EXIT_PREEMPTED, 143)
 """Agent exit codes in an evicted pod: SIGTERM, with and without a saved checkpoint."""
 _RESTARTS = 1000
-"""Limit of evictions for a job without retries: Volcano can't express "unlimited"."""
+"""Maximum number of evictions for a job without retries. There is a maximum because Volcano can't
+express "unlimited".
+"""
 _PLUGINS = {
     "env": [],
     # The plug-in svc provides host names and the Service through which pods find each other. Unlike
@@ -107,11 +109,12 @@ class Volcano:
 def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
     """Return the lifecycle policies; the first match wins (applyPolicies).
 
-    An error in the user's program ends the Job, or restarts it as a whole. An evicted pod is
-    recreated alone, and the other agents wait for it. Since Kubernetes 1.27 the kubelet reports it
-    as failed before it is deleted, so the exit code selects RestartPod; a pod that is deleted
-    without a report gets the default action, SyncJob, which doesn't count as a retry. Other
-    launchers can't readmit a pod: with retries, an eviction restarts the Job, as in TorchX.
+    An error in the user's program ends the Job, or restarts it as a whole. If a pod is evicted,
+    only this pod is recreated, and the other agents wait for it. Since Kubernetes 1.27 the kubelet
+    reports an evicted pod as failed before it is deleted, so the exit code selects RestartPod. A
+    pod that is deleted without a report gets the default action, SyncJob, which doesn't count as a
+    retry. Launchers other than relight can't readmit a pod, so an eviction restarts the Job if it
+    has retries, as in TorchX.
     """
     restart = {"action": "RestartJob"}
     if retries > 0 and not all(map(launcher_file.starts_relight, app.roles)):
@@ -123,7 +126,7 @@ def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
 
 def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     template = pods.template(app, role, cfg, place)
-    if seconds := time_limit_s(cfg):  # per pod, because a Volcano Job lacks a time limit
+    if seconds := time_limit_s(cfg):  # per pod, because a Volcano Job has no time limit
         template["spec"].setdefault("activeDeadlineSeconds", seconds)
     return {
         "name": label_name(role.name),

@@ -124,7 +124,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _devices(app: AppDef, environment: env.Environment, notes: list[str]) -> list[str] | None:
-    """Return the GPUs to distribute, or None if there are too few."""
+    """Return the GPUs to distribute to the replicas, or None if there are too few."""
     from relight.host import devices
 
     asked = sum(role.num_replicas * max(0, role.resource.gpu) for role in app.roles)

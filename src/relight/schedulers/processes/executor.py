@@ -2,11 +2,11 @@
 
     submit --exec--> executor --> spawner --> replicas (agents) --> their workers
 
-It works like an agent without a group, using the same state machine (core/workers/supervision) and
-the same spawner, with replicas as workers. Therefore none of a job's processes outlive its
-executor. It reads its order, one line of JSON, from stdin, and writes `started` or an error to
-stdout. A detached executor runs in the background. Any other executor stops the job when stdin is
-closed, which means that the submitting process has exited.
+The executor works like an agent without a group. It uses the same state machine
+(core/workers/supervision) and the same spawner, and treats replicas as workers. Therefore none of a
+job's processes outlive its executor. It reads its order, one line of JSON, from stdin, and writes
+`started` or an error to stdout. A detached executor runs in the background. Any other executor
+stops the job when stdin is closed, which means that the submitting process has exited.
 """
 
 import errno
@@ -72,7 +72,7 @@ class LogCopy:
         self._line = b""
 
     def _write(self, fd: int, data: bytes) -> None:
-        """Write all data. If the disk is full, the rest is lost but the job continues."""
+        """Write all data. If the disk is full, the remaining data is lost but the job continues."""
         try:
             while data:
                 data = data[os.write(fd, data) :]
@@ -126,7 +126,7 @@ class Executor:
             self._loop.on_signal(number, self._on_signal)
         if self._submitter is not None:
             self._loop.on_readable(self._submitter, self._on_submitter_gone)
-        self._record.write(self._state("RUNNING", ""))  # without a state, the job does not start
+        self._record.write(self._state("RUNNING", ""))  # if this fails, the job does not start
         while True:
             failed = self._run_attempt()
             if not failed or self._stopped or self._restarts >= self._order.max_retries:
@@ -141,7 +141,7 @@ class Executor:
         self._write(state, "; ".join(filter(None, (why, lost))))
 
     def _write_success(self, state: str) -> None:
-        """Write the file by which TorchX marks complete logs (nightly 2026.10.26)."""
+        """Write the file with which TorchX marks logs as complete (nightly 2026.10.26)."""
         roles: dict[str, list[dict[str, Any]]] = {}
         for replica, now in zip(self._replicas, self._states, strict=True):
             roles.setdefault(replica.role, []).append(
@@ -252,7 +252,9 @@ class Executor:
         self._stop("it was cancelled" if number == signal.SIGTERM else signal_name(number))
 
     def _on_submitter_gone(self) -> None:
-        """Handle the only message from the submitting process, the end of its pipe."""
+        """Handle end-of-file on the submitting process's pipe, which is the only message that it
+        sends.
+        """
         assert self._submitter is not None
         if not os.read(self._submitter, 4096):
             self._loop.forget(self._submitter)

@@ -1,7 +1,7 @@
 """Manages the jobs of a scheduler whose replicas are processes on this machine.
 
 `start` starts a process, the `executor`, which starts the replicas. It writes the job's state and
-logs into the job's directory, where any other process finds them (`record`).
+logs into the job's directory, where any other process can read them (`record`).
 
 With `detach`, a job keeps running after the process that started it exits; otherwise it is stopped.
 Unless `log_dir` is set, logs are in `ROLE/REPLICA/` in the job's directory: stdout.log, stderr.log,
@@ -27,7 +27,7 @@ from relight.schedulers.processes.orders import Order, ReplicaPlan, to_text
 from relight.schedulers.processes.record import LocalRecord
 
 GRACE_S = 40.0
-"""Longer than the grace period that agents give their workers."""
+"""Seconds from SIGTERM to SIGKILL, longer than the grace period of the agents' workers."""
 _STREAMS = ("stdout", "stderr", "combined")
 WORKSPACE = "workspace"
 _CLOSE_S = GRACE_S + 20
@@ -38,7 +38,7 @@ def layout(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
 
     Args:
         app: the job.
-        cfg: `log_dir`, `workspace` and `detach` are used.
+        cfg: the options, of which `log_dir`, `workspace` and `detach` are used.
         app_id: its id, also the name of its directory.
 
     Raises:
@@ -74,7 +74,7 @@ def streams(folder: str) -> dict[str, str]:
 
 
 class ProcessScheduler(Scheduler):
-    """Starts, lists and stops these jobs; a back end provides their processes."""
+    """Starts, lists and stops such jobs. Each subclass provides the processes."""
 
     def __init__(self) -> None:
         self._attached: dict[str, subprocess.Popen[bytes]] = {}
@@ -138,8 +138,8 @@ class ProcessScheduler(Scheduler):
         return found
 
     def _reap(self, app_id: str) -> None:
-        """Reap the executor of a finished job, which exits immediately, because a program may start
-        many jobs before it closes its runner.
+        """Reap the executor of a finished job; it exits immediately. This is necessary because a
+        program may start many jobs before it closes its runner.
         """
         process = self._attached.pop(app_id, None)
         if process is not None and process.stdin is not None:
@@ -205,8 +205,8 @@ class ProcessScheduler(Scheduler):
         return sorted(found, key=lambda each: each.submitted, reverse=True)
 
     def close(self) -> None:
-        """Stop the jobs that belong to this process. Ctrl-C during this kills the remaining
-        processes.
+        """Stop the jobs that belong to this process. If Ctrl-C is pressed while they are being
+        stopped, the remaining processes are killed.
         """
         processes = self._attached.values()
         try:

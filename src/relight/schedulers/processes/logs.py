@@ -12,7 +12,9 @@ from relight.schedulers.processes.record import LocalRecord
 
 _POLL_S = 0.25
 _CHECK_S = 3.0
-"""Polling interval, even with inotify, because it does not report that an executor was killed."""
+"""Polling interval. Polling is needed even with inotify, which does not report that an executor was
+killed.
+"""
 
 
 def lines(record: LocalRecord, path: str, query: LogQuery) -> Iterator[str]:

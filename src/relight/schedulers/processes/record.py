@@ -1,10 +1,10 @@
-"""The files of a local job, which are its state and a lock held by its executor.
+"""The files of a local job: its state, and a lock that is held by its executor.
 
 They are in the job's directory, below `local/`:
 
     state.json   written by the executor at each change, replaced atomically; blanks at its end
                  reserve room for later states, in case the disk is full by then
-    lock         locked while the executor is alive (flock), so a pid alone is never trusted
+    lock         locked (flock) while the executor is alive, because a pid alone proves nothing
     executor.log the executor's own messages, normally empty
 """
 
@@ -24,7 +24,7 @@ from relight.job.app import AppState
 POLL_S = 0.05
 _RESERVED = 4096
 _MAX_BYTES = 1 << 26
-"""Bytes reserved for a state; the state of 5000 replicas takes a third of this."""
+"""Number of bytes reserved for a state. The state of 5000 replicas takes up a third of this."""
 _ATTEMPTS = 5
 _READING = threading.Lock()
 _latest: dict[tuple[str, bool, int, int], dict[str, Any] | None] = {}
@@ -35,7 +35,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _set_unique_mtime(fd: int) -> None:
-    """Set a unique modification time, because the kernel's clock for files only ticks every few
+    """Set a unique modification time, because the kernel only updates its clock for files every few
     ms.
     """
     now = time.time_ns()
@@ -126,7 +126,8 @@ class LocalRecord:
         return False
 
     def write(self, state: dict[str, Any]) -> None:
-        """Replace the state. If the disk is full, the space that the first state reserved is used.
+        """Replace the state. If the disk is full, use the space that was reserved by the first
+        state.
 
         Raises:
             OSError: if the disk can't be written at all.
@@ -165,7 +166,9 @@ class LocalRecord:
         return state
 
     def latest(self) -> dict[str, Any] | None:
-        """Return the result of `read`, parsed once and shared by all threads. Do not modify it."""
+        """Return the same result as `read`, but parse it only once and share it among all threads.
+        Callers must not modify it.
+        """
         with _READING:
             held = self.is_locked()
             try:
@@ -182,7 +185,7 @@ class LocalRecord:
     def _load(self) -> dict[str, Any] | None:
         for number in range(_ATTEMPTS):
             if number:
-                time.sleep(POLL_S)  # it is just being written, on a full disk
+                time.sleep(POLL_S)  # it is currently being written, and the disk is full
             try:
                 with files.opened(self._state) as file:
                     state = fields.decode(file.read(_MAX_BYTES))
@@ -198,7 +201,9 @@ class LocalRecord:
         return None
 
     def stop(self, limit_s: float) -> bool:
-        """Tell the executor to stop the job; return whether the job ends within the time limit."""
+        """Request that the executor stop the job; return whether the job ends within the time
+        limit.
+        """
         state = self.read()
         if state is None or state["state"] != "RUNNING":
             return True

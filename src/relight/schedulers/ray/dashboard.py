@@ -45,8 +45,8 @@ def dashboard_url(address: str | None) -> str:
 
     Args:
         address: HOST, HOST:PORT or a URL; if None or empty, RAY_API_SERVER_ADDRESS or RAY_ADDRESS
-            from the environment, or 127.0.0.1:8265. RAY_ADDRESS may also name Ray Client or the GCS
-            on the dashboard's host.
+            from the environment, or 127.0.0.1:8265. RAY_ADDRESS may also be the address of Ray
+            Client or of the GCS on the dashboard's host.
 
     Raises:
         UsageError: if the address has a different form.
@@ -145,8 +145,8 @@ class Dashboard:
             self._bytes("PUT", path, data, _UPLOAD_S)
 
     def submit(self, request: Mapping[str, Any]) -> None:
-        """Submit a job, retrying because a cluster that has just started rejects jobs for some
-        seconds.
+        """Submit a job. Retry if it is rejected, because a newly started cluster rejects jobs for a
+        few seconds.
         """
         end = time.monotonic() + _STARTS_S
         while True:
@@ -185,8 +185,9 @@ class Dashboard:
         return None if answer is None else self._whole(answer)
 
     def follow(self, node: str, name: str) -> Iterator[bytes]:
-        """Yield the content of one of a node's log files as it grows. Stop when nothing arrives for
-        half a minute, because the connection may be dead, or its reader may have exited.
+        """Yield the content of one of a node's log files as it grows. Stop if nothing arrives for
+        half a minute, because the connection may be dead, or the process that reads the file may
+        have exited.
 
         Raises:
             MachineError: if the connection is lost.
@@ -222,8 +223,8 @@ class Dashboard:
             raise self._refused(error.code, self._whole(error)) from None
 
     def _has_log(self, node: str, name: str) -> bool:
-        """Return whether a file exists. Some versions of Ray don't report a missing file on
-        reads.
+        """Return whether a file exists. Some versions of Ray don't report that a file is missing
+        when it is read.
         """
         listed = self._json("GET", f"/api/v0/logs?{urlencode({'node_id': node, 'glob': name})}")
         return name in json.dumps(listed)
@@ -254,7 +255,7 @@ class Dashboard:
         self, method: str, path: str, data: bytes | None = None, limit_s: float = _LIMIT_S
     ) -> http.client.HTTPResponse:
         headers = {**_headers(), "Content-Type": "application/json"}
-        request = urllib.request.Request(  # noqa: S310  # `dashboard_url` lets only http and https pass
+        request = urllib.request.Request(  # noqa: S310  # `dashboard_url` only accepts http and https
             self.url + path, data=data, headers=headers, method=method
         )
         try:
@@ -303,8 +304,8 @@ class Dashboard:
 
 
 def _reason(said: str) -> str:
-    """Return a response's message in one line; for a traceback, this is the message of the last
-    exception.
+    """Return a response's message in one line. If the response is a traceback, this is the message
+    of the last exception.
     """
     found = list(_EXCEPTION.finditer(said))
     text = said[found[-1].end() :] if found else said

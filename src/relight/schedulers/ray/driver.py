@@ -14,9 +14,9 @@ Python 3.11 and Ray, not relight, and reads `order.json` from the same directory
     token                   authenticates the agents to the coordinator
     roles                   name, least, most, retries, argv, env, resources (per replica)
 
-The first `least` replicas of each role form one placement group, so a job gets all of them or
-none. Once they are placed, each further replica gets a placement group of its own, which allows the
-job to grow; with STRICT_SPREAD, node labels keep it off the other replicas' nodes. Ray
+The first `least` replicas of each role form one placement group, so a job gets all of them or none.
+Once they are placed, each further replica gets a placement group of its own, which allows the job
+to grow. With STRICT_SPREAD, node labels keep such a replica off the other replicas' nodes. Ray
 reschedules a lost bundle, and the driver creates a new actor for it.
 
 In the directory of its own log, which Ray serves, it writes `relight-APP-status.json` and each
@@ -38,8 +38,9 @@ PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED = (
     "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED",
 )  # fmt: skip
 TRANSIENT = (3, 4, 129, 130, 137, 143)
-"""Exit codes that don't mean an error in the user's program: the rendezvous failed, a machine
-rejected something, or a signal ended the agent. Such replicas are restarted a few times.
+"""Exit codes that don't indicate an error in the user's program. They mean that the rendezvous
+failed, a machine rejected something, or a signal ended the agent. Such replicas are restarted a few
+times.
 """
 PREEMPTED = 75
 """The agent's exit code on a preempted node; such replicas are always restarted."""
@@ -48,8 +49,8 @@ LINGER_S = 30.0
 """Seconds that replicas may keep running after enough others have succeeded."""
 _STOPPED, _KILLED = 143, 137
 _RETRY_S = 5.0
-"""Delay before a replica is placed again. Until Ray notices that a node is dying, it may place
-replicas on it.
+"""Delay before a replica is placed again, because Ray may place replicas on a dying node until it
+notices that the node is dying.
 """
 _LOW_MEMORY = "low on memory"
 """Text in the errors of processes killed by Ray's memory monitor."""
@@ -59,7 +60,7 @@ _NODE = "ray.io/node-id"
 _READ_S = 1.0
 _WAIT_S = 0.5
 _POLL_S = 5.0
-"""Interval between checks of why a replica has not been placed."""
+"""Interval at which the driver checks why a replica has not been placed."""
 _KILL_S = 5.0
 _CONNECT_S = 20.0
 _CHUNK = 1 << 20
@@ -90,12 +91,12 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """The replica as users name it: ROLE/NUMBER."""
+        """The replica's name as shown to users, ROLE/NUMBER."""
         return f"{self.role['name']}/{self.number}"
 
     @property
     def is_first(self) -> bool:
-        """Whether the job needs this replica in order to start."""
+        """Whether the job can't start without this replica."""
         return bool(self.number < self.role["least"])
 
     @property
@@ -202,7 +203,7 @@ class JobCore:
 
     def wanted(self) -> list[Slot]:
         """Return the replicas to place, except in roles that have already succeeded, where a new
-        replica would lack peers.
+        replica would have no peers.
         """
         if self.stopping:
             return []
@@ -413,7 +414,9 @@ class Driver:
         """Replicas that have been requested to stop."""
         self._coordinator: CoordinatorActor | None = None
         self._retry_at: dict[Slot, float] = {}
-        """When replicas that ended before they could run may be placed again, at the earliest."""
+        """The earliest time at which each replica that ended before it could run may be placed
+        again.
+        """
         self._written: dict[str, Any] = {}
         self._next_look = 0.0
         self._linger_until = 0.0
@@ -495,8 +498,8 @@ class Driver:
         return [{_NODE: f"!in({','.join(used)})"}]
 
     def _is_taken(self, slot: Slot, node: str) -> bool:
-        """Return whether a further replica shares a node with another replica that had not been
-        placed yet when this one was requested.
+        """Return whether a further replica shares a node with another replica. This happens if the
+        other replica had not been placed yet when the further one was requested.
         """
         others = {other.node for other in self.job.slots if other is not slot}
         return self._order["strategy"] == _STRICT and not slot.is_first and node in others
@@ -652,7 +655,7 @@ class Driver:
                 actor.stop.remote()
 
     def _stop_timed_out(self) -> None:
-        """Stop replicas whose time limit has expired. They may save a checkpoint, and are
+        """Stop replicas whose time limit has expired. They can save a checkpoint, and they are
         restarted.
         """
         for slot, actor in self._actors.items() if self._order["timeout_s"] else ():
@@ -701,7 +704,7 @@ class CoordinatorActor:
 
     def __init__(self, folder: str, order: dict[str, Any], host: str) -> None:
         self.endpoint = f"[{host}]" if ":" in host else host
-        """The host, as written before the port in an endpoint."""
+        """The host, formatted for use in an endpoint, where an IPv6 address is in brackets."""
         self._host = host
         self._folder, self._order = folder, order
         self._retry_at = 0.0
@@ -713,7 +716,9 @@ class CoordinatorActor:
         raise SystemExit(f"relight: error: no coordinator can listen on {host}")
 
     def keep_up(self) -> None:
-        """Restart the coordinator if it has exited; it recovers its state from the agents."""
+        """Restart the coordinator if it has exited; the new coordinator recovers the state from the
+        agents.
+        """
         _, end = self._process.read(0)
         if end is not None and time.monotonic() >= self._retry_at:
             self._retry_at = time.monotonic() + 1.0
@@ -761,7 +766,7 @@ class Outputs:
         print(f"relight: {time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201
 
     def add(self, slot: Slot, data: bytes) -> None:
-        """Write a replica's output, unchanged to its file and as whole lines to stdout."""
+        """Write a replica's output unchanged to its file, and as whole lines to stdout."""
         if not data:
             return
         self._append(slot, data)
@@ -784,7 +789,7 @@ class Outputs:
         os.replace(new, f"{self._start}-status.json")
 
     def _append(self, slot: Slot, data: bytes) -> None:
-        """Append to a replica's file. It is created only when there is content, because some
+        """Append to a replica's file. The file is only created once there is content, because some
         versions of Ray don't serve empty files.
         """
         path = f"{self._start}-{slot.role['file']}-{slot.number}.log"
@@ -802,8 +807,8 @@ class Outputs:
 
 
 def unplaced(needs: dict[str, float], nodes: list[dict[str, Any]], free: dict[str, float]) -> str:
-    """Return in one line why a replica is waiting: the resources that no node has, or that are in
-    use.
+    """Explain in one line why a replica is waiting, by naming the resources that no node has or
+    that are in use.
 
     Args:
         needs: the replica's resources, by Ray's names; memory is in bytes.

@@ -6,14 +6,15 @@ It is part of the job package, and needs only the standard library. It is starte
 guard.py DESCRIPTOR`, where the descriptor is a socket:
 
     to it      one line of JSON: `argv`, `env`, `cwd`, `grace_s`, `output` (the descriptor of the
-               reading end of the command's output). After that, nothing is sent. If the socket
-               is closed, for whatever reason, the command is stopped
+               reading end of the command's output). Nothing is sent after that. When the
+               socket is closed for any reason, the command is stopped
     from it    one line of JSON at the end: `exitcode`, and `error` if the command did not start
 
-To stop, it sends SIGTERM to the command's process group, and after `grace_s` SIGKILL to all
-descendants, which this process inherits (PR_SET_CHILD_SUBREAPER, prctl(2)). It is neither a child
-nor in the process group of Ray's worker, because Ray kills those immediately when the worker ends.
-If it is itself killed, so is the command (PR_SET_PDEATHSIG).
+To stop the command, this process sends SIGTERM to the command's process group and, after `grace_s`,
+SIGKILL to all of the command's descendants, which this process inherits (PR_SET_CHILD_SUBREAPER,
+prctl(2)). It is neither a child of Ray's worker nor in the worker's process group, because Ray
+kills such processes immediately when the worker ends. If it is itself killed, so is the command
+(PR_SET_PDEATHSIG).
 """
 
 import ctypes
@@ -29,7 +30,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NOT_FOUND, _NOT_STARTED, _SIGNALLED = 127, 126, 128
-"""Exit codes with the same meaning as in shells."""
+"""Exit codes that have the same meaning as in a shell."""
 _POLL_S = 0.01
 _OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _libc = ctypes.CDLL(None)
@@ -64,7 +65,7 @@ def main(descriptor: int) -> None:
         _report(channel, code, f"{what}: {error.strerror}")
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # otherwise the output would outlive the command
+    for stream in (1, 2):  # otherwise the output would stay open after the command's end
         os.dup2(nowhere, stream)
     code = _watch(child, woken, channel, order["output"], order["grace_s"])
     _kill_descendants()

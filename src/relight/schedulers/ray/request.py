@@ -28,7 +28,7 @@ GRACE_S = 40
 """Seconds from SIGTERM to SIGKILL, longer than the grace period of the agents' workers."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 USER, NAME, ROLES = "relight/user", "relight/name", "relight/roles"
-"""Keys of the job's metadata: the owner, the name, and the number of replicas per role."""
+"""Keys in the job's metadata, for the owner, the name, and the number of replicas per role."""
 FOLDER = ".relight"
 ENTRYPOINT = f'exec "$(command -v python || command -v python3)" {FOLDER}/driver.py'
 _MAX = 500 << 20
@@ -71,7 +71,7 @@ def job(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
     """Return the body of the request, except for the package.
 
     Raises:
-        UsageError: if the file of `requirements` can't be read.
+        UsageError: if the file named by `requirements` can't be read.
     """
     sizes = {role.name: role.num_replicas for role in app.roles}
     own = {USER: user_name(), NAME: app.name, ROLES: json.dumps(sizes)}
@@ -204,7 +204,7 @@ def _meeting_port(role: Role) -> int | None:
 
 
 def _at_the_coordinator(word: str) -> str:
-    """Return a command argument with the port that the driver chooses."""
+    """Return a command argument that contains the port chosen by the driver."""
     return _ENDPOINT.sub(f"{{{macros.rank0_env}:=localhost}}:{_RANK0_PORT}", word)
 
 

@@ -1,10 +1,10 @@
 """Jobs on an existing Ray cluster, through its dashboard's REST API.
 
-    render   the driver's order and the request (`request`), displayed as JSON
+    render   builds the driver's order and the request (`request`), displayed as JSON
     submit   uploads the job's package, and submits the job
-    status   Ray's state of the job, and the status file written by its driver (`states`)
-    logs     the replica's file in the cluster's logs
-    cancel   stops the job: its driver ends the replicas
+    status   reads the job's state in Ray, and the status file written by its driver (`states`)
+    logs     reads the replica's file in the cluster's logs
+    cancel   stops the job, whose driver then ends the replicas
     delete   also removes it from Ray's list
 
 A job's id is HOST:PORT:JOB, where HOST:PORT is the dashboard's address.
@@ -53,7 +53,7 @@ _REFUSED = {
     "cluster_config_file": f"{_NO_CLUSTER}(`ray dashboard FILE` forwards its port to this machine)",
     "cluster_name": _NO_CLUSTER,
 }
-"""TorchX options that are meaningless here, and what to do instead."""
+"""TorchX options that are meaningless for this scheduler, and what to do instead."""
 
 
 class Ray(Scheduler):
@@ -77,7 +77,7 @@ class Ray(Scheduler):
     capabilities = Capabilities(retries=True, resources=True, elastic=True)
 
     def affinity(self) -> int:
-        """Return how suitable Ray is on this machine. It needs a variable that names a cluster."""
+        """Return how suitable Ray is on this machine. Ray needs a variable that names a cluster."""
         return 5 if dashboard.is_named() else 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -100,8 +100,8 @@ class Ray(Scheduler):
         return Request(self.name, app, cfg, body, shown, tuple(_notes(app)), whole)
 
     def submit(self, request_: Request) -> str:
-        """Upload the package and submit the job; return the app's id. If Ray rejects the job, it
-        removes the uploaded package itself after ten minutes.
+        """Upload the package and submit the job; return the app's id. If Ray rejects the job, Ray
+        itself removes the uploaded package after ten minutes.
         """
         body = request_.body
         cluster = Dashboard(str(body["url"]))
@@ -142,7 +142,7 @@ class Ray(Scheduler):
         return split_lines(log.follow() if query.follow else log.whole())
 
     def cancel(self, app_id: str) -> None:
-        """Stop a job: the driver ends the replicas."""
+        """Stop a job; its driver then ends the replicas."""
         url, name = dashboard.parse_app_id(app_id)
         cluster = Dashboard(url)
         if not states.state(_job(cluster, app_id, name)).is_over:
@@ -263,12 +263,12 @@ class _Log:
             yield fresh
 
     def _is_there(self) -> bool:
-        """Return whether any output exists; a stream of an empty log would not start."""
+        """Return whether any output exists, because streaming an empty log would not start."""
         node = self._node()
         return bool(node and self._cluster.file(node, self._file))
 
     def _node(self) -> str:
-        """Return the driver's node, or an empty string until it is placed."""
+        """Return the driver's node, or an empty string if the driver has not been placed yet."""
         return str((self._cluster.job(self._job) or {}).get("driver_node_id") or "")
 
     def _is_over(self) -> bool:
@@ -301,7 +301,7 @@ def _workspace(cfg: Mapping[str, Any]) -> str | None:
 
 
 def _knowing_its_id(app: AppDef, app_id: str) -> AppDef:
-    """Return the app with its full id in RELIGHT_JOB_ID. TORCHX_JOB_ID keeps TorchX's form."""
+    """Return the app with its full job id in RELIGHT_JOB_ID. TORCHX_JOB_ID keeps TorchX's form."""
     roles = [
         replace(role, env={**role.env, _JOB: role.env[_JOB].replace("${app_id}", app_id)})
         if _JOB in role.env
@@ -328,7 +328,9 @@ def _status(cluster: Dashboard, name: str, job: Mapping[str, Any]) -> AppStatus:
 
 
 def _sizes(job: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of replicas of each role; empty for a job of another program."""
+    """Return the number of replicas of each role. The result is empty for a job that relight did
+    not submit.
+    """
     said: dict[str, int] = json.loads((job.get("metadata") or {}).get(request.ROLES) or "{}")
     return said
 

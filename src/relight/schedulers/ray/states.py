@@ -59,14 +59,14 @@ def submitted(job: Mapping[str, Any]) -> str:
 def _replica(written: list[Any], whole: AppState, end: str) -> ReplicaStatus:
     role, number, name, host, exitcode, error = written
     its = AppState[name]
-    if whole.is_over and not its.is_over:  # the driver ended before it could report it
+    if whole.is_over and not its.is_over:  # the driver ended before it could report this
         its = AppState.CANCELLED if whole is AppState.CANCELLED else AppState.FAILED
         error = end if its is AppState.FAILED else error
     return ReplicaStatus(role, number, its, host, exitcode, error)
 
 
 def _end(job: Mapping[str, Any]) -> str:
-    """Return how a driver ended that did not report it."""
+    """Explain how the driver ended, if the driver did not report this itself."""
     code = job.get("driver_exit_code")
     last = last_line(str(job.get("message") or ""))
     if code is None or code < 0 or not last:

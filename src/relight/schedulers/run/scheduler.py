@@ -2,7 +2,8 @@
 a job, and each worker is a replica, numbered by its rank. This includes workers on the job's other
 nodes; the local agent learns about them from the coordinator.
 
-Nothing is submitted here. A job is known once it has run for a second (`processes/running_jobs`).
+Nothing is submitted here. A job becomes visible once it has been running for a second
+(`processes/running_jobs`).
 """
 
 import os
@@ -53,7 +54,7 @@ _STOP_S = 90.0
 """Seconds to wait for a job to stop; its workers have a grace period of 30 s by default."""
 _STOPPED = [
     *(EXIT_SIGNAL_BASE + number for number in (signal.SIGTERM, signal.SIGINT)),
-    EXIT_PREEMPTED,  # the same, after a checkpoint
+    EXIT_PREEMPTED,  # stopped in the same way, after a checkpoint
 ]
 
 
@@ -99,8 +100,8 @@ class Run(Scheduler):
         return statuses
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return a worker's lines, from its log files or, without log files, the most recent
-        lines that its agent holds. They are followed across restarts of the job.
+        """Return a worker's lines, from its log files or, if there are none, the most recent lines
+        that its agent holds in memory. Following continues when the job restarts.
         """
         job = self._whole(app_id)
         node, worker = _worker(job, query)
@@ -157,7 +158,7 @@ class Run(Scheduler):
     def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return the running jobs and the most recently ended ones, newest first."""
         running = self._jobs.running()
-        ids = {job.id for job in running}  # a job that is just ending is in both
+        ids = {job.id for job in running}  # a job that is about to end is in both
         silent = self._jobs.silent(ids)
         every = [*running, *(job for job in self._jobs.ended() if job.id not in ids)]
         return [
@@ -178,8 +179,8 @@ class Run(Scheduler):
         self, app_id: str, node: NodeSnapshot, query: LogQuery, paths: MutableSequence[str]
     ) -> bool:
         """Return whether a rank may still write output. A local rank may do so while its job is
-        running, including between two generations; a rank on another node only while its generation
-        is running. Add the files from its latest start to `paths`.
+        running, including between two generations; a rank on another node may do so only while its
+        generation is running. Add the files from its latest start to `paths`.
         """
         own = self._jobs.ask(app_id)
         if own is None:
@@ -223,7 +224,7 @@ def _status(job: WholeJob) -> AppStatus:
 
 
 def _unseen(job: WholeJob) -> str:
-    """Describe which nodes are not visible."""
+    """Return a description of the nodes that are not visible."""
     if job.silent:
         return f"; no response from {names(job.silent)}"
     own = job.nodes[0]

@@ -3,9 +3,9 @@
     pyxis      flags of srun: --container-image, --container-mounts, --container-workdir
     apptainer  the task's command: apptainer exec --bind … --pwd … IMAGE
 
-The container sees the job's directory, which contains the launcher, and the working directory at
-the same paths as the host. Sources: github.com/NVIDIA/pyxis, "Usage"; apptainer exec --help (1.3).
-NeMo-Run renders the same pyxis flags.
+In the container, the job's directory, which contains the launcher, and the working directory have
+the same paths as on the host. Sources: github.com/NVIDIA/pyxis, "Usage"; apptainer exec --help
+(1.3). NeMo-Run renders the same pyxis flags.
 """
 
 import shlex

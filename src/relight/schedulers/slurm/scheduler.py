@@ -1,12 +1,14 @@
 """Jobs on Slurm: one batch script, one step per role, one agent per node.
 
-    render   the script (`script`), its path and the log path
-    submit   sbatch
-    status   one squeue for all, sacct for jobs that it no longer knows (`states`); the failed
-             replica comes from srun's messages in the directory of the job
-    logs     ROLE/REPLICA/stdout.log and stderr.log there; batch.log is the script's own
+    render   builds the script (`script`), its path and the log path
+    submit   runs sbatch
+    status   queries all jobs with one squeue command, and those that squeue no longer knows with
+             sacct (`states`); srun's messages in the job's directory show which replica failed
+    logs     reads ROLE/REPLICA/stdout.log and stderr.log in this directory; batch.log contains the
+             output of the script itself
 
-All nodes must share this directory. It is below the user's home by default, or set by `job_dir`.
+All nodes must share the job's directory. By default, it is below the user's home directory;
+`job_dir` sets a different one.
 """
 
 import json
@@ -47,7 +49,7 @@ _STOP_LIMIT_S = 60.0
 
 _LISTS = ("partition", "nodelist", "exclude", "mail-type")
 _CLUSTER_VARIABLES = ("SLURM_CLUSTERS", "SLURM_CONF", "SLURM_JWT")
-"""Variables with which Slurm's commands find the cluster."""
+"""Variables that Slurm's commands use to find the cluster."""
 
 
 class Folder(NamedTuple):
@@ -132,8 +134,8 @@ class Slurm:
             return 0
 
     def excludable(self, nodes: Sequence[str], cfg: Mapping[str, Any]) -> Sequence[str]:
-        """Return the nodes among these that a job can exclude. sbatch rejects unknown nodes, and
-        nodes that `nodelist` requests.
+        """Return those of the given nodes that a job can exclude. sbatch rejects the exclusion of
+        unknown nodes, and of nodes that `nodelist` requests.
         """
         return states.excludable(nodes, str(_with_commas(cfg).get("nodelist") or ""))
 
@@ -290,7 +292,7 @@ class Slurm:
         return sorted(found, key=lambda each: (each.submitted, int(each.app_id)), reverse=True)
 
     def close(self) -> None:
-        """Do nothing, as jobs continue."""
+        """Do nothing, because there is no connection to close. Jobs continue."""
 
     def _sbatch(self, command: Sequence[str]) -> str:
         process = states.run(command, variables=_without_job(env.read().variables))
@@ -338,7 +340,7 @@ class Slurm:
 
 def _with_commas(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with lists as sbatch expects them. In -cfg, a comma ends the option, so
-    users separate the elements with semicolons.
+    users separate the elements of a list with semicolons.
     """
     lists = {name: cfg[name].replace(";", ",") for name in _LISTS if cfg.get(name)}
     return {**cfg, **lists}
@@ -346,7 +348,7 @@ def _with_commas(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_job(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables without those that describe the job in which this process runs. sbatch
-    passes them on, and srun in the new job would take them for its own options.
+    would pass these on, and srun in the new job would interpret them as its own options.
     """
     if "SLURM_JOB_ID" not in variables:
         return dict(variables)
@@ -369,7 +371,7 @@ def _unknown(app_id: str) -> UsageError:
 
 
 def _folder(app_id: str, name: str) -> Folder | None:
-    """Return the folder of the job that has this name in Slurm."""
+    """Return the folder of the job with this name in Slurm."""
     try:
         return _load(os.path.join(records.path(name), _SUBMITTED), app_id)
     except UsageError:  # not the name of a relight job
@@ -449,8 +451,8 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
 
 
 def _array_status(parts: Sequence[Part], folder: Folder) -> AppStatus:
-    """Return the status of a job array, in which each job is a replica. Slurm forgets jobs that
-    ended long ago or were cancelled before they started.
+    """Return the status of a job array, in which each job is a replica. Slurm no longer knows jobs
+    that ended long ago or were cancelled before they started.
     """
     known = {part.array_index: part for part in parts}
     role = next(iter(folder.roles))
@@ -476,8 +478,8 @@ def _array_status(parts: Sequence[Part], folder: Folder) -> AppStatus:
 def _replicas(
     part: Part, role: str, number: int, said: str, folder: Folder | None, failed: str
 ) -> list[ReplicaStatus]:
-    """Return a role's replicas, with their states taken from srun's message about each, or
-    otherwise from the job's state.
+    """Return a role's replicas, with their states taken from srun's message about each replica or,
+    if there is none, from the job's state.
 
     `failed` is `EXITCODE ROLE` for the role that failed first, or empty.
     """

@@ -2,19 +2,20 @@
 be human-readable.
 
     #SBATCH lines         the requested resources; several roles form a heterogeneous job
-    variables             those that all roles share
+    variables             the variables that all roles share
     run_ROLE              runs one replica, on its node; exported to the step's tasks, or written
                           to a file for tasks in containers (`containers`)
-    step                  one `srun` per role, one task per node: the first that fails is the cause
+    step                  one `srun` per role, with one task per node; the first task that fails is
+                          the cause
     near_the_limit        SIGUSR1 to the workers some time before the time limit
     the end               requeues the job if it was preempted or retries are left; otherwise
                           exits with the root cause's exit code
 
-The values of variables are in the script, whose file only the user can read, and never in a command
-line. srun's messages (one file per role) show which task failed first and how. Without accounting,
-they are the only source.
+The values of variables are in the script, which only the user can read, and never in a command
+line. srun's messages (one file per role) show which task failed first and how. If accounting is
+disabled, they are the only source of this information.
 
-Sources: sbatch(1), srun(1) and scancel(1). The wording of srun's errors is from Slurm 22.05 to
+Sources: sbatch(1), srun(1) and scancel(1). The wording of srun's errors is that of Slurm 22.05 to
 25.05.
 """
 
@@ -40,7 +41,7 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _ARRAY = re.compile(r"(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)(?:%[1-9]\d*)?")
 _SIGNAL = re.compile(r"(?:B:)?(?:SIG)?([A-Z][A-Z0-9]*)(?:@(\d+))?")
 LAUNCHER = "launcher"
-"""The subdirectory of the job's directory that holds the bundled launcher."""
+"""The subdirectory of the job's directory that contains the bundled launcher."""
 _RELIGHT_RUN = re.compile(r"(?:\S*/)?relight run\s")
 
 
@@ -67,7 +68,7 @@ def render(
         app_id: the job's name.
         directory: the directory for logs.
         here: the working directory.
-        programs: the directory of `relight`, which PATH may lack.
+        programs: the directory that contains `relight`, which may be missing from PATH.
 
     Raises:
         UsageError: if the app or an option can't be expressed in Slurm.
@@ -143,7 +144,7 @@ def _naming(commands: str, names: _Names) -> str:
 
 
 def indices(app: AppDef, cfg: Mapping[str, Any]) -> list[int]:
-    """Return a job array's indices; empty for other jobs.
+    """Return a job array's indices. The result is empty for other jobs.
 
     Raises:
         UsageError: if the option is invalid, or the app can't be run as an array.
@@ -336,8 +337,8 @@ def _common(cfg: Mapping[str, Any], seconds: int) -> dict[str, Any]:
 
 
 def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the signal that workers receive before the time limit, and how many seconds before; or
-    nothing if they receive none.
+    """Return the signal that workers receive before the time limit, and how many seconds before the
+    limit they receive it. Without such a signal, return an empty string and 0.
     """
     text = cfg.get("signal")
     if text is None:  # it could kill other programs
@@ -434,8 +435,8 @@ def _replica_function(
 
 
 def _path(role: Role, programs: str, top: str) -> str:
-    """Return the search path for `relight`: the node's PATH, its location on this host, and the
-    job's directory (`job/launcher_file.py`).
+    """Return the search path for `relight`. It consists of the node's PATH, the location of
+    `relight` on this host, and the job's directory (`job/launcher_file.py`).
     """
     brought = f'"{top}/{LAUNCHER}"'
     if not programs:  # in a container
@@ -452,7 +453,7 @@ def _start_step(role: Role, function: str, group: int | None, box: Container | N
     """Return the lines that start a role's step."""
     nodes = "$SLURM_JOB_NUM_NODES" + ("" if group is None else f"_HET_GROUP_{group}")
     flags = [] if group is None else [f"--het-group={group}"]
-    if role.resource.cpu > 0:  # srun does not inherit it from sbatch
+    if role.resource.cpu > 0:  # srun does not inherit this option from sbatch
         flags += [f"--cpus-per-task={role.resource.cpu}"]
     # relight's agents handle a lost agent themselves.
     flags += [f"--kill-on-bad-exit={0 if is_ours(role) else 1}"]

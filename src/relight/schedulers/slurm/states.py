@@ -1,9 +1,9 @@
 """Queries Slurm for the states of many jobs with one command.
 
-The JSON output of squeue and sacct changes with each version; the output of `squeue -O` with fixed
-widths and of `sacct --parsable2` does not. squeue knows a job until some minutes after its end
-(MinJobAge); sacct knows it forever if accounting is enabled. Sources: squeue(1), sacct(1), "JOB
-STATE CODES".
+The JSON output of squeue and sacct changes with each version, unlike the fixed-width output of
+`squeue -O` and the output of `sacct --parsable2`. squeue reports a job until a few minutes after
+its end (MinJobAge). sacct reports a job forever if accounting is enabled. Sources: squeue(1),
+sacct(1), "JOB STATE CODES".
 """
 
 import re
@@ -86,7 +86,7 @@ class Part(NamedTuple):
         return STATES.get(self.state, AppState.UNKNOWN)
 
     def explain(self) -> str:
-        """Return a message about its state, or an empty string."""
+        """Return a message about the part's state, or an empty string."""
         said = "" if self.reason in ("None", "(null)", "") else self.reason
         if self.app_state is AppState.PENDING:
             return f"pending: {said}" if said else "it is waiting"
@@ -101,8 +101,8 @@ Jobs = dict[str, list[Part]]
 
 
 def query(app_ids: Sequence[str]) -> Jobs:
-    """Query Slurm for these jobs, possibly job arrays or jobs in arrays (`12_3`). Return the parts
-    of each job in order.
+    """Query Slurm for the given jobs, which may include job arrays and jobs in arrays (`12_3`).
+    Return the parts of each job, in order.
 
     Raises:
         MachineError: if Slurm does not respond.
@@ -119,7 +119,7 @@ def query(app_ids: Sequence[str]) -> Jobs:
 
 
 def split_array_id(app_id: str) -> tuple[str, int | None]:
-    """Split the id of a job in an array, such as `12_3` into 12 and 3. Other ids lack an index."""
+    """Split the id of a job in an array, such as `12_3`, into 12 and 3. Other ids have no index."""
     job, _, index = app_id.partition("_")
     return job, whole(index)
 
@@ -147,8 +147,8 @@ def user_jobs(user: int) -> Jobs:
 class Partition(NamedTuple):
     """The resources that jobs can request on the nodes of one or more partitions.
 
-    `memory` says whether memory is configured; if not, each node has 1 MB, and a job that requests
-    more is rejected. `gpus` is in Slurm's format, `gpu:a100:8`, or empty.
+    `memory` says whether memory is configured. If it isn't, each node has 1 MB, and a job that
+    requests more is rejected. `gpus` is in Slurm's format, `gpu:a100:8`, or empty.
     """
 
     memory: bool
@@ -174,8 +174,8 @@ def partition(name: str) -> Partition:
 
 
 def excludable(nodes: Sequence[str], nodelist: str) -> list[str]:
-    """Return the nodes among these that Slurm knows and that aren't in a node list; none if Slurm
-    does not respond.
+    """Return those of the given nodes that Slurm knows and that aren't in a node list. The result
+    is empty if Slurm does not respond.
     """
     try:
         process = run(["sinfo", "--noheader", "--Node", "--format=%N"], _SINFO_LIMIT_S)
@@ -188,7 +188,8 @@ def excludable(nodes: Sequence[str], nodelist: str) -> list[str]:
 def run(
     command: Sequence[str], limit_s: float = _LIMIT_S, variables: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a Slurm command, with this process's environment or the given one.
+    """Run a Slurm command with the given environment or, by default, with this process's
+    environment.
 
     Raises:
         MachineError: if the command does not exist, or does not exit.
@@ -308,7 +309,9 @@ def from_sacct(text: str) -> Jobs:
 
 
 class TaskEnd(NamedTuple):
-    """How a failed task in a step ended, according to srun. `lost` says that its node was lost."""
+    """How a failed task in a step ended, according to srun. `lost` is true if the task's node was
+    lost.
+    """
 
     task: int
     host: str

@@ -2,12 +2,13 @@
 
 A frame consists of its kind (1 byte), a length (4 bytes, big-endian) and that many bytes:
 
-    local to remote   ORDER (JSON), the first frame; any number of ARCHIVE, each a part of a tar
-                      archive; GO; STOP; BEAT, every few seconds, or else the connection counts
-                      as lost
+    local to remote   ORDER (JSON), the first frame; any number of ARCHIVE frames, each with a
+                      part of a tar archive; GO; STOP; BEAT, sent every few seconds, because
+                      the connection is otherwise considered lost
     remote to local   OUT and ERR, the replica's output; END (JSON), the last frame
 
-The remote side sends GREETING first; any output before it was printed by a shell's start-up files.
+The remote side sends GREETING first; any output before GREETING was printed by a shell's start-up
+files.
 """
 
 import json
@@ -23,7 +24,7 @@ NAME = b"relight ssh "
 GREETING = NAME + b"1\n"
 ORDER, ARCHIVE, GO, BEAT, STOP, OUT, ERR, END = (b"%c" % letter for letter in b"OAGBSoeE")
 HIGH_WATER = 1 << 20
-"""Maximum number of bytes queued for writing; above it, senders wait."""
+"""Maximum number of bytes queued for writing. Senders wait while the queue exceeds it."""
 _MAX_PAYLOAD = 1 << 26
 _NOISE_LIMIT = 1 << 20
 _HEAD = struct.Struct(">cI")
@@ -57,7 +58,7 @@ class ReplicaEnded(NamedTuple):
         return ended
 
     def to_payload(self) -> bytes:
-        """Return the frame payload that `of` parses."""
+        """Return the frame payload that `parse` accepts."""
         return json.dumps(fields.plain(self)).encode()
 
 
@@ -67,7 +68,7 @@ def frame(kind: bytes, payload: bytes = b"") -> bytes:
 
 
 class FrameDecoder:
-    """Splits bytes into frames.
+    """Decodes a stream of bytes into frames.
 
     Args:
         greeting: the first bytes from the other side, or empty.

@@ -27,7 +27,7 @@ _SSH_FAILED = 255
 
 
 class SshHost(NamedTuple):
-    """One host. An empty `user` or a `port` of 0 leaves the choice to ssh's own configuration."""
+    """One host. If `user` is empty or `port` is 0, ssh's own configuration determines it."""
 
     name: str
     user: str = ""
@@ -121,7 +121,7 @@ class NoRelightError(UsageError):
 
 
 def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = "") -> list[str]:
-    """Return the ssh command that starts the process which runs a replica.
+    """Return the ssh command that starts the process that runs a replica.
 
     Args:
         host: the host.

@@ -2,11 +2,11 @@
 
     executor --> spawner --> this --> ssh ~~> sshd --> replica --> the replica
 
-To the process that runs the job (`processes.executor`), it looks like the replica itself, with
-the same output, exit code or signal, and error file. SIGTERM is forwarded as STOP. ssh has its own
-session, so signals sent to this process never reach it. When this process ends in any way, ssh's
-stdin is closed, which ends the replica on its host. The order is passed in an environment variable,
-which only the process's owner can read.
+To the process that runs the job (`processes.executor`), the link looks like the replica itself,
+because it has the same output, exit code or signal, and error file. SIGTERM is forwarded as STOP.
+ssh has its own session, so signals sent to this process never reach it. However this process ends,
+ssh's stdin is closed, which ends the replica on its host. The order is passed in an environment
+variable, which only the process's owner can read.
 """
 
 import json
@@ -34,13 +34,13 @@ from relight.schedulers.ssh.orders import LinkOrder
 
 VARIABLE = "RELIGHT_SSH_ORDER"
 MARGIN_S = 5.0
-"""Seconds from the end of a stopped replica's grace period until the connection is closed."""
+"""Seconds between the end of a stopped replica's grace period and the closing of the connection."""
 _PASSED_ON = ("RELIGHT_TOKEN", "PYTHONUNBUFFERED")
 _BEATS_IN_SILENCE = 4
 _STDERR_LIMIT = 1 << 16
 
 
-class _Gone(Exception):  # noqa: N818  # no error: the rest need not be sent
+class _Gone(Exception):  # noqa: N818  # not an error; the rest need not be sent
     """The replica ended while its workspace was being sent."""
 
 

@@ -1,7 +1,7 @@
 """The orders for an ssh job's processes, as JSON that `base/fields` reads.
 
 processes.executor -> link    LinkOrder, in an environment variable
-here -> replica               Run, Check, Remove
+here -> replica               RunReplica, Check, Remove
 here -> later commands        RemoteReplica, in the job's file ssh.json
 """
 
@@ -11,7 +11,7 @@ from relight.schedulers.ssh.hosts import SshHost
 
 
 class RunReplica(NamedTuple):
-    """Run a replica. `copy` says whether its working directory is in a copy of the workspace."""
+    """Run a replica. `copy` says whether the working directory is in a copy of the workspace."""
 
     app_id: str
     role: str
@@ -45,8 +45,8 @@ class Remove(NamedTuple):
 
 
 class LinkOrder(NamedTuple):
-    """Run a replica on a host. It has the ssh command, the path for the error file, the order for
-    the host, and optionally a workspace to copy.
+    """Run a replica on a host. The order contains the ssh command, the path of the error file, the
+    order for the host, and optionally a workspace to copy.
     """
 
     host: SshHost
@@ -57,7 +57,7 @@ class LinkOrder(NamedTuple):
 
 
 class RemoteReplica(NamedTuple):
-    """A replica on another host, as recorded locally, and the order that removes its workspace."""
+    """A local record of a replica on another host, with the order that removes its workspace."""
 
     host: SshHost
     command: tuple[str, ...]

@@ -1,9 +1,9 @@
-"""Sends requests to all of a job's hosts in parallel: to check whether they can run it, to remove a
-workspace, or to store the launcher.
+"""Sends requests to all of a job's hosts in parallel. A request checks whether a host can run its
+part of the job, removes a workspace, or stores the launcher.
 
 The launcher (`job/launcher_file.py`) is sent to hosts without relight, into a directory of the
-user's cache named after the file's content. Therefore it is sent only once, and jobs never see a
-different version.
+user's cache named after the file's content. Therefore each version is sent only once, and a job
+never gets a different version.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _LIMIT_S = 60.0
 
 
 def ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> list[Failure]:
-    """Send all hosts their orders, each order once; return the hosts that failed, with the
+    """Send each order to its host, skipping duplicates. Return the hosts that failed, with the
     reasons.
     """
     started = (
@@ -38,7 +38,7 @@ def ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> l
 
 
 def refuse(failures: Sequence[Failure]) -> None:
-    """Raise the first failure, whose message also names the other hosts that failed.
+    """Raise the first failure. Its message also names the other hosts that failed.
 
     Raises:
         RelightError: if a host failed.
@@ -131,7 +131,7 @@ def _ordered(command: Sequence[str], order: Check | Remove) -> "subprocess.Popen
     """Start a command and send it an order. Its stdin stays open until it has responded."""
     process = _start(command, subprocess.PIPE)
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # its output says why
+    with contextlib.suppress(BrokenPipeError):  # its output explains why
         process.stdin.write(frames.frame(frames.ORDER, to_text(order)))
         process.stdin.flush()
     return process

@@ -2,19 +2,19 @@
 
     sshd --exec--> this --> spawner --> the replica (an agent) --> its workers
 
-It receives its order on stdin (`frames`), never in a command line. It handles the replica like an
-agent handles its workers, with the same state machine and the same spawner, so that no process
-outlives it. It ends the replica (SIGTERM, then after the grace period SIGKILL for the replica and
-all its descendants) in these cases:
+It receives its order on stdin (`frames`), never in a command line. It manages the replica in the
+same way as an agent manages its workers, using the same state machine and the same spawner, so that
+no process outlives it. It ends the replica (SIGTERM, then after the grace period SIGKILL for the
+replica and all its descendants) in these cases:
 
     STOP arrives                   the job was cancelled, or another replica failed
     stdin ends                     ssh or its parent was killed, or the connection was closed
-    `silence_s` without a frame    the other machine or the network is down
+    no frame for `silence_s`       the other machine or the network is down
     it receives SIGTERM, SIGINT or SIGHUP
 
 If this process itself is killed, its spawner kills the rest. Other orders are `check`, which
 reports what would fail, and `remove`, which removes a copy of a workspace. Invariant: END is sent
-once, as the last frame, when no process is left.
+exactly once, as the last frame, when no processes are left.
 """
 
 import os
@@ -295,8 +295,9 @@ def _existing_directory(path: str) -> str:
 
 
 def _search_path(wanted: str) -> str:
-    """Return PATH. It consists of the role's own PATH, the launcher's directory if this is the
-    bundled launcher, and the host's PATH with the directory of relight's Python on this host.
+    """Return the value of PATH. It consists of the role's own PATH, the launcher's directory if
+    this is the bundled launcher, and the host's PATH with the directory of relight's Python on this
+    host.
     """
     path = env.read().get("PATH", os.defpath)
     own = os.path.dirname(sys.executable)

@@ -4,23 +4,23 @@ On this machine, such a job is a process job (`processes`) whose replicas are ss
 state, logs, retries and termination therefore work as for local jobs, in the job's directory on
 this machine.
 
-    here    submit: checks all hosts, and sends the launcher to those that lack relight; an error,
-                    before anything starts, if a host can't run its part
+    here    submit: checks all hosts, and sends the launcher to those that don't have relight; if a
+                    host can't run its part, raises an error before anything starts
             `processes.executor` --> one link per replica (`link`) --> ssh
     there   sshd --> the process that runs the replica (`replica`) --> the replica
 
-    states of a replica, as here    on the host
+    state shown for a replica       on the host
     PENDING                         nothing yet
     RUNNING                         ssh connects, the workspace is copied, the program runs
-    SUCCEEDED FAILED CANCELLED      nothing: END came, or the connection is gone and the host ends
-                                    the rest on its own
+    SUCCEEDED FAILED CANCELLED      nothing, because END has arrived, or because the connection was
+                                    lost and the host ends the rest on its own
 
 Invariants: no process outlives the caller on either side, however the caller ends. On the local
 side, the executor exits together with the process that submitted the job (unless `detach` is set),
 and the links and ssh exit with the executor. On the remote side, `replica` ends all processes when
 stdin is closed, or when nothing has arrived for `silence` seconds. Values of variables are sent on
 stdin, never in a command line. ssh never prompts (BatchMode). The first replica of the first role
-is on the first host, the rendezvous endpoint.
+is on the first host, which is the rendezvous endpoint.
 """
 
 import json
@@ -316,7 +316,7 @@ def _remove_order(order: RunReplica) -> Remove:
 
 
 def _load_replicas(app_id: str) -> list[RemoteReplica]:
-    """Return the recorded replicas of an ssh job; empty for other jobs."""
+    """Return the recorded replicas of an ssh job. The result is empty for other jobs."""
     try:
         known = records.load(os.path.join(records.path(app_id), _FILE))
         return [

@@ -5,9 +5,9 @@ torch.distributed.launch` is replaced by `relight run` or `relight launch` befor
 In any other program, relight's `elastic_launch` is installed in torch's module
 `torch.distributed.launcher.api` when that is imported.
 
-This file's directory is on the programs' sys.path for a moment, so it must not contain any other
-modules. If the Python version is too old for relight, torch's launcher is used, and a message says
-so.
+This file's directory is briefly on the programs' sys.path, so it must not contain any other
+modules. If the Python version is too old for relight, torch's launcher is used, and a message
+explains why.
 """
 
 import os
@@ -76,7 +76,8 @@ class Loader:
 
 
 def command(words: "list[str]") -> "list[str] | None":
-    """Convert a Python command line to relight's, or return None if it starts another program.
+    """Convert a Python command line to a relight command line, or return None if it starts another
+    program.
 
     Args:
         words: Python's command line, as in sys.orig_argv.

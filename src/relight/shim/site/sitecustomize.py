@@ -1,5 +1,5 @@
-"""Loads the hook in programs started by `relight exec`, and then the sitecustomize that this one
-hides.
+"""Loads the hook in programs started by `relight exec`, and then loads the sitecustomize module
+that this one hides.
 """
 
 import os
@@ -10,7 +10,7 @@ try:
     import relight_hook  # type: ignore[import-not-found]
 
     relight_hook.install()
-except Exception as error:  # must never break the program
+except Exception as error:  # the hook must never break the program
     sys.stderr.write(f"relight: note: torchrun is not replaced here: {error!r}\n")
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != HERE]
 

@@ -1,12 +1,14 @@
 """Replaces the real sitecustomize, through PYTHONPATH, in interpreters that relight starts.
 
 The warm spawner has exactly the workers' command line and stops here, before the script runs. A
-worker is a fork of it that continues from here, so that everything that follows is the
-interpreter's own: `__main__`, arguments, tracebacks, exit (docs/decisions/0011-warm.md).
+worker is a fork of it that continues from here, so that the interpreter itself does everything that
+follows, such as setting up `__main__` and the arguments, printing tracebacks, and exiting
+(docs/decisions/0011-warm.md).
 
-In stage `check` the interpreter runs a command that does nothing, and executes the workers' command
-line only after it has verified that this file is imported and that no wrapper program is involved:
-an interpreter that skipped this file would run the script. In stage `learn` it is a worker.
+In stage `check`, the interpreter runs a command that does nothing. It executes the workers' command
+line only after it has verified that this file is imported and that no wrapper program is involved,
+because an interpreter that skipped this file would run the script. In stage `learn`, the
+interpreter is a worker.
 """
 
 import os
@@ -38,17 +40,18 @@ def passed() -> "dict[str, str]":
 
 
 class ImportRecorder:
-    """An import finder that finds no module and records imports in a file in the agent's memory,
-    and the first step of an optimizer.
+    """An import finder that never finds a module. It records imports, and the first step of an
+    optimizer, in an in-memory file that belongs to the agent.
 
-    Lines: the name of a module; `=NAME=VALUE` when the script sets a variable, `=NAME` when it
-    removes one; `!optimizer` once torch.optim is imported; `!step` after the first step.
+    Each line is the name of a module, `=NAME=VALUE` when the script sets a variable, `=NAME` when
+    it removes one, `!optimizer` once torch.optim has been imported, or `!step` after the first
+    step.
 
-    The file is opened for each line: a descriptor that stays, as that of a mapping does before
-    Python 3.13, would be one that the script can see.
+    The file is opened for each line, because the script would be able to see a descriptor that
+    stays open. Before Python 3.13, a memory mapping would also keep one open.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         has_variables: whether to record variables.
     """
 
@@ -56,7 +59,7 @@ class ImportRecorder:
         self.path = path
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self.room = os.fstat(fd).st_size
-        text = os.pread(fd, self.room, 0)  # this worker may have begun as another program
+        text = os.pread(fd, self.room, 0)  # this worker may have started as another program
         os.close(fd)
         self.end = text.find(b"\0")
         self.installed = (os.path.dirname(os.__file__), "<frozen")
@@ -66,7 +69,9 @@ class ImportRecorder:
             sys.addaudithook(self.audit)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Record a name, but not for importlib.util.find_spec, which imports nothing."""
+        """Record the name of a module, unless the caller is importlib.util.find_spec, which imports
+        nothing.
+        """
         del path, target
         caller = sys._getframe(1).f_back
         if caller is not None and caller.f_globals.get("__name__") == "importlib.util":
@@ -77,8 +82,9 @@ class ImportRecorder:
             self.await_step()
 
     def await_step(self) -> None:
-        """Have torch call `on_step`, once the worker itself has imported its optimizers. The module
-        that defines them imports others when the function is there, so none is missed.
+        """Have torch call `on_step` once the worker itself has imported torch's optimizers. The
+        module that defines the required function imports other modules afterwards, so this finder
+        is called again in time and no optimizer is missed.
         """
         module = sys.modules.get("torch.optim.optimizer")
         register = getattr(module, "register_optimizer_step_post_hook", None)
@@ -87,18 +93,20 @@ class ImportRecorder:
         self.awaits_optimizer = False
         try:
             register(self.on_step)
-        except Exception:  # another torch than we know
+        except Exception:  # an unknown version of torch
             return
         self.note(b"!optimizer\n")
 
     def on_step(self, *_: object) -> None:
-        """Record the first step. The hook stays: torch may be iterating over its hooks now."""
+        """Record the first step. The hook is not removed, because torch may be iterating over its
+        hooks at this moment.
+        """
         if self.awaits_step:
             self.awaits_step = False
             self.note(b"!step\n")
 
     def audit(self, event: str, arguments: "tuple[Any, ...]") -> None:
-        """Record that the script sets or removes a variable."""
+        """Record that the script has set or removed a variable."""
         if event not in ("os.putenv", "os.unsetenv") or self.end < 0:
             return
         frame = sys._getframe(1)
@@ -113,13 +121,13 @@ class ImportRecorder:
             self.note(b"=" + text.encode("unicode_escape") + b"\n")
 
     def note(self, data: bytes) -> None:
-        """Write to the file, as long as it has room."""
+        """Write to the file as long as there is room in it."""
         begin, end = self.end, self.end + len(data)
         if begin >= 0 and end < self.room:
             self.end = end
             try:
                 fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-            except OSError:  # the agent is gone, or the script has changed its root or its user
+            except OSError:  # the agent has exited, or the script has changed its root or its user
                 self.end = -1
                 return
             os.pwrite(fd, data, begin)
@@ -133,19 +141,19 @@ class ImportRecorder:
 
 
 def record(variables: "MutableMapping[str, str]") -> None:
-    """Record the imports of a warm worker, if the agent wants that, and remove from its environment
-    what says so.
+    """Record a warm worker's imports if the agent has requested that, and remove the request from
+    the worker's environment.
     """
     if "RELIGHT_HOOK" in variables:
         _, _, path = step_aside(variables).partition(":")
         try:
             sys.meta_path.insert(0, ImportRecorder(path, has_variables=False))
         except OSError:
-            pass  # nothing is learned
+            pass  # the imports are not recorded
 
 
 def check(setup: "dict[str, Any]") -> None:
-    """Become the warm spawner, or raise."""
+    """Become the warm spawner, or raise an exception if that is impossible."""
     program = setup["program"]
     has_parent = setup["keep"] or os.getppid() == setup["agent"]
     if not has_parent or not os.path.samefile("/proc/self/exe", program):
@@ -156,7 +164,7 @@ def check(setup: "dict[str, Any]") -> None:
 
 
 def customize() -> "Exception | None":
-    """Import the real sitecustomize; return the exception that it has raised."""
+    """Import the real sitecustomize; return any exception that it raised."""
     del sys.modules["sitecustomize"]
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
@@ -166,7 +174,7 @@ def customize() -> "Exception | None":
 
 
 def preload(stage: str, control: int, described: int) -> "Exception | None":
-    """Check, or serve: only workers return."""
+    """Run the stage `check` or `serve`. The function returns only in workers."""
     reason = ""
     try:
         import json
@@ -210,7 +218,7 @@ if stage == "learn":
     try:
         sys.meta_path.insert(0, ImportRecorder(rest))
     except OSError:
-        pass  # nothing is learned
+        pass  # the imports are not recorded
 
 problem = customize() if stage == "learn" else preload(stage, *map(int, rest.split(",")))
 if problem is not None:

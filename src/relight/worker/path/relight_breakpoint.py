@@ -1,5 +1,6 @@
-"""Makes `relight.worker.breakpoint` importable for a Python that lacks relight. This directory,
-with nothing else in it, is on the workers' PYTHONPATH. A Python too old for it gets pdb.
+"""Makes `relight.worker.breakpoint` importable in a Python that lacks relight. This directory,
+which contains nothing else, is on the workers' PYTHONPATH. If that Python is too old for the
+module, pdb is used instead.
 """
 
 import os
