@@ -80,7 +80,7 @@ def record(line: bytes) -> tuple[float, bytes] | None:
 
 
 def parse(lines: list[bytes], since: float) -> list[Kill] | None:
-    """Return the kills found in log records, as `kills` does."""
+    """Like `kills`, but for log records that have already been read."""
     found: list[Kill] = []
     oldest = float("inf")
     for at, text in filter(None, map(record, lines)):

@@ -71,7 +71,7 @@ class Lasting:
             os.pwrite(self.lock, self._shown, 0)
 
     def show_progress(self) -> None:
-        """Write to the locked file how many modules have been imported."""
+        """Write the number of modules imported so far to the locked file."""
         with contextlib.suppress(OSError):
             imported = len(sys.modules) - len(self._loaded)
             os.pwrite(self.lock, b"%9d" % imported, len(self._shown))

@@ -24,7 +24,7 @@ _LIMIT = 64 * 1024
 
 
 class TimerRequest(NamedTuple):
-    """A timer that a script sets or releases."""
+    """A timer that a script sets or cancels."""
 
     version: int
     pid: int

@@ -1,6 +1,6 @@
 """Accesses a registry on behalf of one process, one request at a time. A request reads, writes or
 renews the record, or removes it if its holder appears to have exited. `core/link/leader_lease`
-determines what follows from the results.
+decides what to do with the results.
 """
 
 import json

@@ -363,8 +363,8 @@ def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> l
 
 
 def _is_reraise(lines: Sequence[str], outer: _Raised, traceback: _Traceback) -> bool:
-    """Return whether an exception re-raises the exception whose traceback its message quotes, on
-    behalf of another process or thread, rather than merely reporting it.
+    """Return whether an exception, whose message contains another exception's traceback, re-raises
+    that exception for another process or thread. Otherwise, it merely reports it.
     """
     if lines[traceback.start].startswith(ORIGINAL):
         return True
