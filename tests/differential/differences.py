@@ -53,22 +53,23 @@ _ONLY_RELIGHT = (
 
 DIFFERENCES = {
     "master-addr": Difference(
-        "a machine's full host name need not resolve",
+        "a machine's full host name does not always resolve",
         ((_ENV + "MASTER_ADDR", re.escape(socket.getfqdn()), r"127\.0\.0\.1"),),
     ),
     "breakpoint": Difference(
-        "a rank without a terminal can be debugged",
+        "a rank can be debugged without a terminal",
         (
             (_ENV + "PYTHONBREAKPOINT", NOTHING, r"relight(\.worker\.|_)breakpoint\.wait"),
             (_ENV + "PYTHONPATH", ".*", r".*/relight/worker/path"),
         ),
     ),
     "survivors": Difference(
-        "a script may let the ranks that have not failed keep their process",
+        "a script may let the ranks that have not failed keep their processes",
         ((_ENV + "RELIGHT_RECOVERY", NOTHING, "5|15"),),
     ),
     "output-through-agent": Difference(
-        "lines of different ranks never mix, and the end of stderr is at hand for the report",
+        "lines from different ranks are never mixed, and the end of stderr is available for the "
+        "report",
         (
             (r"workers .* fd [12]", r"the launcher's \d( and \d)?", "a pipe of its own"),
             (
@@ -79,22 +80,22 @@ DIFFERENCES = {
         ),
     ),
     "filtered-stderr": Difference(
-        "hidden, but still needed for tracebacks in the report",
+        "the output is not shown, but the report may need a traceback from it",
         ((r"workers .* fd 2", "a null of its own", "a pipe of its own"),),
     ),
     "parent-death-signal": Difference(
-        "no worker outlives its agent, whatever kills it",
+        "a worker must never outlive its agent, however the agent is killed",
         ((r"workers .* parent death signal", "[02]", "9"),),
     ),
     "faulthandler": Difference(
-        "a crash shows its position in Python",
+        "after a crash, the output shows where in the Python code it happened",
         (
             (r"workers .* orig_argv", r".*'-u', .*", r".*'-uXfaulthandler', .*"),
             (r"workers .* status SigCgt", r"[0-9a-f]+002", r"[0-9a-f]+4ea"),
         ),
     ),
     "temporary-directory": Difference(
-        "no files remain that the user did not request",
+        "no files are left behind that the user did not request",
         (
             (
                 _ENV + "TORCHELASTIC_ERROR_FILE",
@@ -105,7 +106,7 @@ DIFFERENCES = {
         ),
     ),
     "kept-logs": Difference(
-        "the jobs of a user are found in one place",
+        "all jobs of a user can be found in one place",
         (
             (
                 _ENV + "TORCHELASTIC_ERROR_FILE",
@@ -116,7 +117,7 @@ DIFFERENCES = {
         ),
     ),
     "absolute-error-file": Difference(
-        "a script that changes its directory still finds it",
+        "a script can still find the file after changing its working directory",
         (
             (
                 _ENV + "TORCHELASTIC_ERROR_FILE",
@@ -126,37 +127,45 @@ DIFFERENCES = {
         ),
     ),
     "event-log": Difference(
-        "a record of what happened, and when",
+        "the file records what happened and when",
         (
             (r"files .*/events\.jsonl mode", NOTHING, "0o100[06].*"),
             (r"files .*/events\.jsonl content", NOTHING, r"\{events\}"),
         ),
     ),
     "run-id": Difference(
-        "the user named the job",
+        "the user chose this name for the job",
         ((_ENV + "TORCHELASTIC_RUN_ID", r"\{uuid\}", "job7|-1"),),
     ),
     "random-run-id": Difference(
-        "one form of random ids",
+        "all random IDs have the same format",
         ((_ENV + "TORCHELASTIC_RUN_ID", r"\d{20,}", r"\{uuid\}"),),
     ),
     "master-port-0": Difference(
-        "workers can meet there",
+        "workers can connect to each other at this port",
         ((_ENV + "MASTER_PORT", "0", r"\{any port\}"),),
     ),
     "quoted-conf": Difference(
-        "a list of arguments in Python often has them, as torch's own tests do", _ONLY_RELIGHT
+        "argument lists in Python code often contain such quotes, including those in torch's "
+        "own tests",
+        _ONLY_RELIGHT,
     ),
     "signal-names": Difference(
-        "one normalized form",
+        "workers can rely on a single, normalized format",
         ((_ENV + "TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1, SIGTERM", "SIGUSR1,SIGTERM"),),
     ),
-    "ambiguous-beginning": Difference("both spellings are the same flag", _ONLY_RELIGHT),
-    "switch-variable-words": Difference("common spellings", _ONLY_RELIGHT),
-    "switch-variable-strict": Difference("other numbers are mistakes", _ONLY_TORCHRUN),
-    "choice-variable-strict": Difference("a variable is checked like its flag", _ONLY_TORCHRUN),
-    "empty-python-exec": Difference("empty means unset", _ONLY_RELIGHT),
-    "ranks-above-9": Difference("nodes with more than ten workers are usual", _ONLY_RELIGHT),
+    "ambiguous-beginning": Difference("both spellings stand for the same flag", _ONLY_RELIGHT),
+    "switch-variable-words": Difference(
+        "these are common ways to write such a value", _ONLY_RELIGHT
+    ),
+    "switch-variable-strict": Difference("any other number is probably a mistake", _ONLY_TORCHRUN),
+    "choice-variable-strict": Difference(
+        "a variable is validated in the same way as its flag", _ONLY_TORCHRUN
+    ),
+    "empty-python-exec": Difference(
+        "an empty variable is treated as if it were not set", _ONLY_RELIGHT
+    ),
+    "ranks-above-9": Difference("nodes with more than ten workers are common", _ONLY_RELIGHT),
     "dollars": Difference(
         "only `${local_rank}` is a documented macro of torchrun",
         (
@@ -169,7 +178,8 @@ DIFFERENCES = {
         ),
     ),
     "run-path-process": Difference(
-        "a worker starts without importing torch and owns its session, as in the other modes",
+        "a worker starts without importing torch and has a session of its own, as in the other "
+        "modes",
         (
             (
                 r"workers .* orig_argv",
@@ -187,18 +197,19 @@ DIFFERENCES = {
         ((r"workers .* unbuffered", "False", "True"),),
     ),
     "run-path-beside": Difference(
-        "a script finds the modules next to it",
+        "a script can import the modules next to it",
         ((r"workers .* sys\.path\[0\]", r"\{work\}", r"\{work\}/folder"),),
     ),
     "run-path-error-file": Difference(
-        "the report and the launcher's own error file take the traceback from stderr",
+        "relight takes the traceback from stderr for its report and for the launcher's own "
+        "error file",
         (
             (r"files logs/.*/error\.json .*", ".*", NOTHING),
             ("left", ".*", r"\[\]"),
         ),
     ),
     "nohup": Difference(
-        "a job under nohup outlives its terminal, workers included",
+        "a job started with nohup must outlive its terminal, and so must its workers",
         ((r"workers .* status SigIgn", ".*0", ".*1"),),
     ),
     "closed-stdin": Difference(
@@ -206,11 +217,11 @@ DIFFERENCES = {
         ((r"workers .* fd 0", "closed", "a null of its own"),),
     ),
     "ignored-sigchld": Difference(
-        "a process that ignores it can't read the exit status of its children",
+        "a process that ignores SIGCHLD can't read the exit status of its children",
         ((r"workers .* status SigIgn", ".*11000", ".*01000"),),
     ),
     "tee-carriage-return": Difference(
-        "a progress bar stays on one line of a terminal",
+        "a progress bar stays on one line of the terminal",
         (
             (
                 "stdout",
@@ -224,46 +235,54 @@ DIFFERENCES = {
         (("stdout", r".*'\[default0\]:(ï¿½){2}', .*", r".*'\[default0\]:éÿ', .*"),),
     ),
     "exit-code": Difference(
-        "the program that started the job can act on it",
+        "the program that started the job can act on the exit code",
         (("exit_code", "1", "[3-7]"),),
     ),
     "exit-code-of-signal": Difference(
-        "as in every shell",
+        "every shell reports signals in this way",
         (("exit_code", "1", "137|163"),),
     ),
     "exit-code-of-launcher": Difference(
-        "as in every shell; a scheduler must not mistake it for a failed job",
+        "every shell reports signals in this way, and a scheduler must not mistake a stopped "
+        "job for a failed one",
         (("exit_code", "1", "130|138|143"),),
     ),
     "late-worker": Difference(
-        "a late worker is a failure like any other: reported, restarted, its peers stopped",
+        "a late worker is handled like any other failure: it is reported, its peers are "
+        "stopped, and the workers are restarted",
         (("exit_code", "-9", "137"), ("left", r"\[.*, 'watchdog_timer_\{random\}'\]", r"\[\]")),
     ),
     "fresh-store": Difference(
-        "restarted workers must not find addresses of dead ones",
+        "restarted workers must not find the addresses of dead workers",
         ((_ENV + "MASTER_PORT", r"\{any port\}", r"\{another port\}"),),
     ),
     "error-file-always": Difference(
-        "the calling program can read the reason, without a decorator in the script",
+        "the calling program can read the reason for the failure even if the script has no "
+        "decorator",
         (("files outer.json .*", NOTHING, ".*"),),
     ),
 }
 
 DIFFERENCES |= {
-    "threads-note": Difference("one line is enough", (("says a banner", "True", "False"),)),
+    "threads-note": Difference(
+        "one line is enough for this information", (("says a banner", "True", "False"),)
+    ),
     "launch-deprecation": Difference(
-        "the command is kept", (("says a deprecation", "True", "False"),)
+        "the command will not be removed", (("says a deprecation", "True", "False"),)
     ),
     "failure-report": Difference(
-        "the first lines name the rank, the error and the place; knock-on failures follow",
+        "the first lines name the rank, the error and its location, and failures that were only "
+        "consequences come later",
         (("says a box of failures", "True", "False"),),
     ),
-    "own-traceback": Difference("frames of the launcher are useless to its user", (_OWN_CODE,)),
+    "own-traceback": Difference(
+        "stack frames from the launcher do not help its users", (_OWN_CODE,)
+    ),
     "usage-exit-code": Difference(
         "a script can tell a wrong command line from a failed job", (("exit_code", "1", "2"),)
     ),
     "missing-script": Difference(
-        "no worker starts in vain",
+        "workers should not be started if they are bound to fail",
         (
             ("exit_code", "1", "2"),
             _OWN_CODE,
@@ -271,8 +290,12 @@ DIFFERENCES |= {
             ("left", ".+", r"\[\]"),
         ),
     ),
-    "unknown-signal": Difference("a wrong name would leave a signal unhandled", _ONLY_TORCHRUN),
-    "standalone-contradiction": Difference("one of the two is a mistake", _ONLY_TORCHRUN),
+    "unknown-signal": Difference(
+        "a misspelled name would leave a signal unhandled", _ONLY_TORCHRUN
+    ),
+    "standalone-contradiction": Difference(
+        "if two flags contradict each other, one of them must be a mistake", _ONLY_TORCHRUN
+    ),
 }
 
 SHOWN: set[str] = set()
