@@ -96,6 +96,11 @@ UNDER_WAY_S = 0.5
 """How long a refusal, or an answer from a registry, may take to arrive."""
 
 
+def _comes_first(coordinator: "WatchedMembership", nodes: Collection[str]) -> set[str]:
+    """Return the node that gets rank 0 because it hosts the endpoint, if there is one."""
+    return {node for node in nodes if coordinator.members[node].join.comes_first}
+
+
 class Formation:
     """A generation as formed by one coordinator."""
 
@@ -116,6 +121,7 @@ class Formation:
         self.changed = False  # whether nodes have joined or left since
         self.was_silent = False  # whether one of its nodes has been silent for a while
         self.kept = dict.fromkeys(nodes)  # nodes that the coordinator hasn't lost since
+        self.first = _comes_first(coordinator, nodes)
         self.lost_at = float("inf")  # when it lost the first node
         self.dropped: set[str] = set()
         self.hung = False  # whether its workers are idle forever
@@ -652,7 +658,8 @@ class Watch:
                 raise Failure(f"generation {first.generation.number} after {before.number}")
             stayed = [node for node in before.kept if node in forms]
             same_order = stayed == [node for node, _ in ordered if node in before.kept]
-            if not same_order and settings.segment == 1:
+            same_first = before.first == _comes_first(coordinator, forms)  # others are near it
+            if not same_order and same_first and settings.segment == 1:
                 raise Failure("nodes that stay do not keep their order")
             restart = first.generation.restart
             excused = before.was_silent and coordinator.blamed_at is not None

@@ -4,8 +4,8 @@ A node's place is the path of switches above it, starting from the top, such as 
 Nodes with equal places share a leaf switch, or whatever the last name in the path represents.
 
 - Nodes are sorted by place, and within a place by host, so that neighbouring ranks are neighbours
-  in the network. Nodes that stay keep their order. A node that `comes_first` hosts rank 0, and the
-  nodes nearest to it follow.
+  in the network. A node that `comes_first` hosts rank 0, and the nodes nearest to it follow. Nodes
+  that stay keep their order, unless the node that comes first changes.
 - With a segment size (`--segment`), all segments that fit into one leaf are formed first. The
   remaining nodes form segments with nodes from the nearest leaves. These segments have the last
   ranks. Thus the ranks of a segment share a leaf whenever possible.
