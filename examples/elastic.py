@@ -76,7 +76,7 @@ def train_step(
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the last checkpoint if there is one; return the first step."""
+    """Load the last checkpoint, if it exists; return the first step."""
     if not path.exists():
         return 0
     saved = torch.load(path, map_location="cpu", weights_only=True)

@@ -2,8 +2,8 @@
 
     relight run --nnodes=1 --nproc-per-node=8 examples/hello_ddp.py
 
-Each worker prints the address at which the workers meet, their backend, and its rank. Each uses its
-own GPU if there are enough, and otherwise the CPU.
+Each worker prints the rendezvous address, the backend, and its rank. Each uses its own GPU
+if there are enough, and otherwise the CPU.
 """
 
 import gc

@@ -2,7 +2,7 @@
 
 A play is a job with 1 to 4 nodes on this machine, whose workers start all kinds of children.
 Agents, the processes between them and their workers, workers, and children receive SIGKILL,
-SIGTERM, or SIGSTOP (followed by SIGCONT a while later). Then the workers are told to end.
+SIGTERM, or SIGSTOP (followed by SIGCONT a while later). Then the workers are asked to end.
 Afterwards,
 
     every agent must end within a bounded time,

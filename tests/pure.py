@@ -1,6 +1,6 @@
 """Pure tests, which `make quick` runs. They start no process, open no socket, and need no torch.
 
-They are all tests below `PATHS` that have no marker or fixture for such things.
+They are all tests below `PATHS` without a marker or fixture for such things.
 """
 
 import sys
@@ -91,7 +91,7 @@ class Guard:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Iterator[None]:
-        """Watch the test, but not fixture teardowns, which may be those of session fixtures."""
+        """Watch the test, but not fixture teardowns, as session fixtures may be among them."""
         try:
             return (yield)
         finally:

@@ -2,7 +2,7 @@
 
 Everything that is not marked `long` runs, then some process tests on a Linux that imitates macOS.
 `--quick` runs only the pure tests. With `--retry`, as in CI, failed tests run again, alone and one
-at a time. A test that passes then is flaky, which is a bug, but not in the current change. With
+at a time. A test that passes then is flaky. This is a bug, but not in the current change. With
 more than `MAX_FLAKY` flaky tests, the run fails.
 """
 

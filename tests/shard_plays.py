@@ -1,7 +1,7 @@
 """How often the shards of surviving ranks fit together: `python -m tests.shard_plays --kills 100`.
 
-The job uses FSDP2 on 2 x 2 ranks, one of which is killed at a random time, repeatedly. Its steps
-only communicate, unless `--compute` sets the number of seconds that each step waits in between.
+The job uses FSDP2 on 2 x 2 ranks. Repeatedly, one rank is killed at a random time. Steps only
+communicate, unless `--compute` sets the number of seconds that each step waits in between.
 """
 
 import argparse

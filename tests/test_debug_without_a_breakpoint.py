@@ -1,4 +1,4 @@
-"""`relight debug` on a process that has not called breakpoint() explains what is required."""
+"""`relight debug` on a process that has not called breakpoint() explains the requirements."""
 
 import subprocess
 import sys

@@ -26,7 +26,7 @@ STOP_AFTER = 5
 # to rank 0.
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
-# The digits example, in which a rank exits in the middle of epoch STOP_AFTER + 1 of each attempt.
+# The digits example; in each attempt, a rank exits in the middle of epoch STOP_AFTER + 1.
 INTERRUPTED = f"""
 import os, signal, sys, time
 sys.path.insert(0, {str(EXAMPLES)!r})

@@ -1,8 +1,8 @@
 """Failure reports from four-node jobs: every console names the right rank first.
 
 Each script in tests/faults_on_nodes runs on four agents with one worker each; the text file beside
-it is the report that every agent prints. `make long` runs all scripts; `make test` runs those for
-which it matters that there are several nodes. Scripts named `torch_…` run with workers that are
+it is the report that every agent prints. `make long` runs all scripts; `make test` runs those
+whose outcome depends on having several nodes. Scripts named `torch_…` run with workers that are
 forked from a warm process, and in `make long` also with workers that import torch themselves. All
 agents run on one machine and therefore share a clock; tests/core/test_failures.py covers differing
 clocks. The author of the scripts in `second` did not know how causes are found

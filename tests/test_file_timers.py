@@ -43,7 +43,7 @@ def test_expired_torch_timer_kills_worker(warm_torch: WarmTorch, tmp_path: Path)
 
 @pytest.mark.long
 def test_expired_timer_exit_code_matches_torchrun(launch: Launch, tmp_path: Path) -> None:
-    """Torchrun kills itself as well; see `late-worker` in docs/differences.md."""
+    """Torchrun also kills itself; see `late-worker` in docs/differences.md."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     check(launch("--nproc-per-node=1", script, command=TORCHRUN, **variables(tmp_path)))

@@ -1,4 +1,4 @@
-"""A hang report includes what the dumps of torch's flight recorder show."""
+"""A hang report includes evidence from the dumps of torch's flight recorder."""
 
 import json
 import re

@@ -137,7 +137,7 @@ def test_full_disk_does_not_prevent_start_or_restart(
 def test_unwritable_log_falls_back_to_console(
     launch: Launch, script: Script, tmp_path: Path, files: int, flag: str
 ) -> None:
-    """The disk has no room for the directory of an attempt, a worker, or the second attempt."""
+    """The disk lacks room for the directory of an attempt, a worker, or the second attempt."""
     disk = tmp_path / "disk"
     result = launch(
         "run", "--max-restarts=1", flag, f"--log-dir={disk}", script(FAILS_ONCE),

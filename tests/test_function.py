@@ -418,7 +418,7 @@ def test_usage_error_is_raised_not_printed(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_kwargs_function_rejects_near_miss_options() -> None:
-    """A function with **options receives all of them, except near misses of relight.launch's own
+    """A function with **options receives them all, except near misses of relight.launch's own
     names. For a decorated function, the decorator's parameters count.
     """
 

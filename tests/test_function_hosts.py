@@ -53,7 +53,7 @@ def left_behind(tmp_path: Path, hosts: Sshd) -> list[str]:
 
 
 def test_remote_results_are_returned(call: Call, tmp_path: Path, hosts: Sshd) -> None:
-    """Large results arrive as well, output is shown, and nothing is left behind."""
+    """Even large results arrive, output is shown, and nothing is left behind."""
     result = call("""
         def work(size):
             print("on", os.environ["ON"], end="")

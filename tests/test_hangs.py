@@ -41,7 +41,7 @@ rank = dist.get_rank()
 def step():
     dist.all_reduce(torch.ones(4))
 """
-"""Seven lines, the last of which is line 7; a test's own lines start at line 9."""
+"""Lines 1 to 7; a test's own lines start at line 9."""
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -271,7 +271,7 @@ def test_sufficient_resources_pass(script: Path) -> None:
     ],
 )
 def test_nvidia_smi_errors_fail_check(printed: str, why: str, remedy: str, tmp_path: Path) -> None:
-    """nvidia-smi is replaced with a fake, because there is no GPU here."""
+    """nvidia-smi is replaced with a fake, as this machine may lack a GPU."""
     program(tmp_path / "nvidia-smi", f"printf '{printed}'")
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     found = health_check._by_nvidia_smi(env)

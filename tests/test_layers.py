@@ -152,7 +152,7 @@ def circles(arrows: dict[str, set[str]]) -> list[str]:
 
 
 def test_modules_have_no_import_cycles() -> None:
-    """Imports inside functions and for type checking count as well."""
+    """Imports inside functions and for type checking also count."""
     arrows: dict[str, set[str]] = {}
     for path, name in all_imports():
         if (file := file_of(name)) and name_of(file) != TOP:

@@ -1,4 +1,4 @@
-"""docs/limits.md lists the limits in the code, and a test reaches each of them."""
+"""docs/limits.md lists the limits in the code, and a test reaches each one."""
 
 import ast
 from functools import cache

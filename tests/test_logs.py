@@ -84,7 +84,7 @@ def test_local_ranks_filter_affects_only_console(
 
 
 def test_log_dir_dev_null_disables_redirects_and_tee(launch: Launch, tmp_path: Path) -> None:
-    """The filter is off as well: all output is raw."""
+    """The filter is also off: all output is raw."""
     output = say(launch, "-r1", "-t2", "--local-ranks-filter=0", "--log-dir=/dev/null")
     assert output.stdout == ["out 0", "out 1"]
     assert [line for line in output.stderr if "note:" not in line] == ["err 0", "err 1"]
@@ -168,7 +168,7 @@ def test_filtered_lines_share_one_file_across_ranks(
 
 
 def test_stdout_and_stderr_keep_order(launch: Launch, script: Script) -> None:
-    """With 2>&1, lines appear in the order in which they were written."""
+    """With 2>&1, lines appear in the order of writing."""
     train = script(
         "import os\nfor number in range(3000):\n    os.write(1 + number % 2, b'%05d\\n' % number)\n"
     )
@@ -237,7 +237,7 @@ def test_leftover_grandchild_does_not_delay_exit(
 def test_binary_output_passes_through_unchanged(
     launch: Launch, tmp_path: Path, script: Script
 ) -> None:
-    """The console and the file get the same bytes, even if the last line has no line break."""
+    """The console and the file get the same bytes, even if the last line lacks a line break."""
     train = script(
         "import os, random\n"
         "data = random.Random(7).randbytes(300_000)\n"

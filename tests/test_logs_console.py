@@ -65,7 +65,7 @@ def test_slow_console_blocks_raw_workers(start: Start, tmp_path: Path, script: S
     agent = start("run", "--nproc-per-node=2", script(WRITER))
     assert agent.stdout is not None
     shown = os.read(agent.stdout.fileno(), 1000)
-    time.sleep(1)  # meanwhile, a worker could write several times as much
+    time.sleep(1)  # long enough for a worker to write several times as much
     assert not (tmp_path / "done0").exists()
     assert not (tmp_path / "done1").exists()
     shown = read_all(agent.stdout.fileno(), shown)

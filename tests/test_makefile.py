@@ -1,4 +1,4 @@
-"""`make` only sets up what a target needs."""
+"""`make` only sets up a target's requirements."""
 
 import os
 import re
@@ -27,8 +27,8 @@ def commands(target: str) -> str:
 
 
 def installed(target: str) -> list[str]:
-    """Return what each `pip install` for a target installs, and with which flags. In a dry run, a
-    nested make repeats what the outer one would have completed by then.
+    """Return the packages and flags of each `pip install` for a target. In a dry run, a nested make
+    repeats steps that the outer one would have completed by then.
     """
     found = re.findall(r"pip install .*-c requirements.lock (.*)", commands(target))
     return list(dict.fromkeys(found))

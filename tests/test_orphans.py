@@ -112,7 +112,7 @@ def marker() -> str:
 
 @pytest.fixture
 def bystanders() -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Processes unrelated to the agent, which must survive the test."""
+    """Processes unrelated to the agent. They must survive the test."""
     processes = [
         subprocess.Popen(["sleep", "600"]),
         subprocess.Popen(["setsid", "sleep", "600"]),
@@ -157,7 +157,7 @@ def test_nothing_outlives_agent_killed_at_any_moment(
 def test_nothing_outlives_agent_however_it_ends(
     number: int, tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
-    """Descendants that left the session and ignore SIGTERM end as well."""
+    """Even descendants that left the session and ignore SIGTERM end."""
     program = tmp_path / "tree.sh"
     program.write_text(TREE.format(marker=marker, lifetime="600", code=0))
     agent = start(
@@ -172,7 +172,7 @@ def test_nothing_outlives_agent_however_it_ends(
 def test_nothing_outlives_successful_job(
     tmp_path: Path, launch: Launch, marker: str, bystanders: object
 ) -> None:
-    """Background processes that workers leave behind end as well."""
+    """Background processes that workers leave behind also end."""
     program = tmp_path / "tree.sh"
     program.write_text(SHORT_TREE.format(marker=marker, lifetime="0.1", code=0))
     result = launch("run", "--nproc-per-node=2", "--no-python", "sh", program)
@@ -253,7 +253,7 @@ def test_nothing_outlives_any_two_killed_processes(
     kind: str, tmp_path: Path, start: Start, script: Callable[[str], Path], bystanders: object
 ) -> None:
     """Two of agent, spawner, and guard are killed, either together or one after the other while one
-    is stopped. The job directory is removed as well, unless the agent was stopped.
+    is stopped. The job directory is also removed, unless the agent was stopped.
     """
     jobs = []
     # Written only once: if it were rewritten, a job that starts at that moment would run an empty

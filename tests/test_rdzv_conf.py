@@ -75,7 +75,7 @@ def test_heartbeat_interval_ignores_long_keep_alive_interval() -> None:
 
 
 def test_only_c10d_can_put_rank_0_at_the_endpoint() -> None:
-    """With static it is always there, and other backends have no node that hosts the endpoint."""
+    """With static it is always there, and with other backends no node hosts the endpoint."""
     assert conf("rank0=endpoint") == (Conf(rank0="endpoint"), [])
     (note,) = conf("rank0=endpoint", "static")[1]
     assert note.startswith("--rdzv-conf: rank0 has no effect with --rdzv-backend=static")
@@ -145,7 +145,7 @@ def test_invalid_value_is_rejected_by_key(text: str, backend: str, says: str) ->
     ],
 )
 def test_unknown_key_gives_a_note(name: str, meant: str) -> None:
-    """The note names the closest known key, or all of them; torchrun ignores the key silently."""
+    """The note names the closest known key, or all known keys; torchrun silently ignores it."""
     values, [note] = conf(f"{name}=1")
     assert values == Conf()
     assert f"{name} has no effect: unknown key; " in note
@@ -246,7 +246,7 @@ def test_every_key_has_a_field_and_a_documented_row() -> None:
 
 @pytest.mark.processes
 def test_key_table_imports_nothing_extra() -> None:
-    """The table only imports what the command line needs anyway."""
+    """The table only imports modules that the command line needs anyway."""
     code = (
         "import sys, relight.flags.spec; before = set(sys.modules); import relight.rendezvous.conf;"
         "print(*sorted(set(sys.modules) - before))"

@@ -1,4 +1,4 @@
-"""The secrets with which a job's agents authenticate each other are not passed on."""
+"""The secrets that authenticate a job's agents to each other are not passed on."""
 
 from collections.abc import Callable
 from pathlib import Path

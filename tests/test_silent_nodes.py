@@ -60,7 +60,7 @@ class Agent:
         self.datagrams.sendto(datagram, self.target)
 
     def take(self) -> bool:
-        """Receive a datagram, if there is one; return whether there was."""
+        """Receive any pending datagram; return whether one was pending."""
         try:
             return bool(self.datagrams.recv(100))
         except BlockingIOError:

@@ -541,7 +541,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def whole_fsdp() -> dict[str, set[str]]:
-    """The output of an undisturbed run, which is run only once."""
+    """The output of an undisturbed run, made only once."""
     return {}
 
 
@@ -627,7 +627,7 @@ print("equal", flush=True)
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_shards_are_exchanged_if_ranks_move(warm_torch: WarmTorch) -> None:
-    """Each process has a different rank in the next generation, which has an equal mesh."""
+    """Each process has a different rank in the next generation. The mesh is equal."""
     result = warm_torch.run(MOVED, "--nproc-per-node=4")
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["equal"] * 4

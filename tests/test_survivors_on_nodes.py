@@ -48,7 +48,7 @@ MEET = ("--rdzv-backend=file", "--rdzv-id=j", "--nproc-per-node=2", "--max-resta
 
 
 class Ranks:
-    """What the ranks in an attempt have recorded.
+    """The records of the ranks in an attempt.
 
     Args:
         place: The job's directory.

@@ -335,7 +335,7 @@ def test_teed_tracebacks_stay_complete_in_file_and_terminal(
 def test_pipe_receives_tracebacks_of_all_workers(
     start: Start, script: Script, together: dict[str, str]
 ) -> None:
-    """The report has no colours, even if they are forced."""
+    """The report is uncoloured, even if colours are forced."""
     variables = {"FORCE_COLOR": "1", **together}
     agent = start("run", "--nproc-per-node=3", script(SAME), variables=variables)
     _, errors = agent.communicate(timeout=LIMIT_S)
@@ -407,7 +407,7 @@ def shown_warm(warm_torch: WarmTorch) -> Callable[..., str]:
 def test_torch_job_shows_culprit_once(
     shown_warm: Callable[..., str],
 ) -> None:
-    """Finalizing Python with torch takes a second or two, during which the traceback is held back.
+    """While Python with torch is finalized, for a second or two, the traceback is held back.
     After five seconds, it would also be shown above the report.
     """
     output = shown_warm(DDP, "--nproc-per-node=3")

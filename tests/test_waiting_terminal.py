@@ -1,4 +1,4 @@
-"""A terminal, but no other console, has a line that shows what the agent is waiting for."""
+"""A terminal, but no other console, has a line with the reason for the agent's wait."""
 
 import os
 import re

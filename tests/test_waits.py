@@ -1,6 +1,6 @@
 """A job's processes never wait for each other without a limit. Another process may be in an
-uninterruptible call, stopped, or owned by another user; meanwhile, the agent could neither respond
-to its group nor handle a signal.
+uninterruptible call, stopped, or owned by another user. An agent waiting for it could neither
+respond to its group nor handle a signal.
 """
 
 import ast

@@ -52,7 +52,7 @@ T = TypeVar("T")
 def run_agents(
     command: tuple[str, ...], number: int, place: Path, variables: dict[str, str]
 ) -> list[Result]:
-    """Run several instances of a command in one directory, and wait for all of them."""
+    """Run several instances of a command in one directory, and wait for them all."""
     agents = [
         subprocess.Popen(
             command, cwd=place, env=variables, text=True, errors="surrogateescape",
@@ -76,7 +76,7 @@ class TorchProcess:
     """A warm process with torch, one for each test process.
 
     It serves a single script path in one directory, whatever the script's text. Every script is
-    therefore `train.py` in the same folder, which is empty at the start of each test.
+    therefore `train.py` in the same folder, empty at the start of each test.
 
     Args:
         folder: The directory of all jobs.
@@ -123,7 +123,7 @@ class TorchProcess:
 class WarmTorch:
     """Runs scripts on workers forked from a process with torch, and checks that they are.
 
-    If relight has no warm processes, the jobs start cold. A script must start with an empty line, a
+    If relight lacks warm processes, the jobs start cold. A script must start with an empty line, a
     comment, or a simple statement.
 
     Args:

@@ -247,7 +247,7 @@ def page_fault(bench: Bench) -> None:
 
 
 def _report_of_rank_1(bench: Bench, mode: str) -> str:
-    """Run a mode in which rank 1 of 2 fails. Return the report, which must name it."""
+    """Run a mode where rank 1 of 2 fails. Check that the report names it; return the report."""
     job = bench.job(bench.folder(mode), ["--nproc-per-node=2"], mode, "--backend", "gloo")
     job.of_generation(0, 2)
     bench.expect(job.wait(45) != 0, "the job has failed")

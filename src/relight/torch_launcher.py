@@ -221,8 +221,8 @@ class elastic_launch:  # noqa: N801  # torch's name
 
     Args:
         config: this module's LaunchConfig, or torch's.
-        entrypoint: a function, which is called with the arguments passed to the instance; or a
-            program, which receives them as strings.
+        entrypoint: a function, called with the arguments passed to the instance; or a program,
+            which receives them as strings.
         health_check_server: must be None, because relight's agents don't run a health check server.
     """
 
@@ -237,8 +237,8 @@ class elastic_launch:  # noqa: N801  # torch's name
         self._health_check_server = health_check_server
 
     def __call__(self, *args: Any) -> dict[int, Any]:
-        """Run the entrypoint until it finishes. Return the result of each worker on this node, by
-        global rank. For a program, all results are None.
+        """Run the entrypoint until it finishes. Return the result of each worker on this node
+        (None for a program), by global rank.
 
         Raises:
             ChildFailedError: if workers failed.

@@ -300,8 +300,8 @@ def test_python_exec_with_arguments_is_explained() -> None:
 
 
 def test_flags_after_script_print_one_note() -> None:
-    """A launcher flag after the script is passed to the script, with a note. There is no note if
-    the launcher got the flag too, or if scripts commonly have it.
+    """A launcher flag after the script is passed to the script, with a note. The note is
+    omitted if the launcher also got the flag, or if scripts commonly have it.
     """
     words = ("--nproc_per_node=2", "--nnodes", "2", "--log-dir=x", "--lr=1", "--nnodes", "3")
     spec, given = spec_of("train.py", *words)
@@ -443,8 +443,8 @@ def test_help_has_groups_and_defaults() -> None:
 
 @pytest.mark.parametrize("flag", EVERY_FLAG, ids=lambda f: f.name)
 def test_default_in_help_parses_to_the_default(flag: Flag) -> None:
-    """Typing the default has no effect. A default that would say nothing, such as no directory,
-    isn't shown.
+    """Typing the default has no effect. An uninformative default, such as no directory, isn't
+    shown.
     """
     shown = shown_default(flag)
     if shown == "all":

@@ -42,9 +42,7 @@ scheduler = "slurm"
 
 
 def written(folder: Path, text: str = TEXT) -> Environment:
-    """Return an environment in which the site's file has this text and the home
-    directory is empty.
-    """
+    """Return an environment with this site file and an empty home directory."""
     (folder / "config.toml").write_text(text)
     return Environment({"RELIGHT_CONFIG_DIR": str(folder), "HOME": str(folder / "home")})
 
@@ -74,7 +72,7 @@ def test_site_defaults_do_not_count_as_user_flags(site: Site) -> None:
 
 
 def test_rdzv_conf_merges_key_by_key(site: Site) -> None:
-    """Site keys that have no effect, or that the user overrides, are dropped without a note."""
+    """Ineffective and overridden site keys are dropped without a note."""
     found = spec(site, "--rdzv-conf=last_call_timeout=9,join_timeout=60")
     values, notes = conf.parse(conf.merged(found.rdzv_conf, found.conf_defaults, "c10d"), "c10d")
     assert (values.last_call_timeout, values.join_timeout, values.keep_alive_interval) == (9, 60, 1)

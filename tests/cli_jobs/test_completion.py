@@ -1,4 +1,4 @@
-"""`relight completion`: what the shells themselves offer at the end of a line."""
+"""`relight completion`: the shells' own completions at the end of a line."""
 
 import os
 import pty

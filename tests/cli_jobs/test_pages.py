@@ -1,4 +1,4 @@
-"""Commands that list what is available: help, components, schedulers, configure."""
+"""Commands that list the available features: help, components, schedulers, configure."""
 
 import json
 import subprocess

@@ -126,7 +126,7 @@ def test_logs_of_one_replica_have_no_prefix(relight: Command, ended: Ended) -> N
 
 
 def test_logs_of_several_replicas_are_prefixed(relight: Command, two: str) -> None:
-    """A single replica's lines have no prefix."""
+    """A single replica's lines aren't prefixed."""
     only = ("--streams", "stdout")
     assert sorted(relight("logs", two, *only).stdout.splitlines()) == [
         "reader/0 reader 0", "trainer/0 trainer 0", "trainer/1 trainer 1"

@@ -21,7 +21,7 @@ SLEEPS = "import time\nprint('printed', flush=True)\ntime.sleep(600)"
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """Replace /tmp with a directory in which the usual name is taken."""
+    """Replace /tmp with a directory that already contains the usual name."""
     folder = tmp_path / "shared"
     folder.mkdir(mode=0o1777)
     (folder / f"relight-{os.getuid()}").symlink_to("/")

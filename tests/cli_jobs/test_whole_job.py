@@ -62,7 +62,7 @@ def test_each_node_shows_ranks_of_all_nodes(
     job = whole(logged)
     assert job is not None
     own, other = job.nodes
-    for rank in other.ranks[:1]:  # the other node's view has no files, and another agent
+    for rank in other.ranks[:1]:  # the other node's view lacks files, and has another agent
         until(
             lambda rank=rank: re.search(
                 f"^rank {rank.rank} counts$",

@@ -3,7 +3,7 @@
     with Dockerd() as daemon:
         subprocess.run(["docker", "ps"], env={"DOCKER_HOST": daemon.host, ...})
 
-The daemon and its containers live in their own namespaces: they only share a network with each
+The daemon and its containers live in their own namespaces. They only share a network with each
 other, and nothing outlives the `with` block. State, images, and the socket are below one temporary
 directory.
 """
@@ -31,7 +31,7 @@ import relight
 PACKAGE = "docker.io"
 IMAGE = "relight-test:1"
 PYTHON = "/usr/bin/python3"
-# dockerd is in sbin, which is often missing from PATH.
+# dockerd is in sbin, often missing from PATH.
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 PROGRAMS = ("dockerd", "docker-init", "unshare", "ip", "bash", PYTHON)
 NOT_NEEDED = ("test", "idlelib", "tkinter", "lib2to3", "ensurepip", "dist-packages", "__pycache__")

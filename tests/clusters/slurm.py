@@ -23,7 +23,7 @@ from netlab import Lab
 
 PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
 PACKAGES = "munge slurmctld slurmd slurm-client"
-# They are in sbin, which is often missing from PATH.
+# They are in sbin, often missing from PATH.
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 
 CONFIGURATION = """

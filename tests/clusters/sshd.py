@@ -151,11 +151,11 @@ class Server:
 
 
 class Sshd:
-    """Servers that accept one user key, and the options with which ssh reaches them.
+    """Servers that accept one user key, and the ssh options for reaching them.
 
     Args:
         names: The servers' names.
-        lab: A Lab with hosts of the same names, on which the servers run; this machine if None.
+        lab: A Lab whose hosts of the same names run the servers; this machine if None.
     """
 
     def __init__(self, names: Sequence[str], lab: Lab | None = None) -> None:
@@ -201,7 +201,7 @@ class Sshd:
         (self.directory / "known_hosts").write_text("".join(lines))
 
     def cfg(self, *names: str) -> dict[str, Any]:
-        """The options with which the scheduler reaches the named servers, or all of them."""
+        """The scheduler options for reaching the named servers, or all servers."""
         ours = {"UserKnownHostsFile": self.directory / "known_hosts", "IdentitiesOnly": "yes"}
         ours["GlobalKnownHostsFile"] = "/dev/null"
         words = ["-F", "none"]

@@ -34,7 +34,7 @@ def old_pytorchjob(index: int) -> dict[str, str]:
 
 
 def trainjob(index: int) -> dict[str, str]:
-    """Kubeflow's trainer 2, which is based on JobSet."""
+    """Kubeflow's trainer 2, based on JobSet."""
     return {**SERVICE, "JOB_COMPLETION_INDEX": str(index), "PET_NNODES": "3",
             "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": str(index), "PET_MASTER_ADDR": "train-0",
             "PET_MASTER_PORT": "29400"}  # fmt: skip

@@ -13,7 +13,7 @@ HOUR_S = 3600.0
 
 
 class Played:
-    """A worker's counters, and the times at which it was found idle."""
+    """A worker's counters, and the times when it was found idle."""
 
     def __init__(self, limits: HangTimeout | None, every_s: float = EVERY_S) -> None:
         assert limits is not None

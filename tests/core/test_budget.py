@@ -81,7 +81,7 @@ def test_restarts_until_budget_is_exhausted(used: int, budget: int, decision: st
 
 
 def test_plain_policy_restarts_repeated_exception() -> None:
-    """This is what torchrun does. The final report says what `smart` would have saved."""
+    """Torchrun does the same. The final report counts the restarts that `smart` would save."""
     job = Job(settings(3))
     assert [job.reason(RAISED) for _ in range(4)] == [
         "restart 1 of 3",

@@ -306,7 +306,7 @@ def test_lost_data_loader_connection_blames_no_rank() -> None:
 
 
 def test_odd_location_outweighs_order_of_lost_connections() -> None:
-    """On a busy machine, an agent may notice all lost connections at once."""
+    """On a busy machine, an agent may notice all lost connections simultaneously."""
     peers = [end(r, at=1.0, report=RESET._replace(where=f"t.py:{r} in reduce")) for r in (0, 2)]
     odd = end(1, at=1.1, report=RESET._replace(where="t.py:32"))
     verdict = judge(*peers, odd)

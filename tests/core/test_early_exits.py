@@ -1,4 +1,4 @@
-"""Ranks that finish while others are still running: when the note is printed, and what it says."""
+"""Ranks that finish while others are still running: the time and text of the note."""
 
 import pytest
 from plays import Table, table
@@ -16,7 +16,7 @@ from relight.core.status.snapshot import (
 
 
 def times(found: EarlyExits, until: float) -> list[float]:
-    """Return the times at which the note is printed, up to a given time."""
+    """Return when the note is printed, up to a given time."""
     told = []
     while (due := found.deadline()) is not None and due <= until:
         assert not found.is_due(due - 0.1)

@@ -30,8 +30,8 @@ SEEDS = 200
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 50))
 def test_random_faults_never_elect_two_coordinators(start: int) -> None:
-    """Whatever faults occur, two hosts never coordinate at once, and a connected majority elects
-    one within 3 s.
+    """Whatever faults occur, two hosts never coordinate concurrently, and a connected majority
+    elects one within 3 s.
     """
     for seed in range(start, start + 50):
         try:
@@ -226,7 +226,7 @@ def test_released_vote_is_free() -> None:
 
 
 def candidate() -> tuple[Election, float]:
-    """Return the first of three hosts, and the time at which it requested votes."""
+    """Return the first of three hosts, and the time of its vote request."""
     elector = Election(["host0", "host1", "host2"], 0, "me", 0.0)
     elector.step(Tick(), 1.0)
     promise = VoteReply(1, 0, "me", 1.0, PROBE, True, -1, False, 0.0)
@@ -337,7 +337,7 @@ def test_takeover_alone_continues_without_majority() -> None:
 
 
 def test_healed_split_leaves_majority_coordinator() -> None:
-    """After a split with two coordinators, which the user had allowed, one of them steps down."""
+    """After a split with two coordinators, as allowed by the user, one steps down."""
     world = started_world(3, alone=True)
     world.cut = {(0, 1), (0, 2), (1, 0), (2, 0)}
     world.run(15.0)

@@ -210,7 +210,7 @@ def test_job_exits_with_code_of_root_cause(failure: Failure, expected: int) -> N
 
 
 def test_report_sections_have_a_fixed_order() -> None:
-    """The order is: what failed, where, on which rank and when, why, and what followed."""
+    """The order is: failure, location, rank and time, cause, consequences."""
     root = end(3, at=303.5, report=error(), log="/srv/logs/3/stderr.log")
     others = [
         end(0, -TERM, 304.0, stop_signal=TERM),

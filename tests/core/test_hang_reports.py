@@ -9,7 +9,7 @@ from relight.core.diagnosis.stack_text import Frame, ProcessStack, doing, groups
 from relight.core.failure import ErrorReport, Failure
 
 RECEIVE = (Frame("/home/u/net.py", 7, "receive"), MAIN, MODULE)
-"""A wait for a peer in the user's own code, which can't be recognised as one."""
+"""An unrecognisable wait for a peer, in the user's own code."""
 
 
 def suspects(*stacks: ProcessStack) -> tuple[int, ...]:

@@ -230,8 +230,8 @@ STEPS = st.lists(
 @settings(max_examples=500)
 @given(steps=STEPS)
 def test_shown_and_held_output_equal_printed_output(steps: list[tuple]) -> None:  # type: ignore[type-arg]
-    """`Play` checks this and the core's invariants after each step. In the end, everything has
-    been shown.
+    """`Play` checks this and the core's invariants after each step. Finally, everything has been
+    shown.
     """
     play = Play()
     began: float | None = None

@@ -172,7 +172,7 @@ def test_failures_differing_only_in_report_kind_are_sorted() -> None:
 @fuzzed
 def test_hostile_ssh_replies_are_harmless(chance: Chance) -> None:
     """A reply about a replica on another host is valid or raises `Malformed`. Each side accepts
-    what the other sends.
+    the other's messages.
     """
     ended = chance.valid(frames.ReplicaEnded)
     assert frames.ReplicaEnded.parse(ended.to_payload()).to_payload() == ended.to_payload()

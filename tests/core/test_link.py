@@ -275,9 +275,7 @@ def test_own_suspension_is_not_held_against_coordinator() -> None:
 
 
 def test_late_echoes_keep_connection_without_datagrams() -> None:
-    """A heartbeat goes over the connection in every interval, even if datagrams are
-    sent as well.
-    """
+    """A heartbeat goes over the connection in every interval, even alongside datagrams."""
     played = Played().connected()
     sent: list[tuple[float, int]] = []
     leased_until = played.now + LEASE_S
@@ -316,8 +314,8 @@ def test_local_refusal_renews_unexpired_lease() -> None:
 
 
 def test_remote_refusal_shortens_lease() -> None:
-    """It may come from a firewall, which may also have told the coordinator that this
-    node is gone.
+    """A firewall may have sent it, and may also have told the coordinator that this node is
+    gone.
     """
     played = Played().connected()
     played.lost()
@@ -377,8 +375,8 @@ def test_host_workers_run_as_long_as_last_answered_node() -> None:
 
 
 def test_retry_delay_depends_on_last_outcome() -> None:
-    """The delay is short if there was no coordinator, longer if a peer answered nothing, and zero
-    if an established connection was lost.
+    """The delay is short if no coordinator was found, longer if a peer never answered, and zero if
+    an established connection was lost.
     """
     played = Played()
     assert played.step(Tick()) == [Seek()]

@@ -401,7 +401,7 @@ def test_node_with_different_nnodes_is_rejected() -> None:
 
 
 def test_static_ranks_are_kept_in_any_arrival_order() -> None:
-    """The group waits for every one of them."""
+    """The group waits for every rank."""
     table(1, 3, ordered=True, settle_timeout_s=1.0).play("""
         0 node2 joins
         1 node1 joins

@@ -61,7 +61,7 @@ def test_last_call_is_bounded_despite_steady_arrivals() -> None:
 
 def test_flapping_node_is_admitted_only_after_it_stays() -> None:
     """The required time doubles with each attempt, as every admission restarts the job. The node
-    is told the reason.
+    receives the reason.
     """
     game = table(2, 4, settle_timeout_s=5.0).play("""
         0 a b joins

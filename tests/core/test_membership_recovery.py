@@ -411,7 +411,7 @@ def test_node_announcing_invalid_place_is_stopped(announce: Announce) -> None:
 
 
 def test_failure_without_coordinator_is_charged_after_takeover() -> None:
-    """The node has no workers left. It announces their generation and reports the failure."""
+    """The node's workers are gone. It announces their generation and reports the failure."""
     running_group_with_new_coordinator().play("""
         9 a ended-failed
         9.2 b returns

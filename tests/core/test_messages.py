@@ -140,7 +140,7 @@ def test_missing_field_is_named(kind: Any) -> None:
     ],
 )
 def test_out_of_bounds_value_is_malformed(field: str, value: object) -> None:
-    """Numbers have bounds, `true` isn't a number, and nested values are checked as well."""
+    """Numbers have bounds, `true` isn't a number, and even nested values are checked."""
     join = Join("n", "h", "a", 1, "default", -1, 1, 2, 0, {}, None)
     with pytest.raises(Malformed):
         read({**over_the_wire(join), field: value})

@@ -1,4 +1,4 @@
-"""When to inspect a worker that prints tracebacks, and what the inspection reveals."""
+"""Inspections of workers that print tracebacks: timing and findings."""
 
 import pytest
 from hypothesis import given

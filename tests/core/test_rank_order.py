@@ -16,7 +16,7 @@ from relight.core.group.rank_order import by_topology
 
 
 def test_ranks_follow_switches() -> None:
-    """Switches are sorted from the top down, and the hosts below each of them, in natural order.
+    """Switches are sorted from the top down, and the hosts below each switch, in natural order.
     Task numbers and arrival don't matter.
     """
     table(6, 6, by_topology=True).play("""
@@ -33,8 +33,8 @@ def test_node_without_topology_comes_last() -> None:
 
 
 def test_newcomer_joins_its_neighbours() -> None:
-    """It doesn't take over the ranks of the lost node, which was elsewhere. The other nodes keep
-    their order.
+    """It doesn't take over the ranks of the lost node, because that node was elsewhere. The other
+    nodes keep their order.
     """
     table(3, 4, by_topology=True).play("""
         0 a@l1 b@l1 c@l2 d@l2 joins

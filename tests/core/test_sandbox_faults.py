@@ -1,4 +1,4 @@
-"""Fault files: what they mean, what is rejected, and when each fault is due."""
+"""Fault files: meaning, rejected contents, and when each fault is due."""
 
 import pytest
 from hypothesis import given

@@ -163,7 +163,7 @@ def make_seals() -> tuple[Seal, Seal, Seal]:
 
 
 def test_sealed_frames_arrive_in_order() -> None:
-    """The receiver can open what the sender has sealed."""
+    """The receiver can open the sender's sealed messages."""
     sender, receiver, _ = make_seals()
     for body in (b"one", b"", b"one", b"x" * 100_000):
         assert receiver.open(sender.close(body)) == body

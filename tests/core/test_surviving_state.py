@@ -115,7 +115,7 @@ def test_every_rank_gets_its_shard_at_the_same_step(seed: int) -> None:
 
 def test_state_reaches_many_new_ranks_in_few_rounds() -> None:
     pairs = transfers(mesh(3, *[None] * 1023, shards=1), 3)
-    ready = {0: 0}  # rank -> the round after which it has the state
+    ready = {0: 0}  # rank -> the round that gives it the state
     for sender, receiver in pairs:
         ready[receiver] = ready[sender] = max(ready[sender], 0) + 1
     assert max(ready.values()) == 10

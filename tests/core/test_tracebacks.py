@@ -228,7 +228,7 @@ MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
         # More was printed afterwards than an exiting process prints.
         (MAIN + "ValueError: a\n" + "INFO: epoch\n" * 51, (PRINTED, "a", "/srv/job/train.py:9")),
         (MAIN + "ValueError: a\n" + "INFO: epoch\n" * 50, (RAISED, "a", "/srv/job/train.py:9")),
-        # A logged exception, after which the program continued.
+        # A logged exception; the program continued.
         (
             "2026-01-02 03:04:05,678 - train - ERROR - skipped\n" + MAIN + "ValueError: bad\nok\n",
             (PRINTED, "bad", "/srv/job/train.py:9"),
@@ -660,7 +660,7 @@ def test_besides_returns_lines_around_last_traceback() -> None:
 def test_reads_both_schemas_of_torch_error_files(
     content: object, expected: tuple[str, str, str] | None
 ) -> None:
-    """A file that makes no sense isn't a report."""
+    """A nonsensical file isn't a report."""
     report = from_error_file(json.dumps(content))
     if expected is None:
         assert report is None

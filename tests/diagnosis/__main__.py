@@ -38,7 +38,7 @@ _TORCHRUN_RANK = re.compile(r"^\s*rank\s*: (\d+)", re.MULTILINE)
 
 
 class Fault(NamedTuple):
-    """A script, the command that runs it, and what a good report about it contains.
+    """A script, its command, and the contents of a good report about it.
 
     `rank` is a number, `all`, or `none`; `line` is 0 if the line does not matter.
     """
@@ -99,8 +99,8 @@ def _fault(path: Path) -> Fault:
 
 
 def run(fault: Fault, launcher: str) -> tuple[str, dict[str, object]]:
-    """Return what a fault's launcher printed to stderr, and its JSON report, if there is one. In
-    it, `listed` is the failure reason shown by `relight list`, which may miss a short job.
+    """Return the stderr of a fault's launcher and its JSON report or None. In the report, `listed`
+    is the failure reason shown by `relight list` (which may miss a short job).
     """
     place = Path(tempfile.mkdtemp(prefix="diagnosis-", dir="/tmp"))
     try:

@@ -26,7 +26,7 @@ class Case(NamedTuple):
     stderr: `pipes`, one `pipe`, a `file`, or a `terminal`. `under` is for `under.py`. `differs`
     names exactly the documented differences that must occur; `notes` are parts of the lines that
     relight prints, one per line. `is_long` leaves a case to `make long`, because other cases cover
-    most of what it checks.
+    most of its checks.
     """
 
     name: str

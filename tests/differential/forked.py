@@ -2,7 +2,7 @@
 
 The code that runs is torchrun's own, with the case's arguments, variables, directory, descriptors,
 signals, and limits. Settings that are read before its first line (by the interpreter and by `import
-torch`) are the server's, so `fits` tells which cases have to be started as usual. After its exit
+torch`) are the server's, so `fits` decides which cases have to be started as usual. After its exit
 handlers, the process exits without finalizing the interpreter, which would take longer than
 everything else.
 
@@ -79,7 +79,7 @@ class Forked:
             return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, which is negative for a signal.
+        """Return the exit code (negative for a signal).
 
         Raises:
             subprocess.TimeoutExpired: If it runs longer.
@@ -100,7 +100,7 @@ def _server() -> str:
     variables["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, str(Path(__file__).with_name("under.py")), "{}", sys.executable]
     command += ["-c", "from differential import forked; forked.serve()", name[1:]]
-    variables["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start threads, which a fork loses
+    variables["OPENBLAS_NUM_THREADS"] = "1"  # forks would lose numpy's threads
     variables["PYTHONPATH"] = str(Path(__file__).parent.parent)
     process = subprocess.Popen(
         command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

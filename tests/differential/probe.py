@@ -1,4 +1,4 @@
-"""The worker in every comparison: it records its environment, then ends according to PROBE_END.
+"""The worker in every comparison. It records its environment, then ends according to PROBE_END.
 
 Its own variables:
     PROBE_DIR    where `<restart>.<rank>.json` is written

@@ -198,7 +198,7 @@ def _write_inputs(work: Path) -> set[str]:
 
 
 class _Console:
-    """What a launcher's three standard descriptors are connected to."""
+    """The targets of a launcher's three standard descriptors."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self._kind = kind

@@ -1,4 +1,4 @@
-"""The comparison itself: which differences it must report, and which it must not."""
+"""The comparison itself: differences to report, and differences to ignore."""
 
 import copy
 from pathlib import Path

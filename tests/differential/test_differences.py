@@ -206,7 +206,7 @@ def test_static_endpoint_has_default_port() -> None:
 
 @shows("log-level")
 def test_log_level_only_reaches_worker(tmp_path: Path) -> None:
-    """A level that prevents torchrun from starting is passed on as well."""
+    """Even a level that prevents torchrun from starting is passed on."""
     found = record(Case("", variables={"LOGLEVEL": "chatty"}), RELIGHT, tmp_path / "ours")
     assert (found.exit_code, found.says) == (0, [])
     assert found.workers["0.0"]["environment"]["LOGLEVEL"] == "chatty"
@@ -360,7 +360,7 @@ def test_sigusr1_ends_neither_launcher_nor_workers(begin: Begin) -> None:
 @shows("closed-console")
 @pytest.mark.parametrize("closed", [[1], [2], [0, 1, 2]], ids=str)
 def test_closed_console_does_not_stop_job(closed: list[int], tmp_path: Path) -> None:
-    """Workers can write even if the launcher has no stdout or stderr."""
+    """Workers can write even if the launcher lacks stdout or stderr."""
     found = record(Case("", under={"close": closed}), RELIGHT, tmp_path / "ours")
     assert found.exit_code == 0
     assert list(found.workers) == ["0.0"]

@@ -1,4 +1,4 @@
-"""Runs `relight doctor` on several of a Lab's hosts at once, and reads each one's findings."""
+"""Runs `relight doctor` on several Lab hosts simultaneously, and reads each one's findings."""
 
 import json
 import subprocess

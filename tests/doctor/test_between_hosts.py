@@ -25,7 +25,7 @@ while True:
 """
 THREE = ("node1", "node2", "node3")
 MEET = "--timeout=5"
-"""The join timeout for tests in which a node never joins, long enough for a busy machine."""
+"""The join timeout for tests with a node that never joins, long enough for a busy machine."""
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_text_output_is_one_summary_or_one_line_per_finding(lab: Lab, tmp_path: 
 
 
 def test_host_reachable_only_at_endpoint_port_is_named(lab: Lab, tmp_path: Path) -> None:
-    """The blocked ports are named as well."""
+    """The report also names the blocked ports."""
     lab.wall("node2", [PORT])
     reports = diagnose(lab, commands(THREE), tmp_path)
     for report in reports.values():
@@ -105,7 +105,7 @@ def test_finds_network_that_drops_large_packets(
     lab: Lab, tmp_path: Path, host: str, size: int
 ) -> None:
     """The size that still gets through is reported. This works even for the endpoint's own
-    network, over which the report reaches all nodes.
+    network, although the report uses that network to reach all nodes.
     """
     lab.limit(host, size)
     words = commands(THREE)
@@ -277,7 +277,7 @@ def test_running_job_at_endpoint_is_recognized(lab: Lab, tmp_path: Path) -> None
 
 
 def test_node_with_wrong_token_is_named(lab: Lab, tmp_path: Path) -> None:
-    """With the right token, there are no findings."""
+    """With the right token, nothing is found."""
     words = commands(THREE, MEET)
     token = tmp_path / "token"
     token.write_text("good")

@@ -1,4 +1,4 @@
-"""What a single machine can find out about an endpoint."""
+"""Facts that a single machine can find out about an endpoint."""
 
 import os
 import socket
@@ -107,7 +107,7 @@ Serve = Callable[[bytes | None], int]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Start a local server that sends each client this answer, or stays silent if it is None."""
+    """Start a local server that sends each client this answer, or stays silent without one."""
     servers: list[socket.socket] = []
     threads: list[threading.Thread] = []
 

@@ -1,4 +1,4 @@
-"""Probes between local stations: their results, and callers that get no reply."""
+"""Probes between local stations: their results, and callers left without a reply."""
 
 import socket
 import time

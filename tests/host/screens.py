@@ -55,7 +55,7 @@ class Screen:
         self.seen = b""
 
     def read(self, size: int = 1 << 20) -> bytes:
-        """Read once more, and return everything shown so far."""
+        """Read any new output, and return everything shown so far."""
         try:
             self.seen += os.read(self.fd, size)
         except BlockingIOError:

@@ -103,7 +103,7 @@ def test_lists_agent_waiting_for_nodes(
     meet = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}", "--rdzv-id=late")
     job = start("run", *meet, script(SLEEPS))
     assert job.stderr is not None
-    while b"node" not in job.stderr.readline():  # it prints what it is waiting for
+    while b"node" not in job.stderr.readline():  # it prints the reason for waiting
         pass
     found = until(job.pid, lambda agent: agent is not None)
     assert found is not None

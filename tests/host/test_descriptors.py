@@ -41,7 +41,7 @@ def test_descriptor_shortage_error_names_its_purpose(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     """When `ulimit -n` allows little more than the standard streams, relight exits with 4 and
-    states what it needed a descriptor for.
+    states the purpose of the missing descriptor.
     """
     script = tmp_path / "train.py"
     script.touch()

@@ -110,7 +110,7 @@ def test_mig_instance_belongs_to_the_containers_only_gpu(tmp_path: Path) -> None
 
 
 def test_gpu_without_uuid_counts_by_its_name(tmp_path: Path) -> None:
-    """For a GPU that has never been used, the driver's file has no UUID. At most as many names
+    """For a GPU that has never been used, the driver's file lacks a UUID. At most as many names
     count as there are GPUs.
     """
     for minor, pci in enumerate(PCI[:2]):

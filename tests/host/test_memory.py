@@ -110,7 +110,7 @@ def test_oom_kill_in_another_cgroup_proves_nothing(machine: Machine) -> None:
 
 def test_oom_kill_without_cgroup_is_only_a_possibility(machine: Machine) -> None:
     """If only the machine-wide counter changed, the text says `perhaps`. Without any counter,
-    there is no text.
+    the text is empty.
     """
     kills = machine.kills()
     assert kills.explain_kill(PID, 0.0) == NONE_SENT

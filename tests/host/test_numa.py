@@ -185,7 +185,7 @@ def test_cores_keep_their_order_in_a_container(tmp_path: Path) -> None:
 
 
 def test_gpu_without_worker_needs_no_cpus(tmp_path: Path) -> None:
-    """A visible GPU on a forbidden node is no reason to refuse the others."""
+    """A visible GPU on a forbidden node doesn't rule out the others."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 1))
     for mode in MODES:
         assert bind(mode, 1, NOTHING_SET, root, frozenset({4})) == (frozenset({4}),)

@@ -224,7 +224,7 @@ def test_truncated_file_is_shown_from_its_new_start(
 
 @pytest.mark.parametrize("cut", [1, len(HEADER) - 1, len(HEADER)])
 def test_traceback_in_a_file_is_found(loop: FastLoop, tmp_path: Path, cut: int) -> None:
-    """Files that aren't shown are searched as well."""
+    """Even files that aren't shown are searched."""
     path = tmp_path / "stderr.log"
     path.touch()
     found: list[float] = []

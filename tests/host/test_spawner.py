@@ -17,7 +17,7 @@ from relight.processes.spawner import WorkerPlan
 
 @pytest.mark.parametrize("farewell", [b"", b"end\n"])
 def test_workers_end_with_the_agent_socket(tmp_path: Path, farewell: bytes) -> None:
-    """When the socket closes, the workers are stopped. Their directory is removed as well, unless
+    """When the socket closes, the workers are stopped. Their directory is also removed, unless
     the agent has said that it is alive: when an agent is killed, the socket is the first thing to
     close.
     """

@@ -88,7 +88,7 @@ def until(pid: int, holds: Callable[[ProcessStack], bool]) -> ProcessStack:
 
 
 def main_of(stack: ProcessStack) -> ThreadStack:
-    """Return the main thread, which comes first."""
+    """Return the main thread (always the first)."""
     assert stack.threads[0].is_main
     assert stack.threads[0].native_id == stack.pid
     return stack.threads[0]

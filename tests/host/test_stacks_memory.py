@@ -1,4 +1,4 @@
-"""Reading the memory of an untrusted Python process, which may be forged, damaged or endless."""
+"""Reading an untrusted Python process's memory, possibly forged, damaged or endless."""
 
 import random
 import struct

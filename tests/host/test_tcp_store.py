@@ -153,7 +153,7 @@ def test_disconnected_waiter_is_forgotten(store: int) -> None:
 
 
 def test_wait_does_not_include_a_nonempty_queue(store: int, request: Any) -> None:
-    """If another key is missing as well, torch counts a non-empty queue as missing, and its server
+    """If another key is also missing, torch counts a non-empty queue as missing, and its server
     hangs until the next push.
     """
     with Peer(store) as waiter, Peer(store) as setter:
@@ -239,7 +239,7 @@ def some_operation(choose: random.Random) -> tuple[str, Callable[[Client], objec
         return lambda store: act(store) if store.check(names) else store.wait(names, BRIEF)
 
     def unless_prefixed(act: Callable[[Client], object]) -> Callable[[Client], object]:
-        # A PrefixStore's barrier isn't the server's: it is built from `add` and `wait`.
+        # A PrefixStore's barrier isn't the server's, but is built from `add` and `wait`.
         return lambda store: "PrefixStore" in str(type(store)) or act(store)
 
     usual: dict[str, Callable[[Client], object]] = {

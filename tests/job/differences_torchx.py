@@ -149,7 +149,7 @@ def answer(folder: str, code: int, out: str, err: str) -> str:
 
 
 def record(torchx: str) -> None:
-    """Print TorchX's responses, one JSON line per case, reduced to what the case is about."""
+    """Print TorchX's responses, one JSON line per case, reduced to the case's subject."""
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
             prepare(case, folder, "torchx.specs")

@@ -1,6 +1,4 @@
-"""Apps, roles and resources are plain dataclasses, which is how code written for TorchX treats
-them.
-"""
+"""Apps, roles and resources are plain dataclasses, as code written for TorchX expects."""
 
 import asyncio
 import copy

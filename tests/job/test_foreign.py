@@ -28,7 +28,7 @@ def theirs(**fields: Any) -> SimpleNamespace:
 
 
 def test_all_fields_of_torchx_role_are_converted() -> None:
-    """A resource from an old version has no tags."""
+    """A resource from an old version lacks tags."""
     old = SimpleNamespace(cpu=1, gpu=2, memMB=3, capabilities={"c": 1}, devices={"d": 1})
     app = torchx_components.to_app(theirs(resource=old, args=["a", 1], env={"A": 1}), "c")
     (role,) = app.roles

@@ -21,7 +21,7 @@ TOP = Path(relight.__file__).parent
 MISSING_IS_FINE = {
     "relight.cli.doctor",
     "relight.job.components.dist",  # for errors from `relight submit`
-    "relight.api.embedding",  # `relight.run`, which needs an installation
+    "relight.api.embedding",  # `relight.run` needs an installation
     "relight.api.function",  # `relight.launch`, likewise
     "relight.api.futures",  # `relight.attach`, likewise
     "relight.api.submission",  # `relight.submit` and `relight.map`, likewise
@@ -215,7 +215,7 @@ def test_entries_do_not_depend_on_local_times_or_modes() -> None:
 
 
 def test_launcher_contains_every_module_it_imports() -> None:
-    """Imports inside functions count as well."""
+    """Imports inside functions also count."""
     inside = {name_of(path) for path in launcher_file.modules()}
     for path in launcher_file.modules():
         if path == "job/__init__.py":  # it imports what components request

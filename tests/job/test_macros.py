@@ -40,7 +40,7 @@ def test_macro_values_are_not_expanded_again() -> None:
 
 
 def test_macro_without_value_is_left_alone() -> None:
-    """Its dollar signs are kept as well."""
+    """Even its dollar signs are kept."""
     template = "$${${rank0_env}:=localhost} ${app_id}"
     assert macros.text(template, {"app_id": "x"}) == "$${${rank0_env}:=localhost} x"
 

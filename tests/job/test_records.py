@@ -1,4 +1,4 @@
-"""Job records: where they are, who can read them, and damaged ones."""
+"""Job records: locations, permissions, and damage."""
 
 import json
 import os

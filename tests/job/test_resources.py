@@ -107,7 +107,7 @@ def test_named_resources_match_torchx(row: list[str]) -> None:
 
 
 def test_null_resource_has_a_name() -> None:
-    """In TorchX (nightly 2026.10.26) it has no tag either."""
+    """As in TorchX (nightly 2026.10.26), it is untagged."""
     assert specs.named_resources["NULL"] == specs.NULL_RESOURCE
     assert specs.named_resources["null"] == specs.NULL_RESOURCE
 
@@ -203,7 +203,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_user_module_adds_named_resources(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    """A variable names the module, which may add names and redefine existing ones."""
+    """A variable names the module. The module may add names and redefine existing ones."""
     monkeypatch.setenv(variable, "our_machines")
     names = NamedResources()
     assert names["big"] == specs.Resource(128, 8, 1000, tags={"torchx/named_resources.name": "big"})

@@ -36,9 +36,9 @@ class Lab(lab.Lab):
             self.ask({"limits": self.limits})
 
     def wall(self, host: str, ports: Iterable[int] | None) -> None:
-        """Put a firewall in front of a host, or remove it if `ports` is None. The host accepts
-        connections and datagrams only at these ports, as well as responses to its own; everything
-        else is dropped silently.
+        """Put a firewall in front of a host (`ports=None` removes it). The host accepts connections
+        and datagrams only at these ports, and responses to its own; everything else is silently
+        dropped.
         """
         with self.lock:
             self.walls.pop(self.hosts[host].name, None)

@@ -397,7 +397,7 @@ with Lab(hosts=["node1", "node2"]) as lab:
 
 
 def test_closing_a_lab_ends_its_processes() -> None:
-    """Processes left behind in another session end as well."""
+    """Even processes left behind in another session end."""
     with Lab(hosts=["node1"]) as lab:
         program = "setsid sleep 1000 & echo $!"
         process = lab["node1"].start(["sh", "-c", program], stdout=subprocess.PIPE, text=True)

@@ -185,7 +185,7 @@ class Job:
         return False
 
     def until_counts(self, host: str) -> None:
-        """Wait until a worker on a host continues to count, which a busy machine may delay."""
+        """Wait until a worker on a host continues to count. A busy machine may delay this."""
         self.until(lambda: self.running(host), f"a worker that runs on {host}")
 
     def tell(self, name: str) -> None:

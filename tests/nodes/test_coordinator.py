@@ -223,7 +223,7 @@ def test_blocked_console_does_not_stop_workers(lab: Lab, tmp_path: Path) -> None
 @pytest.mark.needs_hosts
 def test_rare_heartbeats_in_one_job_do_not_delay_another(lab: Lab, tmp_path: Path) -> None:
     """The first job checks for lost nodes so rarely that this test would not last long enough. In
-    the other job, which has the defaults, a stopped node is lost nevertheless. Closed connections
+    the other job, with the defaults, a stopped node is lost nevertheless. Closed connections
     are noticed in both jobs.
     """
     head = coordinate(lab, tmp_path / "head.txt")

@@ -70,7 +70,7 @@ def test_job_succeeds_after_losing_a_done_coordinator(tmp_path: Path, number: in
 def test_late_coordinator_does_not_wait_for_departed_done_node(
     tmp_path: Path,
 ) -> None:
-    """A `relight coordinator` keeps nothing on disk, but learns from the others who is done."""
+    """A `relight coordinator` keeps nothing on disk, but learns of done nodes from the others."""
 
     def coordinate() -> "subprocess.Popen[bytes]":
         return here.start([*RELIGHT, "coordinator", f"--bind=127.0.0.1:{port}"],

@@ -124,7 +124,7 @@ QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3"
 def test_brief_network_cut_causes_no_restart(
     lab: Lab, tmp_path: Path, endpoint: str, seconds: float
 ) -> None:
-    """First a node is cut off, then the coordinator: there is no restart, and no worker is frozen.
+    """First a node is cut off, then the coordinator. Nothing is restarted or frozen.
     TCP alone would stay silent for up to 12.6 s after an 8 s cut.
     """
     job, agents = begin(lab, tmp_path, "2:3", 3, endpoint=endpoint)

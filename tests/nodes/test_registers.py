@@ -307,8 +307,8 @@ def test_hosts_sharing_only_a_disk_meet_and_survive_host_loss(lab: Lab, tmp_path
 def test_node_refused_by_firewall_does_not_take_over(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path, where: str, kind: str
 ) -> None:
-    """A node to which a firewall refuses the coordinator's port does not take over. It reports the
-    refusal, and the others continue undisturbed.
+    """A firewall's refusal of the coordinator's port does not make a node take over. The node
+    reports the refusal, and the others continue undisturbed.
     """
     job = Job(lab, tmp_path, *flags_in_lab, "--nnodes=1:3",
               "--rdzv-conf=last_call_timeout=1,lease_ttl=3")  # fmt: skip
@@ -369,7 +369,7 @@ def test_node_with_different_token_reports_its_rejection(here: OneMachine, tmp_p
 
 
 def test_missing_registry_ends_job_after_join_timeout(here: OneMachine, tmp_path: Path) -> None:
-    """The node reports what it is waiting for and why; the exit code is 3."""
+    """The node reports its wait for the registry and the reason; the exit code is 3."""
     flags = register_flags("etcd", "127.0.0.1:1", "job")
     job = Job(here, tmp_path, *flags, "--nnodes=2", "--rdzv-conf=join_timeout=4")
     agent = job.start("agent0")

@@ -230,8 +230,8 @@ def test_only_nodes_with_certificates_from_one_authority_meet(lab: Lab, tmp_path
 
 
 def test_strangers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:
-    """Another host sends noise, silence, floods, and lies at the same time. The workers keep
-    running, no node is lost, and a permitted node can still join.
+    """Another host sends noise, silence, floods, and false claims at the same time. The workers
+    keep running, no node is lost, and a permitted node can still join.
     """
     job, agents = begin(lab, tmp_path, under=FEW_DESCRIPTORS, RELIGHT_TOKEN="right")
     attacks = []

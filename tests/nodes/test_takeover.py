@@ -1,4 +1,4 @@
-"""An endpoint that lists several hosts survives the loss of one of them."""
+"""An endpoint that lists several hosts survives the loss of one."""
 
 import signal
 from pathlib import Path

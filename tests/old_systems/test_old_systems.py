@@ -259,7 +259,7 @@ def test_missing_required_module_is_named(
 def test_job_restarts_on_each_python(
     version: str, name: str, launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    """The agent runs on that Python as well; workers are cold or warm."""
+    """The agent also runs on that Python; workers are cold or warm."""
     system = SYSTEMS.get(name, variables())
     path = os.pathsep.join((system["PYTHONPATH"], str(Path(relight.__file__).parents[1])))
     train = script(f"import sys; assert '%d.%d' % sys.version_info[:2] == {version!r}" + FAILS_ONCE)

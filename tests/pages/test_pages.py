@@ -56,7 +56,7 @@ def test_each_block_has_a_known_language(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_relight_commands_in_pages_exist(name: str) -> None:
-    """Flags and values exist as well, even in blocks that don't run."""
+    """Their flags and values also exist, even in blocks that don't run."""
     for block in blocks_of(name):
         if block.language not in SHELLS | {"console"}:
             continue

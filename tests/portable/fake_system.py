@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 
 class System(NamedTuple):
-    """What a system lacks: names in modules, modules, and files by path prefix.
+    """A system's missing parts: names in modules, modules, and files by path prefix.
 
     `loaded` lists standard library modules with different code there. They are imported in their
     Linux form.

@@ -226,7 +226,7 @@ def pipes(pid: int) -> set[str]:
 
 
 def guardian_of(holder: int) -> int:
-    """Return the guardian of the workers' parent, which may start later than they do."""
+    """Return the guardian of the workers' parent. It may start later than the workers."""
     deadline = time.monotonic() + LIMIT_S
     while not (found := [pid for pid in marked("-I\0-S\0") if pipes(pid) & pipes(holder)]):
         assert time.monotonic() < deadline, "the guardian did not come up"

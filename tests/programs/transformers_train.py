@@ -1,4 +1,4 @@
-"""A transformers Trainer on two ranks, with a tiny random GPT-2, which prints what it logs."""
+"""A transformers Trainer on two ranks, with a tiny random GPT-2. It prints its logs."""
 
 import tempfile
 

@@ -90,7 +90,7 @@ def test_job_runs_from_wheel_and_from_launcher_file(built: Built, tmp_path: Path
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
 def test_build_names_its_commit(built: Built, tmp_path: Path) -> None:
-    """The wheel, which is built from the sdist, reports it in `relight --version`."""
+    """The wheel, built from the sdist, reports it in `relight --version`."""
     command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     program = install(built[0], sys.executable, tmp_path) / "relight"
@@ -100,7 +100,7 @@ def test_build_names_its_commit(built: Built, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [each for each in VERSIONS if each != PRESENT])
 def test_job_runs_on_each_other_python(version: str, built: Built, tmp_path: Path) -> None:
-    """Only available Pythons are used; `make dist` also installs the wheel for each of them."""
+    """Only available Pythons are used; `make dist` also installs the wheel for each one."""
     if not (python := interpreter(version)):
         pytest.skip(f"no Python {version} here")
     (programs := tmp_path / "bin").mkdir()

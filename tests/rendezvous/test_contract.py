@@ -83,7 +83,7 @@ def take(register: LeaderLock, value: str, ttl_s: float) -> None:
 
 
 def test_reading_a_free_lock_does_not_acquire_it(new: New) -> None:
-    """Requesting it with an empty value returns the holder, and leaves it free if there is none."""
+    """Requesting it with an empty value returns the holder; a free one stays free."""
     first, second = new(), new()
     assert first.hold("", LONG_S) == NOBODY
     taken = second.hold("b", LONG_S)
@@ -346,7 +346,7 @@ def test_killed_holder_is_replaced_after_ttl(
 
 @pytest.mark.slow
 def test_never_two_concurrent_holders(place: Place, hold_in_process: Callable[..., Holder]) -> None:
-    """However holders are killed and replaced, two never act at once, and one soon does."""
+    """However holders are killed and replaced, two never act concurrently, and one soon acts."""
     rng = random.Random(5)
     holders = [hold_in_process(f"p{number}", SHORT_S) for number in range(3)]
     dead: dict[str, float] = {}

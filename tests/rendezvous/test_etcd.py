@@ -368,7 +368,7 @@ def test_holder_with_revoked_lease_reacquires_the_lock(server: EtcdServer, regis
 
 
 def test_foreign_key_is_reported_and_kept(server: EtcdServer, registers: New) -> None:
-    """If the key holds something other than a record, an error names the key, which is kept."""
+    """If the key holds something other than a record, it is kept, and an error names it."""
     key = "/torchelastic/p2p/foreign/coordinator"
     register = registers(Place("etcd", server.endpoint, "foreign"))
     for text in ("hello", "{}", "[1]", '{"token": 1, "value": "x"}'):

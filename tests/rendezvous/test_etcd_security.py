@@ -284,7 +284,7 @@ def test_missing_permission_names_the_key(
 def test_server_without_users_accepts_everybody(
     server: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
-    """Nodes that send a password are accepted as well."""
+    """Even nodes that send a password are accepted."""
     register = registers(Place("etcd", server.endpoint, "any"), **user("user", "userpw"))
     assert register.hold("a", LONG_S).ours
 

@@ -157,7 +157,7 @@ TEXT = st.text(alphabet="ab=,;:'\" x1", max_size=30)
 
 @given(TEXT)
 def test_arbitrary_text_is_parsed_or_rejected(text: str) -> None:
-    """Parsed keys are never empty, and have no surrounding spaces."""
+    """Parsed keys are never empty, and are stripped of surrounding spaces."""
     try:
         found = options.parse(text)
     except UsageError as error:

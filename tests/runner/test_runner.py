@@ -350,7 +350,7 @@ def test_handle_may_name_roles_and_replicas(
 def test_recorded_jobs_are_listed_newest_first(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """If a scheduler is named, its foreign jobs are listed as well."""
+    """If a scheduler is named, the list includes its foreign jobs."""
     first, second = runner.submit(*ECHO), runner.submit(*ECHO)
     scheduler.others = [
         JobSummary("1", AppState.RUNNING, "echo"),

@@ -15,9 +15,7 @@ from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
 
 
 def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Create directories in which a test's jobs are recorded and run, and hide the tests' own
-    variables.
-    """
+    """Create directories for a test's jobs and records, and hide the tests' own variables."""
     for name in [n for n in os.environ if n.startswith(("PET_", "TORCHELASTIC_", "RELIGHT_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))

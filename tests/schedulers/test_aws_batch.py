@@ -234,7 +234,7 @@ def run_and_read(scheduler: aws_batch.AwsBatch) -> None:
     until(lambda: scheduler.status([endless])[endless].state is AppState.CANCELLED)
 
 
-# AWS's descriptions of errors and of nodes, which the fake doesn't have.
+# AWS's descriptions of errors and of nodes, missing from the fake.
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_failed_job_is_over_only_when_all_replicas_are(
 
 
 def test_status_gives_replicas_failure_reason(jobs: Jobs) -> None:
-    """It is the worker's exception or, if there is no report, the last line of stderr."""
+    """It is the worker's exception or, without a report, the last line of stderr."""
     text = "relight run --nproc-per-node=2 --max-restarts=0 /tmp/x.py"
     app_id = jobs.submit(sh(f"echo 'raise KeyError(7)' > /tmp/x.py; {text}"))
     assert jobs.wait(app_id).message == "main/0 failed with exit code 1: KeyError: 7"
@@ -331,7 +331,7 @@ def test_reports_replica_killed_by_oom_killer(jobs: Jobs) -> None:
 
 
 def test_replicas_on_host_network_meet_on_localhost(jobs: Jobs) -> None:
-    """There are no container names on that network."""
+    """Container names don't exist on that network."""
     text = (
         "relight run --nnodes=2 --rdzv-backend=c10d --rdzv-id=x "
         "--rdzv-endpoint=$RELIGHT_RANK0_HOST:29511 --no-python sh -c 'echo $WORLD_SIZE'"

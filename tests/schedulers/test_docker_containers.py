@@ -111,7 +111,7 @@ def test_published_port_is_reachable_on_loopback(jobs: Jobs) -> None:
 
 
 def test_workspace_becomes_a_layer(jobs: Jobs, tmp_path: Path) -> None:
-    """The layer is on top of the role's image and has no ignored files."""
+    """The layer is on top of the role's image and omits ignored files."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "run.sh").write_text("#!/bin/sh\necho it runs\n")
     (tmp_path / "sub" / "run.sh").chmod(0o755)

@@ -388,7 +388,7 @@ def test_server_error_is_one_line(jobs: Jobs, code: int, said: str, expected: st
 
 
 def test_throttled_request_is_retried(jobs: Jobs) -> None:
-    """The server determines the delay. Create requests are retried as well."""
+    """The server determines the delay. Even create requests are retried."""
     busy = [(429, "too many requests")] * 2
     jobs.server.refuse = lambda *_: busy.pop() if busy else None
     assert jobs.wait(jobs.submit(sh("true"))).state is SUCCEEDED

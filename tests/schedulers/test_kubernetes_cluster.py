@@ -142,7 +142,7 @@ def test_user_error_ends_job(jobs: Jobs) -> None:
 
 
 def test_exit_after_checkpoint_is_not_a_failure(jobs: Jobs) -> None:
-    """A pod that exits with 75 is recreated and can tell that it is."""
+    """A pod that exits with 75 is recreated and can detect this."""
     app_id = jobs.submit(sh('[ "$RELIGHT_PREEMPTIONS" = 1 ] || exit 75'))
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
 

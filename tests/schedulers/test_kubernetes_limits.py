@@ -1,4 +1,4 @@
-"""What a pod can find out: its replica's earlier starts, and its deadline."""
+"""Facts that a pod can find out: its replica's earlier starts, and its deadline."""
 
 import time
 from collections.abc import Iterator

@@ -171,7 +171,7 @@ def test_kubelet_fills_in_replica_number() -> None:
 
 @pytest.mark.parametrize(("j", "hosts"), [("2x8", 2), ("5x8", 3), ("2:9x8", 3)])
 def test_endpoint_survives_loss_of_first_pod(j: str, hosts: int) -> None:
-    """It lists several replicas, from which the agents elect a coordinator."""
+    """It lists several replicas, and the agents elect one as the coordinator."""
     made = objects(ddp(j=j))
     shell = container(made)["command"][-1].replace("relight run ", "echo ")
     done = subprocess.run(

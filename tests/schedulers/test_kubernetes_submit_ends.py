@@ -119,7 +119,7 @@ def test_two_simultaneous_submits_create_two_jobs(
 def test_following_many_replicas_queries_each_separately(
     server: ApiServer, variables: dict[str, str], launch: Launch
 ) -> None:
-    """Following hundreds of replicas must not fetch all pods for each of them."""
+    """Following hundreds of replicas must not fetch all pods for each replica."""
     words = ("--num_replicas", "3", "--msg", "hello")
     handle = launch(*ECHO, *words, **variables).stdout.strip()
     assert launch("wait", handle, **variables).returncode == 0

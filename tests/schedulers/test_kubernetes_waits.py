@@ -1,7 +1,7 @@
 """Jobs that a Kubernetes cluster accepts but that wait for something missing.
 
-`relight status` names what is missing. The fake cluster (`clusters/kubernetes.py`) rejects pods as
-a server's admission does.
+`relight status` names the missing thing. The fake cluster (`clusters/kubernetes.py`) rejects pods
+as a server's admission does.
 """
 
 from collections.abc import Iterator

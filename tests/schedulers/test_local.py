@@ -24,7 +24,7 @@ from schedulers.local_jobs import files_below, lines, own_place, render, shell, 
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory in which a test's jobs are recorded."""
+    """Return the directory of a test's job records."""
     return own_place(tmp_path, monkeypatch)
 
 
@@ -207,7 +207,7 @@ def test_two_jobs_on_the_same_port_run_one_after_the_other(scheduler: Local) -> 
 
 
 def test_all_replicas_are_stopped_when_one_fails(scheduler: Local) -> None:
-    """The first failure determines the exit code. Child processes are stopped as well."""
+    """The first failure determines the exit code. Child processes are also stopped."""
     marker = f"{os.getpid()}01.25"
     stuck = f"setsid sleep {marker} & sleep {marker}"
     app_id = submit(scheduler, shell(stuck, "a", 2), shell("sleep 0.3; exit 7", "b"))

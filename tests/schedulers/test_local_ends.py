@@ -28,7 +28,7 @@ from schedulers.local_jobs import files_below, lines, own_place, render, shell, 
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory in which a test's jobs are recorded."""
+    """Return the directory of a test's job records."""
     return own_place(tmp_path, monkeypatch)
 
 
@@ -127,7 +127,7 @@ def make_state(state: str, error: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"state": "RUNNING"}', "null", "unknown"])
 def test_job_with_malformed_state_counts_as_lost(scheduler: Local, text: str) -> None:
-    """No command fails because of it."""
+    """Every command copes with it."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
     file = Path(records.path(app_id)) / "local" / "state.json"

@@ -167,7 +167,7 @@ def test_plugin_job_can_be_followed_cancelled_and_deleted(place: Place, hosts: l
         assert timed_out.returncode == 124
         described = place("describe", handle).stdout
         assert "options    directory=" in described
-        assert "image" not in described  # replicas have no image here
+        assert "image" not in described  # replicas don't use images here
         assert place("cancel", handle).returncode == 0
         assert follower.wait(LIMIT_S) == 0
     assert f"{handle} CANCELLED" in place("status", handle).stdout

@@ -344,7 +344,7 @@ def test_parses_jobs_in_an_array() -> None:
 def test_array_forgotten_by_slurm_has_states_from_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that was cancelled before it started has no files."""
+    """A job that was cancelled before its start doesn't have any files."""
     directory = tmp_path / "jobs" / "sweep-x7"
     for index, ended in enumerate(("0", "3", "")):
         (directory / "slurm" / str(index)).mkdir(parents=True)

@@ -27,7 +27,7 @@ from schedulers.local_jobs import lines, own_place, render, shell, submit, until
 pytestmark = pytest.mark.needs_ssh
 
 STUBBORN = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep {0}\" & while :; do sleep {0}; done"
-"""Neither this process nor its child, which has its own session, exits on SIGTERM."""
+"""Neither this process nor its child (in its own session) exits on SIGTERM."""
 QUICK = {"grace": 0.5, "silence": 600.0}
 """A limit that keeps silence from ending a job in tests about anything else."""
 
@@ -475,7 +475,7 @@ def test_detached_job_outlives_submitter(scheduler: Ssh, hosts: Sshd) -> None:
 
 
 def test_hosts_end_job_if_its_local_processes_are_killed(scheduler: Ssh, hosts: Sshd) -> None:
-    """They are all killed at once."""
+    """All are killed simultaneously."""
     marker = f"{os.getpid()}05.25"
     app_id = start_stubborn(scheduler, hosts, marker)
     file = Path(records.path(app_id)) / "local" / "state.json"

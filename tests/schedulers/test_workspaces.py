@@ -72,7 +72,7 @@ def test_job_records_and_token_are_excluded(
 
 
 def test_file_contents_and_modes_are_preserved(tmp_path: Path) -> None:
-    """Times, empty directories and links are preserved as well."""
+    """Even times, empty directories and links are preserved."""
     here, there = tmp_path / "here", tmp_path / "there"
     fill(here, "main.py", "deep/er/data.bin", "locked/file")
     (here / "empty").mkdir()

@@ -13,7 +13,7 @@ import pytest
 from conftest import LIMIT_S
 
 ADDRESS = r"status page: (http://127\.0\.0\.1:\d+/) \(its token is in (/.*)\)\n"
-"""What a job with --status prints if its stderr isn't a terminal."""
+"""The output of a job with --status whose stderr isn't a terminal."""
 State = dict[str, Any]
 Find = Callable[..., State]
 

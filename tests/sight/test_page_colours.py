@@ -1,4 +1,4 @@
-"""The status page's colours can be told apart, in light and dark mode (WCAG 2.2, AA)."""
+"""The status page's colours are distinguishable, in light and dark mode (WCAG 2.2, AA)."""
 
 import re
 from importlib.resources import files

@@ -170,7 +170,7 @@ def _children(pid: int) -> list[int]:
 def test_public_page_is_readable_by_all_without_actions(
     start: Start, script: Callable[[str], Path], find: Find
 ) -> None:
-    """There is no token, as no one would be able to see it."""
+    """It doesn't use a token, as no one would be able to see it."""
     agent = start("run", "--status=public", script("import time\ntime.sleep(600)"))
     assert agent.stderr is not None
     address = read_until(agent.stderr.fileno(), r"status page: (http://127\.0\.0\.1:\d+/)\n")[1]

@@ -251,7 +251,7 @@ class Run:
                 agent.succeed()
             world.run_until(world.now + 0.25)
         for agent in told:
-            # An agent that hasn't found the next coordinator before the end can't learn of it.
+            # Before it finds the next coordinator, an agent can't learn that the job has ended.
             if agent.alive and agent.id in self.watch.told:
                 raise Failure(f"{agent.name} is still there {ENDED_WITHIN_S} s after the end")
         limit = world.now + 2 * self.settings.join_timeout_s + ENDED_WITHIN_S

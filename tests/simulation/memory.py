@@ -30,7 +30,7 @@ class Memory(WorkerMemory):
         """Do nothing, as the workers own the memory."""
 
     def join(self, local_rank: int, variables: Mapping[str, str], count: int) -> None:
-        """Tell a worker its ranks, which must match its agent's."""
+        """Tell a worker its ranks. They must match its agent's."""
         place = self._workers.formed.place
         told = variables["RANK"], variables["WORLD_SIZE"]
         assert told == (str(place.first_rank + local_rank), str(place.world_size))

@@ -31,7 +31,7 @@ class WatchedNode(ShippedNode):
     """The shipped class, which also keeps the group's last message."""
 
     waits: WaitReason | None = None
-    """Why this node is waiting, if it was told so after its latest generation."""
+    """The reason for waiting, if received after the latest generation."""
 
     def received(self, message: FromCoordinator) -> None:
         if isinstance(message, GenerationFormed | WaitReason):
@@ -113,7 +113,7 @@ class Node(Agent):
 class Workers:
     """Replaces `relight.processes.worker_processes.Workers`, including its spawner.
 
-    The spawner enforces the lease by itself, whatever happens to the agent.
+    The spawner enforces the lease on its own, whatever happens to the agent.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Workers:
             raise Violation(f"{self.node.name}: {self.processes.left_stopped} are still stopped")
 
     def signalled_by_others(self) -> None:
-        """Another program stops one process or resumes all of them.
+        """Another program stops one process or resumes them all.
 
         While they are frozen, the freezer checks again soon afterwards.
         """

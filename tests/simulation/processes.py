@@ -1,7 +1,7 @@
 """A node's worker processes, the processes that they start, and signals from other programs.
 
-Started processes have their own sessions or are orphaned. The shipped freezer stops and resumes all
-of them. A process that isn't stopped yet may start another one between any two freezer steps.
+Started processes have their own sessions or are orphaned. The shipped freezer stops and resumes
+them all. A process that isn't stopped yet may start another one between any two freezer steps.
 """
 
 import signal
@@ -87,7 +87,7 @@ class Processes:
             self._stopped.discard(pid)
 
     def stop_one(self) -> None:
-        """Let another program stop a running process, which must then not be resumed."""
+        """Let another program stop a running process. It must then stay stopped."""
         if running := self.running:
             pid = self._random.choice(running)
             self._stopped.add(pid)

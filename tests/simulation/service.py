@@ -15,7 +15,7 @@ class Service:
     def __init__(self, world: World) -> None:
         self.world = world
         self.silent_for: set[int] = set()
-        """Machines that get no answer."""
+        """Machines whose requests are never answered."""
         self.late_s = 0.0
         self.lost_until = 0.0
         """When the last lost request times out."""
@@ -56,7 +56,7 @@ class Client:
         self._phase: dict[str, object] = {}
 
     def _reach(self, step: str) -> None:
-        """Contact the server, which may answer late or never."""
+        """Contact the server. It may answer late or never."""
         service, world = self._service, self.process.world
         host = self.process.host
         if self._phase.pop(f"lost {step}", None) or (

@@ -236,7 +236,7 @@ class End:
         self.process.call(self.receive, kind, payload)
 
     def _answer_by_reset(self, other: "End") -> None:
-        """Reset the other end, after the data already sent, which can still be read on Linux."""
+        """Reset the other end after the data already sent (still readable on Linux)."""
         world, here, there = self.world, self.process.host, other.process.host
         if world.passes(here, there):
             self._arrival = max(self._arrival, world.now + world.delay(here, there))
@@ -505,7 +505,7 @@ def refuses(world: World, address: tuple[str, int]) -> bool:
     """Return what `relight.cli.coordinator._refuses` would, immediately.
 
     Raises:
-        OSError: If there is no answer.
+        OSError: If it gets no reply.
     """
     here = world.me().host
     there = world.host_of(address[0], here)

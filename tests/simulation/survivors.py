@@ -18,7 +18,7 @@ _RETRY_S = 0.1
 
 
 class Recoverables:
-    """The workers on one node that may keep their processes. In some worlds there are none.
+    """The workers on one node that may keep their processes. Some worlds lack such workers.
 
     Args:
         workers: All workers on the node.

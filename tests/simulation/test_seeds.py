@@ -74,7 +74,7 @@ def test_failing_seed_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_mutant_matches_exactly_one_line() -> None:
-    """When a rule's code changes, its mutant must change as well."""
+    """When a rule's code changes, its mutant must follow."""
     for mutant in MUTANTS:
         text = (ROOT / "src" / "relight" / mutant.module).read_text()
         assert text.count(mutant.line) == 1, mutant.rule

@@ -38,7 +38,7 @@ Guaranteed, and checked:
   longer next to another one. With a single endpoint this may take five seconds more if a firewall
   refuses on the coordinator's behalf, or if the connection broke just before the coordinator ended.
   The same applies wherever the node was refused after that because the newer generation's
-  coordinator had ended as well. With a registry, a group that has lost no node may run next to
+  coordinator had also ended. With a registry, a group that has lost no node may run next to
   another one if a firewall refused the latter's nodes before, until the registry answers the
   group's coordinator (docs/decisions/0012).
 
@@ -391,8 +391,8 @@ class Watch:
     def _see_let_in(self, coordinator: "WatchedMembership", sent: Sequence[Send]) -> None:
         """Check that no generation starts to end for newcomers while one of its nodes is silent.
 
-        The end starts with the agreement on a checkpoint, if there is one. It is not taken back if
-        a node falls silent later, because workers that have reached the limit wait for the call.
+        The end starts with the agreement on a checkpoint, unless none is agreed on. It is not taken
+        back if a node falls silent later, because workers at the limit wait for the call.
         """
         silent = set(coordinator.members.silence) & set(coordinator.roster.group_ranks)
         causes = [coordinator.agrees_on]
@@ -469,7 +469,7 @@ class Watch:
         formation.saved_at = call
 
     def advances(self, workers: "Workers") -> int:
-        """Record a worker's step, and return its number, which is above all others."""
+        """Record a worker's step, and return its number (above all others)."""
         self._of[workers.node.id].advanced = True
         self.steps += 1
         return self.steps
@@ -507,7 +507,7 @@ class Watch:
     # Hung generations.
 
     def hang(self) -> None:
-        """Hang the current generation: its workers wait for one of them, or in different
+        """Hang the current generation: its workers wait for one worker, or in different
         collectives.
         """
         if self.live is not None and self.live.live and not self.live.hung:

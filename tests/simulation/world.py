@@ -100,7 +100,7 @@ class Process:
         self._inbox: deque[Call] = deque()
         self._late: list[Timer] = []
         self.lagging: list[Timer] = []
-        """A busy machine's timers, in the order in which they will be called."""
+        """A busy machine's timers, in the order of their calls."""
         self._done: Callable[[], bool] | None = None
         self._program: greenlet | None = None
         host.processes.append(self)
@@ -179,7 +179,7 @@ class Process:
     def fire(self, timer: Timer) -> None:
         """Run a timer that is due.
 
-        On a busy machine, earlier timers were late as well, and a loop calls them first.
+        On a busy machine, earlier timers were also late, and a loop calls them first.
         """
         if timer.callback is None or not self.alive:
             return
@@ -230,7 +230,7 @@ class Process:
                 self.resumed()
 
     def end(self, *, silently: bool = False) -> None:
-        """End the process. The machine closes its connections, unless it is gone as well."""
+        """End the process. The machine closes its connections, unless it is also gone."""
         if not self.alive:
             return
         self.alive = False
@@ -291,7 +291,7 @@ class World:
         self.guard_s = lateness.choice((0.0, 0.05, 0.3))
         """How long workers outlive a killed agent."""
         self.has_datagrams = random.Random(f"{seed}, datagrams").random() < 0.9
-        """Whether datagrams arrive. Some firewalls drop all of them."""
+        """Whether datagrams arrive. Some firewalls drop them all."""
         self.crowd = False
         """Whether heartbeats are as slow as in the largest groups."""
         self.now = 0.0

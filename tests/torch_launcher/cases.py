@@ -28,7 +28,7 @@ def config(**fields: Any) -> Any:
 
 
 def result_of(run: Callable[[], dict[int, Any]]) -> Any:
-    """Return the result or the error, reduced to what the two launchers must have in common."""
+    """Return the result or the error, reduced to the launchers' required common part."""
     try:
         return sorted(run().items())
     except ChildFailedError as error:

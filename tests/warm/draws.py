@@ -2,10 +2,10 @@
 
     python tests/warm/draws.py MODULE …
 
-runs two cold and two warm workers that import the modules. It prints what is equal in both warm
-workers but differs between the cold ones: the state of random generators, and numbers, text, and
-bytes that modules hold. Times, pids, and addresses are listed separately, because they are the same
-in all warm workers (see `docs/decisions/0011-warm.md`). The exit code is 1 if anything else is
+runs two cold and two warm workers that import the modules. It prints values that are equal in both
+warm workers but differ between the cold ones: the state of random generators, and numbers, text,
+and bytes that modules hold. Times, pids, and addresses are listed separately, because they are the
+same in all warm workers (see `docs/decisions/0011-warm.md`). The exit code is 1 if anything else is
 found, and 2 if workers did not start warm.
 """
 

@@ -1,4 +1,4 @@
-"""--preload=auto: the modules are learned from a worker, which can't notice that."""
+"""--preload=auto: the modules are learned from a worker, without it noticing."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SOON = (
 
 
 PLAIN = ("setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice")
-"""Runs a program like an ordinary user, who can't raise a low priority again."""
+"""Runs a program like an ordinary user, unable to raise a low priority again."""
 
 
 def events(logs: Path, kind: str) -> list[dict[str, object]]:
@@ -182,7 +182,7 @@ def test_user_sitecustomize_runs_in_watched_and_forked_workers(
 def test_package_next_to_script_is_not_imported_from_site_packages(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
-    """An example is a clone of timm in an environment with timm: nothing is imported in vain."""
+    """In a clone of timm in an environment with timm, for example, no import is wasted."""
     (tmp_path / "site-packages").mkdir()
     script("import tomllib", "site-packages/own.py")
     script("import csv", "own.py")

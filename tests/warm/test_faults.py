@@ -20,7 +20,7 @@ PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
 
 def test_workers_keep_libffi_descriptor(launch: Launch, script: Script, tmp_path: Path) -> None:
-    """When ctypes is imported, libffi 3.5 opens its own file, from which it maps code later."""
+    """When ctypes is imported, libffi 3.5 opens its own file and maps code from it later."""
     (tmp_path / "lib").mkdir()
     library = tmp_path / "lib" / "libffi.so.8"
     library.touch()

@@ -36,7 +36,7 @@ ONE_PROCESSOR = f"exec taskset -c {min(os.sched_getaffinity(0))} {sys.executable
 
 @pytest.fixture
 def library(script: Script, tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """Write a module that the job preloads; return the variables with which it can be found."""
+    """Write a module that the job preloads; return the variables that make it importable."""
 
     def write(text: str, name: str = "culprit") -> dict[str, str]:
         (tmp_path / "lib").mkdir(exist_ok=True)
@@ -285,7 +285,7 @@ def test_process_made_unfit_by_import_is_not_forked(
 def test_harmless_import_effects_allow_forking(
     text: str, launch: Launch, script: Script, library: Library
 ) -> None:
-    """Effects that each worker's own import would have as well are no reason to start cold."""
+    """Effects that each worker's own import would also have don't force a cold start."""
     result = launch("run", "--preload=culprit", "-v", script(SAYS_RAN), **library(text))
     assert "workers start with preloaded modules" in result.stderr, result.stderr
 
@@ -293,7 +293,7 @@ def test_harmless_import_effects_allow_forking(
 def test_variable_read_by_sitecustomize_is_noticed(
     launch: Launch, script: Script, library: Library
 ) -> None:
-    """Code that reads a worker's variables before any module is imported is noticed as well."""
+    """Even code that reads a worker's variables before any module is imported is noticed."""
     found = library("import os\nrank = os.environ.get('RANK')", "sitecustomize")
     result = launch("run", "--preload=json", "-v", script(SAYS_RAN), **found)
     assert result.stdout == "ran\n", result.stderr
@@ -409,7 +409,7 @@ def test_main_module_has_absolute_file(launch: Launch, script: Script, library: 
 def test_stream_settings_of_imports_are_kept(
     launch: Launch, script: Script, library: Library
 ) -> None:
-    """If a module enables line buffering, it is enabled in the worker as well."""
+    """If a module enables line buffering, the worker also gets it."""
     found = library("import sys\nsys.stdout.reconfigure(line_buffering=True)")
     path = script("import culprit, sys\nprint(sys.stdout.line_buffering)")
     result = launch("run", "--preload=culprit", "-v", path, **found)

@@ -1,4 +1,4 @@
-"""A worker that was forked from a process with preloaded modules can't tell that it wasn't cold."""
+"""A worker forked from a process with preloaded modules can't detect that it isn't cold."""
 
 import json
 import os

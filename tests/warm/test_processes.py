@@ -1,4 +1,4 @@
-"""Warm processes that outlive their job: who uses them, what they must not share, how they end."""
+"""Warm processes that outlive their job: their users, their isolation, and their end."""
 
 import contextlib
 import json
@@ -94,7 +94,7 @@ class Shell:
         return int(said[1])
 
     def job(self, *flags: str, modules: str = "json", **options: object) -> Result:
-        """Run a job with the script, which may use a warm process."""
+        """Run a job with the script. It may use a warm process."""
         result = self.relight(
             "run", f"--preload={modules}", "-v", *(flags or (str(self.script),)), **options
         )
@@ -521,7 +521,7 @@ def test_different_interpreter_directory_or_module_does_not_fit(
     ],
 )
 def test_changed_package_is_detected_immediately(shell: Shell, change: str) -> None:
-    """Changes within the same second that keep the size are detected as well; the process ends."""
+    """Even changes within the same second that keep the size are detected; the process ends."""
     module = shell.packages / "package.py"
     data = shell.folder / "data.txt"
     data.write_text("1")
@@ -784,7 +784,7 @@ def pids_of(process: "subprocess.Popen[str]", workers: int) -> list[int]:
     ],
 )
 def test_no_worker_survives_any_kill(shell: Shell, victims: str, stopped: str) -> None:
-    """Processes started in another session end as well; the warm process serves the next job."""
+    """Even processes started in another session end; the warm process serves the next job."""
     pid = shell.make()
     text = shell.script.read_text()
     shell.script.write_text(FAMILY)

@@ -1,4 +1,4 @@
-"""The agent, which is one process on each node in a job.
+"""The agent: one process on each node in a job.
 
     start.py, prepare.py     from checked flags to an `AgentConfig`, or a one-line error
     agent.py                 the main loop of one node; read this first

@@ -137,7 +137,7 @@ class Coordinator:
         return len(self._peers)
 
     def group(self, job: str, settings: GroupSettings) -> Group:
-        """Return a job's group, which is created when the job's first node arrives."""
+        """Return a job's group, and create it if this is the job's first node."""
         if job not in self.groups:
             self.on_job(job, "its first node has connected")
             settings = self.settings.get(job, settings)
@@ -186,7 +186,7 @@ class Coordinator:
     # Called by the listener.
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Accept the connection from a new agent, which may belong to any job."""
+        """Accept the connection from a new agent of any job."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender == "elector":
             self._finder.take_connection(connection, settings)

@@ -242,7 +242,7 @@ def _check_module(name: str) -> None:
 
 
 def _hides_places() -> bool:
-    """Return whether this Python skips directories in which the workers search for modules."""
+    """Return whether this Python skips directories where the workers search for modules."""
     flags = sys.flags
     return bool(flags.isolated or flags.no_site or flags.ignore_environment or flags.no_user_site)
 

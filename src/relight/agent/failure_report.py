@@ -1,4 +1,4 @@
-"""The machine-readable report on a failed job (`--failure-report=FILE`), which is one JSON object.
+"""The machine-readable report on a failed job (`--failure-report=FILE`): one JSON object.
 
 The fields are described in docs/failure-report.md. `VERSION` is raised when a field is removed or
 changes its meaning, but not when fields are added.
@@ -54,7 +54,7 @@ def write(
     """Write the report on a failed job.
 
     Args:
-        path: the file, which is always either complete or absent.
+        path: the file. It is always either complete or absent.
         end: how the job ended.
         ready: this node's last message, with the failures of its own workers.
         job: this node's configuration.

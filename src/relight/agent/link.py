@@ -178,7 +178,7 @@ class RemoteLink(finders.Seeker):
         return (connection.opening.peer_hello or {}).get("relays") is True
 
     def send(self, message: FromAgent) -> None:
-        """Send a message to the coordinator. If there is no coordinator, the message is dropped,
+        """Send a message to the coordinator. Without a coordinator, the message is dropped,
         and the next coordinator receives `LinkOwner.messages_after_join`.
         """
         if self._group is not None:

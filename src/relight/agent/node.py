@@ -459,7 +459,7 @@ class Node:
 
 
 def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | RemoteLink":
-    """Return the link between this node and its group, which has not been opened yet.
+    """Return the unopened link between this node and its group.
 
     Args:
         job: the configuration of this node.

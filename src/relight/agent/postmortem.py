@@ -57,10 +57,9 @@ def gather(
     host: str,
     loop: Loop,
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
-    """Return this node's failures in a generation (at least one), in the form in which they are
-    sent to other nodes, and the ranks that succeeded before the first failure. Ranks that succeeded
-    but had printed an error are also listed as failures, with exit code 0. The loop may run during
-    the call.
+    """Return this node's failures in a generation (at least one), as sent to other nodes, and
+    the ranks that succeeded before the first failure. Ranks that succeeded but had printed an error
+    are also listed as failures, with exit code 0. The loop may run during the call.
     """
     ends = [causes.without_late_signal(e, workers.had_handler.get(e.local_rank)) for e in ends]
     failed = [end for end in ends if end.exitcode]

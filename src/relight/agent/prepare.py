@@ -324,8 +324,8 @@ def _timer_file(env: Environment) -> str:
 
 
 def _breakpoint(spec: LaunchSpec, env: Environment, python: str) -> dict[str, str]:
-    """Return the variables that make `breakpoint()` wait for relight debug. There are none if the
-    user has configured `breakpoint()`, or if the system lacks the necessary support.
+    """Return the variables that make `breakpoint()` wait for relight debug, or an empty dict if
+    the user has configured `breakpoint()` or the system lacks the necessary support.
     """
     if "PYTHONBREAKPOINT" in env.variables or sys.platform != "linux":
         return {}

@@ -1,5 +1,5 @@
-"""The ways in which an agent leaves its job, except after success. This module is loaded only when
-one of them is needed.
+"""The ways an agent leaves its job, except after success. This module is loaded only when one of
+them is needed.
 
     by_signal       the agent received a stop signal
     as_unfit        the node has failed its health check

@@ -110,8 +110,8 @@ class GenerationResult(NamedTuple):
     """How a generation ended on this node. This includes its failures, and the ranks that succeeded
     before them.
 
-    `step` is the highest reported step, or None. `saved` states whether the workers saved a
-    checkpoint, or is None if the user did not specify the checkpoint path. `waiting` contains the
+    `step` is the highest reported step, or None. `saved` is whether the workers saved a
+    checkpoint, or None without a checkpoint pattern (--checkpoints). `waiting` contains the
     survivors of a hang (core/group/messages).
     """
 
@@ -149,7 +149,7 @@ class WorkerGroup:
         self.succeeded_nodes: tuple[int, ...] = ()
         """The group ranks of nodes whose workers have succeeded, as reported by the coordinator."""
         self.failure: WorkerFailed | None = None
-        """Set once a worker has failed that had not been told to stop."""
+        """Set once a worker that was not being stopped has failed."""
         self.stopped_by: StopWorkers | None = None
         """The coordinator's latest message that stops the workers."""
         self.supervisor: Supervisor | None = None
@@ -203,7 +203,7 @@ class WorkerGroup:
 
         Args:
             signals: the signals that the agent received. More may be added during the call.
-            lease_until: returns the time until which the workers may run, on the loop's clock.
+            lease_until: returns when the workers' lease expires, on the loop's clock.
             store: this node's store. The generation uses the store on the node with rank 0.
 
         Raises:
@@ -399,7 +399,7 @@ class WorkerGroup:
 
     def _directory(self) -> str:
         """Return the directory for the files of workers that start in this generation, or an empty
-        string if there is none.
+        string.
         """
         generation = self.formed.generation
         directory = self._job.run_directory or self._services.scratch.make()
@@ -767,9 +767,7 @@ class WorkerGroup:
                 self._early_alarm.set_after(_FINISHED_S if self._early_exits is None else 0.0)
 
     def _report_early_exits(self) -> None:
-        """Print which ranks have finished if others are still running and have not been told to
-        stop.
-        """
+        """Print which ranks have finished, if others are running and are not being stopped."""
         supervisor = self.supervisor
         if supervisor is None or not supervisor.is_running or self.stopped_by is not None:
             return
@@ -794,7 +792,7 @@ class WorkerGroup:
         self._early_alarm.set(found.deadline())
 
     def _inspect_program(self, local_rank: int) -> "Program":
-        """Return what the program of a worker that printed a traceback is doing."""
+        """Return the state of a worker's program after it printed a traceback."""
         from relight.core.diagnosis.printed_traceback import Program
         from relight.stacks.worker_state import inspect_program
 

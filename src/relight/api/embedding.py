@@ -71,8 +71,8 @@ agent's process.
 
 
 class RunSpec(NamedTuple):
-    """The job that `relight.run` runs on this node, as written by the user. `spec.LaunchSpec`
-    contains the validated values of all flags.
+    """The job for `relight.run` on this node, as written by the user. `spec.LaunchSpec` contains
+    the validated values of all flags.
 
     Attributes:
         script: a script, module or program.
@@ -225,7 +225,7 @@ class _Job:
         self._restarts = 0
         self._reason = ""
         self.exit_code: int | None = None
-        """The exit code reported by the agent, or None if there is none yet."""
+        """The exit code reported by the agent, or None until the agent reports one."""
         self._end: JobEnded | None = None
         self._failures: tuple[Failure, ...] = ()
 

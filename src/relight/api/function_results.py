@@ -94,7 +94,7 @@ def returned(directory: str, name: str) -> dict[int, Any]:
 
 class Raised(NamedTuple):
     """A failed call on one rank, with the exception (None if it can't be pickled), its full
-    traceback, and the time at which it was raised, in seconds since 1970.
+    traceback, and its time, in seconds since 1970.
     """
 
     error: BaseException | None

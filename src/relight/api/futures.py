@@ -57,7 +57,7 @@ class Future(concurrent.futures.Future[Any]):
     `as_completed`.
 
     If the job fails, `result` raises the exception from the rank that failed first, with its
-    traceback as the cause. If there is no such exception, or if the job ended in another way, it
+    traceback as the cause. Without such an exception, or if the job ended in another way, it
     raises a WorkersFailedError with the reason.
 
     Args:

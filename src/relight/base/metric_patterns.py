@@ -97,8 +97,8 @@ def _word_before_group(text: str) -> str:
 
 
 def _repeats_repeats(text: str) -> bool:
-    """Return whether an unlimited repeat contains another one. If so, a failed match may take time
-    that is exponential in the length of a line, which would block the agent.
+    """Return whether an unlimited repeat contains another one. With such a pattern, a failed match
+    may take time exponential in the length of a line and block the agent.
     """
     repeats = (_constants.MAX_REPEAT, _constants.MIN_REPEAT)
 

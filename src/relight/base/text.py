@@ -30,15 +30,15 @@ def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not blank, without surrounding white space. The result is empty
-    if there is none.
+    """Return the last line that is not blank, without surrounding white space, or an empty
+    string.
     """
     lines = text.strip().splitlines()
     return lines[-1].strip() if lines else ""
 
 
 def format_names(hosts: Sequence[str]) -> str:
-    """Return host names as a list, which is shortened if there are many."""
+    """Return a list of host names, shortened if there are many."""
     shown = ", ".join(hosts[:8])
     return f"{shown} and {len(hosts) - 8} more" if len(hosts) > 8 else shown
 

@@ -53,8 +53,8 @@ class Nodes(NamedTuple):
 
 
 class RankOrder(NamedTuple):
-    """The order of nodes, which is by host name or number, or `by_topology`. The topology may be
-    read from a `file`.
+    """The order of nodes: by host name or number, or `by_topology`. The topology may be read from a
+    `file`.
     """
 
     by_topology: bool = False
@@ -124,7 +124,7 @@ class HealthCheck(NamedTuple):
 
 
 class PreemptionSource(NamedTuple):
-    """The source of preemption notices, which is a file or signals in addition to SIGTERM."""
+    """The source of preemption notices: a file, or signals in addition to SIGTERM."""
 
     signals: tuple[int, ...]
     file: str = ""
@@ -263,8 +263,8 @@ def parse_page(text: str) -> PageAddress:
 
 
 def parse_status_token(text: str) -> str:
-    """Parse the token for status pages, which must be valid in an HTTP header (RFC 6750, 2.1) and
-    hard to guess.
+    """Parse the token for status pages. It must be valid in an HTTP header (RFC 6750, 2.1) and hard
+    to guess.
     """
     if len(text) < _MIN_TOKEN or not set(text.rstrip("=")) <= _TOKEN_LETTERS:
         raise ValueError(
@@ -368,7 +368,7 @@ def parse_streams(text: str) -> StreamChoice:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Parse a comma-separated list of local ranks. An empty list means all of them."""
+    """Parse a comma-separated list of local ranks. An empty list means all ranks."""
     ranks = []
     for part in text.split(",") if text else []:
         rank = whole(part.strip())
@@ -415,7 +415,7 @@ def parse_exit_codes(text: str) -> tuple[int, ...]:
 
 
 def parse_notice(text: str) -> PreemptionSource:
-    """Parse the source of preemption notices, which is a list of signals or the path of a file."""
+    """Parse the source of preemption notices: a list of signals or the path of a file."""
     if not text:
         raise ValueError("expected a signal such as SIGUSR1, or a file")
     is_signal = text.isupper() and "/" not in text

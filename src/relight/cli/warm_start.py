@@ -128,7 +128,7 @@ class _Start:
         try:
             self._loop.run_until(lambda: self._reason is not None, _LIMIT_S)
         except BaseException:
-            os.kill(self._pid, signal.SIGKILL)  # its guard, with which it dies
+            os.kill(self._pid, signal.SIGKILL)  # its guard; the process dies with it
             raise
         self._spawner.stop()
         self._loop.close()

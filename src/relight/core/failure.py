@@ -30,7 +30,7 @@ class ErrorReport(NamedTuple):
     `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source` is
     the source text of that line. `cause` is the first exception in a chain, such as `KeyError:
     'lr'`, and `cause_where` is where it was raised. Both are empty for a single exception. For an
-    ExceptionGroup, `where` is where its first exception was raised. If such a group has no cause,
+    ExceptionGroup, `where` is where its first exception was raised. If such a group lacks a cause,
     `cause_where` is where the group itself was raised. `is_interrupted` is true if the chain
     contains a SystemExit or KeyboardInterrupt that a signal handler may have raised. `doubt` is the
     reason why the exception may not have ended the worker, such as `it printed more after that: no

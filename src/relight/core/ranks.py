@@ -36,7 +36,7 @@ NO_GENERATION = GenerationId(-1, "")
 class Generation(NamedTuple):
     """The parameters of a generation, identical on every node. `restart` only counts failures.
     `failed_host` is the host where the previous generation failed, or a host that was lost, or
-    empty if there is none.
+    empty.
     """
 
     id: GenerationId

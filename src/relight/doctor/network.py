@@ -63,7 +63,7 @@ def judge(
 
 def classify(there: Probe, back: Probe) -> str:
     """Return the problem with probes from a to b, as a key of `_KINDS`. The result is empty if
-    there is no problem, or if it is reported for the other direction.
+    the probes passed, or if the problem is reported for the other direction.
     """
     if there.tcp == ProbeResult.PASSED:
         return "mtu" if there.large == ProbeResult.STUCK else ""
@@ -72,7 +72,7 @@ def classify(there: Probe, back: Probe) -> str:
     if back.tcp == ProbeResult.PASSED:
         return "closed"
     if back.tcp == ProbeResult.NO_ROUTE:
-        return ""  # b can't reply to a, which is reported for the other direction
+        return ""  # b can't reply to a; reported for the other direction
     a_hears = bool(there.heard or there.answered or back.answered)
     b_hears = bool(back.heard or back.answered or there.answered)
     if a_hears and b_hears:

@@ -3,8 +3,8 @@
 It implements torchrun's grammar, which argparse can't handle in this form (docs/decisions/0002).
 Each flag has two spellings (`--max-restarts`, `--max_restarts`), and any unique prefix of a flag is
 accepted. Values are written `--flag=value` or `--flag value`. Everything after the script belongs
-to the script. The only exception is a `--` directly after the script, which is dropped unless
-another `--` precedes the script.
+to the script. The only exception is a `--` directly after the script: it is dropped unless another
+`--` precedes the script.
 """
 
 from collections.abc import Iterable, Mapping

@@ -104,7 +104,7 @@ def bad_value(flag: Flag, source: str) -> str:
 
 
 def _cause(value: str) -> str:
-    """Return what a shell probably did to a value, or an empty string."""
+    """Return a guess at how a shell altered a value, or an empty string."""
     if not value.strip():
         return "the value is empty, perhaps because a variable is unset"
     if "\r" in value:

@@ -212,7 +212,7 @@ def _interfaces(root: str) -> tuple[str, ...]:
             try:
                 answer = fcntl.ioctl(sock, _SIOCGIFADDR, request)
             except OSError:
-                continue  # it has no IPv4 address
+                continue  # no IPv4 address
             found.append(f"{name} {socket.inet_ntoa(answer[20:24])}")
     for line in content(os.path.join(root, "proc/net/if_inet6")).splitlines():
         fields = line.split()

@@ -22,7 +22,7 @@ from relight.host import system
 
 
 class Device(NamedTuple):
-    """One accelerator as listed by a driver, which is a GPU or a tile of an Intel GPU.
+    """One accelerator as listed by a driver: a GPU or a tile of an Intel GPU.
 
     `number` is unique within the driver. `pci` is the device's address in /sys/bus/pci/devices, and
     `uuid` is its name in *_VISIBLE_DEVICES. Either is empty if the driver doesn't provide it.
@@ -68,8 +68,8 @@ def accelerators(env: Environment, root: str = "/") -> list[Device]:
 
 
 def gpus(env: Environment, root: str = "/") -> list[Device]:
-    """Return the GPUs that a worker sees through CUDA or, if there are none, through ROCm, ordered
-    by index.
+    """Return the GPUs visible to a worker through CUDA or, failing that, through ROCm, ordered by
+    index.
     """
     found = _visible(env.variables.get("CUDA_VISIBLE_DEVICES"), _nvidia(root))
     if found:

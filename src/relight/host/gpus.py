@@ -53,7 +53,7 @@ class Gpus:
         """GPU numbers by GPU id. `nvidia-smi` lists processes by GPU id."""
 
     def look(self) -> list[Gpu]:
-        """Return the current state of each GPU. The result is empty if there are no GPUs or if
+        """Return the current state of each GPU. The result is empty on a machine without GPUs or if
         `nvidia-smi` fails.
         """
         text = _output(_QUERY) if self._works else None

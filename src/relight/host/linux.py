@@ -145,8 +145,8 @@ class Child:
         return is_stopped(self.pid) or is_stopped(self._child)
 
     def reap(self) -> int:
-        """Reap the process once `fileno` is readable, and return its exit code, which is negative
-        for a signal.
+        """Reap the process once `fileno` is readable, and return its exit code, negative for a
+        signal.
 
         The exit code is unknown if another process forked it. In that case, the process itself
         reports why it ends, unless it is killed.

@@ -184,7 +184,7 @@ class Loop:
             timeout_s = left if timeout_s is None else min(left, timeout_s)
         for key, events in self._selector.select(timeout_s):
             for bit, index in ((selectors.EVENT_READ, 0), (selectors.EVENT_WRITE, 1)):
-                # A callback may have removed a descriptor for which an event is still in the list.
+                # A callback may have removed a descriptor that still has an event in the list.
                 pair = self._callbacks.get(key.fd)
                 if events & bit and pair is not None and (callback := pair[index]) is not None:
                     callback()

@@ -30,9 +30,9 @@ def bind(
       largest group first.
 
     The home is the NUMA node of the GPU whose index is the local rank. With `exclusive` and
-    `core-complex`, the share of a visible GPU without a worker stays unused. If there are no GPUs
-    (a case that torchrun rejects), the workers' homes are spread evenly over the cores. For
-    example, of 4 workers on 2 equal nodes, 2 have their home on each node.
+    `core-complex`, the share of a visible GPU without a worker stays unused. Without GPUs (a case
+    that torchrun rejects), the workers' homes are spread evenly over the cores. For example, of 4
+    workers on 2 equal nodes, 2 have their home on each node.
 
     Args:
         mode: one of the four words.

@@ -3,8 +3,8 @@
 The kernel does not tell a parent why its child got SIGKILL. These are the sources of evidence, the
 most reliable one first:
 
-    the kernel log       names each process that the kernel killed, which is proof that it did or
-                         did not kill the worker (kernel_log)
+    the kernel log       names each process that the kernel killed: proof that it did or did not
+                         kill the worker (kernel_log)
     memory.events        counts the kills in a cgroup (v2) and notifies watchers (inotify), so each
                          kill has a time; the verdict is "probably" or "probably not"
     memory.oom_control   has the same count (cgroup v1, Linux 4.13) without a time; the verdict is
@@ -67,7 +67,7 @@ class OomKills:
         self._before = self._last = _read(self._counter)
         self._machine_before = _read(self._vmstat)
         self._times: list[float] | None = None
-        """The times at which the counter increased, or None if it isn't being watched."""
+        """The times of the counter's increases, or None if it isn't being watched."""
         self._inotify = -1
         self._loop: Loop | None = None
         self._alarm: Alarm | None = None

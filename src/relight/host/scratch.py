@@ -37,7 +37,7 @@ class Scratch:
 
     Args:
         loop: the agent's loop.
-        base: the preferred parent directory, which is TMPDIR, or empty to create no directory.
+        base: the preferred parent directory (TMPDIR), or empty to create no directory.
     """
 
     def __init__(self, loop: Loop, base: str) -> None:

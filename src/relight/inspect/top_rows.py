@@ -231,7 +231,7 @@ def totals(rows: Iterable[Row]) -> str:
 
 
 def gpus_line(gpus: Sequence[Gpu]) -> str:
-    """Return a line about this machine's GPUs, or an empty string if it has none."""
+    """Return a line about this machine's GPUs, or an empty string if it doesn't have any."""
     models = {gpu.model for gpu in gpus}
     texts = []
     for gpu in gpus:

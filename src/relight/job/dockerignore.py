@@ -15,9 +15,7 @@ from relight.job.patterns import to_regex
 
 
 class Pattern(NamedTuple):
-    """One pattern line. `takes_back` is true if the line begins with `!`, which is omitted from
-    `text`.
-    """
+    """One pattern line. `takes_back` is true if the line begins with `!`; `text` omits the `!`."""
 
     text: str
     regex: re.Pattern[str]

@@ -147,7 +147,7 @@ def pack(source: str, destination: str) -> None:
 
     Args:
         source: a directory.
-        destination: a directory, which is created if necessary and may be inside `source`.
+        destination: a directory, created if necessary. It may be inside `source`.
 
     Raises:
         UsageError: if `source` is not a directory.

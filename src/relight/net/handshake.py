@@ -111,7 +111,7 @@ class Handshake:
         return f"no response to the greeting within {seconds:g} s (is it relight?)"
 
     def if_closed(self) -> str:
-        """Describe the stage of the handshake at which the peer closed the connection."""
+        """Describe the handshake's stage when the peer closed the connection."""
         if self._opening.peer_hello is not None:
             return "the peer closed the connection after its hello (do the tokens differ?)"
         return "the peer closed the connection instead of sending a greeting (is it relight?)"

@@ -34,9 +34,7 @@ def is_ours(address: str) -> bool:
 
 
 def free_ports() -> str:
-    """Describe the range from which the kernel takes ports for port 0 and for outgoing
-    connections.
-    """
+    """Describe the kernel's port range for port 0 and for outgoing connections."""
     try:
         with open(_RANGE) as file:
             first, last = file.read().split()
@@ -57,7 +55,7 @@ def no_free_port(what: str) -> MachineError:
 
 
 def any_address() -> str:
-    """Return the wildcard address, which stands for all of this machine's addresses."""
+    """Return the wildcard address (all of this machine's addresses)."""
     try:
         socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
     except OSError:

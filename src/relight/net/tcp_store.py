@@ -418,8 +418,8 @@ class _Client:
 
 
 def _parse(data: bytes, position: int, layout: tuple[int, ...]) -> tuple[list[bytes], int]:
-    """Parse a request; return its fields and the position of its end, which is beyond the data if
-    the request is incomplete.
+    """Parse a request; return its fields and the position of its end. This position is beyond the
+    data if the request is incomplete.
     """
     fields, size = [], len(data)
     for limit in layout:

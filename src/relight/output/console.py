@@ -222,7 +222,7 @@ class Console:
     def _serve(self) -> None:
         """Let the waiting streams write, in first-come, first-served order.
 
-        If one of them ends a line that was blocking streams ahead of it, retry those streams.
+        If a stream ends a line that was blocking streams ahead of it, retry those streams.
         """
         is_served, self._again = self._again is not None, True
         if is_served:

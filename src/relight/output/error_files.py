@@ -1,11 +1,11 @@
-"""Error files, which `@record` writes in a worker and the agent writes for its parent process.
+"""Error files, written by `@record` in a worker and by the agent for its parent process.
 
 The file's path is in TORCHELASTIC_ERROR_FILE, and its format is that of torch 2.13
 (torch/distributed/elastic/multiprocessing/errors): `{"message": {"message": …, "extraInfo":
 {"py_callstack": …, "timestamp": …}}}`, or a string instead of the inner object. Like torchrun, the
-agent adds `errorCode` to the inner object. This is the exit code, which is negative for a signal.
-In a `relight submit` job, the agent also adds `headline` next to `message`, which describes the
-failure in one line.
+agent adds `errorCode`, the exit code (negative for a signal), to the inner object. In a `relight
+submit` job, the agent also adds `headline`, a one-line description of the failure, next to
+`message`.
 """
 
 import json
@@ -35,7 +35,7 @@ def line_in(path: str) -> str:
 
 def failure_line(text: str) -> str:
     """Return why a program failed, based on the text of its error file. This is the agent's
-    headline if there is one, or otherwise the exception.
+    headline or, without one, the exception.
     """
     report = from_error_file(text) if text else None
     if report is None:

@@ -46,7 +46,7 @@ class FileTail:
         self._copy = copy
         self._on_traceback = on_traceback
         self._before = b""
-        """The last bytes read, which may contain the first part of a traceback's header."""
+        """The last bytes read. They may contain the first part of a traceback's header."""
         self._position = 0
 
     @property

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 _LONGEST_LINE = 16 * 1024 * 1024
-"""If a line is longer than this, filters only search this many bytes at the end of it."""
+"""If a line is longer than this, filters only search this many bytes at its end."""
 
 
 class FilteredFile:

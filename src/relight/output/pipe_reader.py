@@ -75,8 +75,8 @@ class PipeReader:
         return self.fd < 0 and (stream is None or stream.over or stream.broken)
 
     def end(self) -> LongOutput:
-        """Return the end of the output. If tracebacks are searched for and the end does not include
-        the beginning of the last one, return that as well.
+        """Return the end of the output and, if tracebacks are searched for, the beginning of the
+        last one unless the end includes it.
         """
         tail_at = self.size - len(self.tail)
         return ends(bytes(self._head), self._head_at, bytes(self.tail), tail_at, self._newlines)
@@ -137,7 +137,7 @@ class PipeReader:
             size = fcntl.ioctl(console_fd, termios.TIOCGWINSZ, b"\0" * 8)
             fcntl.ioctl(self.fd, termios.TIOCSWINSZ, size)
         except (ImportError, OSError):
-            return  # there is no terminal, or no descriptor is left to import a module
+            return  # no terminal, or no descriptor left to import a module
 
     def _on_room(self) -> None:
         if self.fd < 0:
@@ -162,7 +162,7 @@ class PipeReader:
             left -= size
 
     def _read(self, most: int) -> int:
-        """Read once. Return the number of bytes, or 0 if there is no new data or no writer."""
+        """Read once. Return the number of bytes, or 0 without new data or a writer."""
         try:
             data = os.read(self.fd, most)
         except BlockingIOError:
@@ -208,9 +208,9 @@ def ends(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) ->
     """Join two parts of a worker's output.
 
     Args:
-        head: the first part, which is omitted if the second part contains it.
+        head: the first part, omitted if the second part contains it.
         head_at: the offset of the first part in bytes.
-        tail: the second part, which is the end of the output.
+        tail: the second part, the end of the output.
         tail_at: the offset of the second part in bytes.
         newlines: the number of newlines since the beginning of the first part.
     """

@@ -10,7 +10,7 @@ from relight.output.console import Consoles
 
 
 class StatusLine:
-    """One line, which is rewritten in place.
+    """A single line that is rewritten in place.
 
     Args:
         consoles: the agent's consoles. Its stderr is a terminal.

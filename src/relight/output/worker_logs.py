@@ -87,8 +87,7 @@ class Logs:
         loop: the agent's loop.
         consoles: the agent's stdout and stderr.
         spec: the launch's options.
-        directory: this generation's `attempt_<n>`, which is created here. If empty, no files are
-            created.
+        directory: this generation's `attempt_<n>`, created here. If empty, no files are created.
 
     Raises:
         OSError: if no descriptor is left for a file.
@@ -273,7 +272,8 @@ class Logs:
         )
 
     def replace(self, local_ranks: Sequence[int], directory: str) -> None:
-        """Prepare for workers that replace ended ones. `open` must then be called for each of them.
+        """Prepare for workers that replace ended ones. `open` must then be called for each new
+        worker.
 
         Args:
             local_ranks: the local ranks of the workers.
@@ -401,7 +401,7 @@ class Logs:
                 self._tail(local_rank, path, None, None, tell)
         elif not to_console and stream == STDOUT:
             fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        else:  # hidden stderr is read as well, for the failure report
+        else:  # even if hidden, stderr is read for the failure report
             ours, fd = channel(console.fd if to_console else -1)
             if to_console and stream == STDERR and os.isatty(ours):
                 shown = self._without_traceback(local_rank, console)

@@ -1,4 +1,4 @@
-"""The guard, which is the parent process of the warm spawner.
+"""The guard: the warm spawner's parent process.
 
 A process that an import starts can leave its session and lose its parent. After that, only a
 subreaper ancestor can find it. The agent is such an ancestor, but it may be killed with SIGKILL.
@@ -77,8 +77,8 @@ class Guard:
         self.descriptors = to_guard, from_guard
 
     def attach(self) -> None:
-        """Have this process, which is a child of the guard, killed when the guard ends. Exit if the
-        guard has already exited.
+        """Have this process (a child of the guard) killed when the guard ends. Exit if the guard
+        has already exited.
         """
         linux.die_with_parent(signal.SIGKILL)
         if os.getppid() != self.pid:
@@ -237,7 +237,7 @@ class _Requests:
         self._heir = 0
 
     def take_heir(self) -> int:
-        """Return the pid of the ended child's heir, or 0 if it has none."""
+        """Return the pid of the ended child's heir, or 0."""
         self.read()
         heir, self._heir = self._heir, 0
         return heir

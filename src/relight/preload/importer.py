@@ -66,9 +66,9 @@ def preload(
     modules cause that, and where packages are installed.
 
     Args:
-        setup: contains `modules`; `learned`, which is whether these are the imports of a watched
-            worker, perhaps including failed ones; `culprits`, the modules that are known to be
-            unfit; and `argv`, the workers' command line.
+        setup: contains `modules`; `learned`, true if these are the imports of a watched worker,
+            perhaps including failed ones; `culprits`, the modules that are known to be unfit; and
+            `argv`, the workers' command line.
         loaded: the modules that any worker has loaded by now.
         tell: sends the agent a line.
         watch: finds modules that depend on a variable that differs between workers.
@@ -130,8 +130,7 @@ def _import_all(
     tell: Tell,
     guard: Guard,
 ) -> None:
-    """Import the modules that can be preloaded, provided that the modules that they need can be
-    preloaded as well.
+    """Import the modules that can be preloaded together with all their dependencies.
 
     Modules that the user named are tried one by one, and others in batches. A failed batch is
     undone, but the number of imports that succeeded is kept. Those imports are repeated next,
@@ -191,7 +190,7 @@ def _import_some(
     child: int,
 ) -> None:
     """Import modules for a limited time. The number of imported modules is written to the file
-    `progress`, so that a copy of this process can tell how far this one got.
+    `progress`, so that a copy of this process knows how far this one got.
     """
     end = time.monotonic() + _TRIAL_S
     for number, name in enumerate(names, 1):

@@ -41,7 +41,7 @@ _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Imports(NamedTuple):
-    """What is known about the preloaded imports.
+    """Metadata about the preloaded imports.
 
     `needs` maps each module to the modules that it needs. `reads` and `prefixes` are those from
     `preload/env_tracer.py`. `values` are the variables that the script set before these imports.
@@ -58,7 +58,7 @@ class Deferred:
 
     Args:
         names: the hidden modules.
-        imports: what is known about their imports.
+        imports: metadata about their imports.
         tell: called with the name of a variable, to report its value to the warm spawner.
         restart: the command line and the environment of this worker.
     """
@@ -136,8 +136,8 @@ class Deferred:
         return found
 
     def _check(self, name: str, names: set[str]) -> None:
-        """Check that the script's variables have the same values as they had when these modules,
-        which an import needs, were preloaded.
+        """Check that the script's variables have the same values as when these modules, required by
+        an import, were preloaded.
 
         Python reads `os.environ`; compiled code reads the process's own environment, which
         `os.putenv` can change separately.

@@ -4,8 +4,8 @@ It is the process that has imported the modules (`preload/warm_fork.py`). It lis
 a directory that only its user can enter, and never runs a script itself:
 
     agent           connects
-    warm process    sends a line of JSON (`Description`), which says what it can be used for, and
-                    whether the files that it imported have changed
+    warm process    sends a line of JSON (`Description`): the jobs that it can serve, and whether
+                    the files that it imported have changed
     agent           compares this with its job, and sends `take` or `stop` or closes the connection
     warm process    forks a guard and a warm spawner, which serve this agent on this connection as
                     if the agent had started them. The warm process therefore has no access to
@@ -41,13 +41,13 @@ _ANSWER_S = 2.0
 _MAX_CONNECTIONS = 16
 _END_LIMIT_S = 1.0
 _PRESSURE = b"some 200000 2000000\0"
-"""The memory pressure that triggers a check of the free memory, which is that some process was
-stalled for 0.2 s within 2 s (Linux, accounting/psi).
+"""The memory pressure that triggers a check of the free memory: some process was stalled for 0.2 s
+within 2 s (Linux, accounting/psi).
 """
 
 
 class JobConnection(NamedTuple):
-    """What a child of this process needs: a job's connection, the job's agent, and this process."""
+    """Handles for a child of this process: the job's connection and agent, and this process."""
 
     control: socket.socket
     agent: AgentProcess
@@ -209,7 +209,7 @@ class WarmProcess:
         self._connections.pop(fd).socket.close()
 
     def _take(self, control: socket.socket, agent: int) -> JobConnection | None:
-        """Fork the guard for a job. Only in the guard, return what the job needs."""
+        """Fork the guard for a job. Return the job's connection, but only in the guard."""
         try:
             control.setblocking(True)
             process = ProcessHandle(agent)

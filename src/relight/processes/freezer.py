@@ -25,7 +25,7 @@ class Freezer:
     """The lease for this process's descendants, and the descendants that are frozen.
 
     Attributes:
-        until: the end of the lease, on the clock passed to `look`, or 0 if there is no limit.
+        until: the end of the lease, on the clock passed to `look`, or 0 for no limit.
         frozen: whether the descendants are frozen.
     """
 

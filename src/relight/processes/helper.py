@@ -2,7 +2,7 @@
 page, or the event handler.
 
 Each has its own guard and spawner, as the workers do (`processes/spawner.py`). So no descendant is
-left behind, no matter which process is killed, and a helper can run even if there is no guard or
+left behind, no matter which process is killed, and a helper can run even without a guard or
 spawner for workers. The agent never waits for the process itself, because it may be stuck in an
 uninterruptible call. It waits for messages on the spawner's socket, with a time limit.
 

@@ -90,7 +90,7 @@ class JobDirectory:
         return job in self._names(_ENDED) and job not in self._names(OF_JOB)
 
     def ask(self, job: str) -> NodeSnapshot | None:
-        """Return the response from a job's agent, or None if there is no valid response."""
+        """Return the response from a job's agent, or None without a valid response."""
         answer = self._answer(job, b"\n")
         found = _snapshot(answer)
         if found is None and answer:
@@ -299,9 +299,7 @@ def _snapshot(data: bytes | str) -> NodeSnapshot | None:
 
 
 def _version_in(answer: bytes) -> str:
-    """Return the relight version found in a response of unknown format, or an empty string if it
-    has none.
-    """
+    """Return the relight version found in a response of unknown format, or an empty string."""
     try:
         found = fields.decode(answer)
     except fields.Malformed:

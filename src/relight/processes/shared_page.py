@@ -67,7 +67,7 @@ def _allocate(fd: int) -> None:
     try:
         os.posix_fallocate(fd, 0, SIZE)
     except (AttributeError, OSError):
-        # Either the disk is full, which a write would also report, or this is macOS or musl, which
+        # Either the disk is full (a write would also report this), or this is macOS or musl, which
         # don't emulate the call. glibc emulates it by writing one byte to each block; here that
         # byte is outside all words in use.
         for block in range(0, SIZE, _MIN_BLOCK):

@@ -1,5 +1,4 @@
-"""The spawner, which is the process that starts, signals and reaps the workers, and that outlives
-the agent.
+"""The spawner: the process that starts, signals and reaps the workers, and outlives the agent.
 
 A process that is killed with SIGKILL can't clean up after itself, so another process has to do so.
 The agent forks the spawner when it is about to start the first workers, and sends it the later

@@ -1,6 +1,6 @@
 """Publishes the slow-rank reports that an agent receives, both as events and in `relight status`.
 
-`relight status` reads them from an in-memory file, which it finds by name among the agent's open
+`relight status` reads them from an in-memory file that it finds by name among the agent's open
 files (proc_pid_fd(5)). So no file is left behind.
 """
 

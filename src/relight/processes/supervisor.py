@@ -141,7 +141,7 @@ class Supervisor:
         return end is not None and not end.stop_signal
 
     def exited_at(self, local_rank: int) -> float:
-        """Return the time at which a process ended, on the loop's clock."""
+        """Return when a process ended, on the loop's clock."""
         end = self.core.ends.get(local_rank)
         return end.at if end is not None else self._loop.now()
 

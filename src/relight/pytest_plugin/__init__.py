@@ -8,8 +8,8 @@
 
 pytest collects the test and evaluates its marks as usual. Instead of setting up its fixtures, the
 plugin starts a job in which each worker runs this one test, including its fixtures (`rank.py`).
-Each phase of the test (setup, call, teardown) is then reported with the same outcome as on the
-ranks, which is passed, failed or skipped.
+Each phase of the test (setup, call, teardown) is then reported with the same outcome (passed,
+failed or skipped) as on the ranks.
 
 The fixture `relight_sandbox` runs a script on several virtual hosts and injects faults
 (`sandbox.py`).

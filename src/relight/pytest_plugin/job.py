@@ -144,8 +144,8 @@ def _is_installed(name: str) -> bool:
 
 
 def _variables(wanted: Wanted) -> dict[str, str]:
-    """Return the job's environment. This is the current environment, which the test may have
-    modified, without the variables of an outer job.
+    """Return the job's environment: the current one, including the test's changes, without the
+    variables of an outer job.
     """
     variables = {"OMP_NUM_THREADS": "1", **environment.read().variables, **wanted.env}
     for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:

@@ -31,7 +31,7 @@ from relight.pytest_plugin.rank_reports import cut
 from relight.worker.call import leave
 
 _IMPORT_S = 120.0
-"""Timeout for a test's imports, which is separate from the test's own time limit."""
+"""Timeout for a test's imports, separate from the test's own time limit."""
 
 
 class RankPlugin:
@@ -112,7 +112,7 @@ class RankPlugin:
         self._write({"end": said})
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Store the configuration, which is needed to serialize reports."""
+        """Store the configuration for serializing reports."""
         self._config = config
 
     def _limit(self, seconds: float) -> None:

@@ -18,7 +18,7 @@ _STRICT = "[XPASS(strict)]"
 _PHASES = ("setup", "call", "teardown")
 _MAX_LINES = 60
 _VERDICT = ("relight: rank ", "relight: ranks ")
-"""Strings with which the launcher's failure report begins."""
+"""The possible beginnings of the launcher's failure report."""
 _BLAMED = re.compile(r"relight: ranks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*) ")
 """Matches the ranks that are named at the beginning of the launcher's failure report."""
 _UNTRUE = ("  it printed nothing to stderr",)
@@ -211,7 +211,7 @@ class ReportedTest:
         )
 
     def _blamed(self) -> set[int]:
-        """Return the ranks that timed out or, if there are none, those named by the launcher."""
+        """Return the ranks that timed out or, failing that, those named by the launcher."""
         if late := {each.rank for each in self._ranks if each.stacks}:
             return late
         found = next(filter(None, map(_BLAMED.match, self._output.splitlines())), None)

@@ -26,9 +26,8 @@ lost nor frozen.
 MIN_TTL_S = 2.0
 _LONGEST_INTERVAL_S = 0.5
 _TTL_SHARE = 0.6
-"""Default duration of a hold on a registry, as a fraction of the time after which a silent node is
-considered lost. After the hold has lapsed, a successor waits for that time before it forms a
-generation.
+"""Default duration of a hold on a registry, as a fraction of `lost_after_s`. After the hold has
+lapsed, a successor waits for `lost_after_s` before it forms a generation.
 """
 
 

@@ -125,7 +125,7 @@ class Finder:
 
     def redirected(self, host: int) -> str:
         """Record that the peer named the host with this index as the coordinator. The index is -1
-        if the peer knows no coordinator. Return a description of what the peer reported.
+        if the peer knows no coordinator. Return a description of the peer's report.
         """
         del host
         return "it no longer coordinates"

@@ -142,7 +142,7 @@ class ElectionFinder(Finder):
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
         """Query the next host first. A refusal proves nothing, because another host may have taken
-        over. A refusal from a host that was never the coordinator is no indication about this node
+        over. A refusal from a host that was never the coordinator says nothing about this node
         either.
         """
         del working
@@ -181,8 +181,8 @@ class ElectionFinder(Finder):
     def is_needed(self, *, connected: bool) -> bool:
         """Return whether this host must keep voting. It may stop once, for as long as nodes may
         take to find a new coordinator, no other host has been the coordinator and no other node has
-        been connected to this host. The time during which a host is silent doesn't count, because
-        its nodes may come back after a network partition.
+        been connected to this host. The time that a host is silent doesn't count, because its nodes
+        may come back after a network partition.
         """
         elector = self._elector
         if elector is None:

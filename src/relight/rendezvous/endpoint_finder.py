@@ -54,7 +54,7 @@ class EndpointFinder(Finder):
         self._answer("")
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Return the meaning of a refusal, which is that the endpoint's host is up but runs no
+        """Return the meaning of a refusal: the endpoint's host is up but doesn't run a
         coordinator.
         """
         del working

@@ -166,7 +166,7 @@ class EtcdRegister:
         raise OSError(f"etcd: the key {self._key} changes faster than it can be read")
 
     def _renewed(self, seconds: int) -> int:
-        """Renew our lease and return it, or return 0 if there is no lease of this duration."""
+        """Renew our lease and return it, or return 0 without a lease of this duration."""
         if not self._lease or self._lease_s != seconds:
             return 0
         result = self._call("/lease/keepalive", {"ID": str(self._lease)}).body.get("result")
@@ -328,7 +328,7 @@ def _grpc_code(answer: EtcdAnswer) -> int:
 
 
 def _number(value: Any) -> int:
-    """Return a 64-bit number, which is a string in JSON, or 0 for any other value."""
+    """Return a 64-bit number (a string in JSON), or 0 for any other value."""
     if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

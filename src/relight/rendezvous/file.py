@@ -282,7 +282,7 @@ class FileRegister:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock, which is also released if this process exits, and reopen the directory."""
+        """Hold the lock (also released if this process exits), and reopen the directory."""
         name = f"{self._name}.lock"
         deadline = time.monotonic() + _LOCK_S
         if not _OF_THIS_PROCESS.acquire(timeout=_LOCK_S):

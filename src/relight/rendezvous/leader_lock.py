@@ -27,7 +27,7 @@ ENTRY_POINTS = "relight.rendezvous"
 class Record(NamedTuple):
     """A registry's record.
 
-    `value` is the holder's text, or empty if there is no holder. `revision` is different for each
+    `value` is the holder's text, or empty without a holder. `revision` is different for each
     holder, even if the same process takes the record again. `ours` is whether this `LeaderLock`
     object is the holder.
     """

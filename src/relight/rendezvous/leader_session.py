@@ -48,7 +48,7 @@ class Candidate:
 
     Args:
         loop: the agent's loop.
-        register: the registry, which is called in threads, one request at a time.
+        register: the registry, called in threads, one request at a time.
         ttl_s: how long a hold lasts unless it is renewed, in seconds.
         candidacy: determines how long the hold is certain.
         on_renewed: called each time the hold is extended.

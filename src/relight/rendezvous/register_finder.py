@@ -1,6 +1,6 @@
 """The finder for a job whose coordinator is named in a registry: etcd, a file, or a plug-in.
 
-It reads the registry's record, or writes one for this process if there is none.
+It reads the registry's record or, if that is empty, writes one for this process.
 `core/link/leader_lease` defines the rules. While the registry doesn't respond, it can't name
 another coordinator, so a running group continues. A successor never takes over while workers of the
 old group are running (docs/decisions/0012).
@@ -85,7 +85,7 @@ class RegisterFinder(Finder):
         self._seeker = seeker
 
     def seek(self, *, may_host: bool) -> None:
-        """Read the record. If there is none and `may_host` is set, write one for this process."""
+        """Read the record. If it is empty and `may_host` is set, write one for this process."""
         self._may_host = may_host and self._meeting.hosted is not False
         self._request()
 
@@ -245,7 +245,7 @@ class _Dialled(NamedTuple):
 
 
 class _OwnContact:
-    """This process's record, which contains its addresses and a port to listen on.
+    """This process's record, with its addresses and a port to listen on.
 
     Args:
         chosen: the address that the user chose, or empty.

@@ -29,7 +29,7 @@ _EXAMPLE = "spine1.leaf3"
 
 
 def find(variables: Mapping[str, str], file: str) -> tuple[str, list[str]]:
-    """Return this node's place, which is empty if unknown, and notes for the user.
+    """Return this node's place, or an empty string if unknown, and notes for the user.
 
     Args:
         variables: the environment.

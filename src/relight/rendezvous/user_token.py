@@ -1,11 +1,11 @@
 """A token for jobs that start without one. It is stored in the user's home directory, which all of
 a cluster's nodes can read.
 
-With a plain `srun relight run`, there is no single process that could create a token for all
-agents. But the agents share the user's home directory, which on clusters is on a network file
-system. The file `token` in relight's state directory there proves to each agent that a peer runs as
-the same user. The first job creates it. The file is not created on a local file system, because
-other nodes would not see it. An existing file is always used.
+With a plain `srun relight run`, no single process could create a token for all agents. But the
+agents share the user's home directory, which on clusters is on a network file system. The file
+`token` in relight's state directory there proves to each agent that a peer runs as the same user.
+The first job creates it. The file is not created on a local file system, because other nodes would
+not see it. An existing file is always used.
 """
 
 import os

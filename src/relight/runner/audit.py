@@ -29,8 +29,8 @@ def record(env: Environment, site: Site, action: str, job: str, detail: str = ""
     """Report a user's action to the handler; print a message to stderr if that fails.
 
     Args:
-        env: the environment, which may set the handler.
-        site: the site's configuration, which may also set the handler.
+        env: the environment. It may set the handler.
+        site: the site's configuration. It may also set the handler.
         action: submit, cancel, delete or debug.
         job: the job's handle.
         detail: the component, or the rank.

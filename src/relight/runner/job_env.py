@@ -35,7 +35,7 @@ def with_job_env(
         scheduler: the scheduler's name in the handle.
         session: the session in the handle.
         parent_run_id: the parent run's id, or empty.
-        env: the environment, which may set the parent and the trackers.
+        env: the environment. It may set the parent and the trackers.
         settings: the settings, which name the trackers if the environment does not.
 
     Raises:

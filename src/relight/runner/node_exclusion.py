@@ -19,12 +19,12 @@ def add(
     a list or a comma-separated string.
 
     Args:
-        name: the scheduler's name, under which agents record bad nodes.
+        name: the scheduler's name in the agents' records of bad nodes.
         found: the scheduler. Its optional `excludable` method returns the nodes that it can
             exclude.
         values: the values of its options, which are modified.
-        env: the environment, which may set the directory.
-        site: the site's configuration, which may also set the directory.
+        env: the environment. It may set the directory.
+        site: the site's configuration. It may also set the directory.
 
     Returns:
         A note for each excluded node, or one note that explains why no node is excluded.

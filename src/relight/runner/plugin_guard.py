@@ -149,5 +149,5 @@ _PARTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "close": _ANYTHING,
 }  # fmt: skip
 """The members of a scheduler. Each has a check of the member or of its result, and a description of
-what is required.
+the requirement.
 """

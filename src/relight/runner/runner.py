@@ -525,7 +525,7 @@ class Runner:
     def _component(
         self, address: str, args: Sequence[str] | Mapping[str, Any], launcher: str
     ) -> tuple[AppDef, str]:
-        """Return a component's app, and the script that it will run if there is one."""
+        """Return a component's app, and its script or an empty string."""
         function = loading.find(address)
         signature = arguments.read_signature(address, function)
         words: Sequence[str] = () if isinstance(args, Mapping) else args

@@ -1,5 +1,5 @@
-"""Keyboard control for a sandbox, which is available if stdin and stderr are a terminal and the
-sandbox runs in the foreground.
+"""Keyboard control for a sandbox, available if stdin and stderr are a terminal and the sandbox runs
+in the foreground.
 """
 
 import contextlib

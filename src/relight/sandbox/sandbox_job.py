@@ -15,7 +15,7 @@ class SandboxJob:
     """A job's agents, one per host. Hosts are numbered from 1.
 
     Args:
-        hosts: the number of hosts. Initially, an agent is running on each of them.
+        hosts: the number of hosts. Initially, an agent is running on each host.
     """
 
     def __init__(self, hosts: int) -> None:

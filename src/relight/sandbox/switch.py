@@ -1,9 +1,9 @@
 """The switch of a Lab, which creates its hosts, forwards their packets, and ends their processes.
 
 It runs as a separate process, `python switch.py FD`, where FD is a stream socket. Requests are JSON
-objects, one per line, and the switch responds to each of them. The first request describes the
-hosts. When the other end of the socket is closed, no matter how its owner exited, the switch kills
-all processes on the hosts and exits.
+objects, one per line, and the switch responds to each one. The first request describes the hosts.
+When the other end of the socket is closed, no matter how its owner exited, the switch kills all
+processes on the hosts and exits.
 
 A host consists of a network, a UTS and a mount namespace. The namespaces don't have names in the
 file system and are only held open by the switch, so the kernel removes them when the switch exits,
@@ -79,7 +79,7 @@ def open_tun(name: str) -> int:
     try:
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH14x", name.encode(), IFF_TUN | IFF_NO_PI))
-        # Devices are removed with their namespaces, all at once. Closing one takes 30 ms.
+        # Devices are removed together, with their namespaces. Closing one takes 30 ms.
         fcntl.ioctl(device, TUNSETPERSIST, 1)
     except OSError as error:
         try:
@@ -260,7 +260,7 @@ class Switch:
 
     def accept(self, source: Port, packet: bytes) -> None:
         """Handle a packet from a host. If the destination address is unknown, send the packet to
-        all hosts, because a test may have added the address to one of them.
+        all hosts, because a test may have added the address to any host.
         """
         target = self.by_address.get(packet[16:20] if packet[0] >> 4 == 4 else packet[24:40])
         targets = self.ports.values() if target is None else (target,)

@@ -22,8 +22,8 @@ class Option(NamedTuple):
     machine's home directory.
 
     Three names have a special meaning: `workspace` (the directories to copy for the job, also set
-    by `--workspace`), `sync` (whether the working directory is copied) and `job_dir` (the directory
-    in which a job runs, if it isn't this one).
+    by `--workspace`), `sync` (whether the working directory is copied) and `job_dir` (the job's
+    working directory, if it isn't this one).
     """
 
     name: str

@@ -89,8 +89,7 @@ def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
     """Return a process's threads, the exception that the main thread is handling, and whether
     Python is shutting down.
 
-    The list of threads is reread if a concurrent change cut off its last entry, which is the main
-    thread.
+    The list of threads is reread if a concurrent change cut off its last entry, the main thread.
     """
     symbols = elf.addresses(pid)
     fd = open_memory(pid)

@@ -146,7 +146,7 @@ def _read_symbols(pid: int, mapping: _Mapping, *, is_executable: bool) -> dict[s
 
 
 def _bias(fd: int, header: bytes, mapping: _Mapping) -> int:
-    """Return the load bias, which is the offset of the mapping from the addresses in the file."""
+    """Return the load bias: the offset of the mapping from the addresses in the file."""
     if struct.unpack_from("<H", header, 16)[0] != _DYNAMIC_FILE:
         return 0
     offset, size, number = _table(header, 32, 54)

@@ -31,9 +31,9 @@ _LONG, _TUPLE, _STR, _EXCEPTION = 1 << 24, 1 << 26, 1 << 28, 1 << 30
 """Py_TPFLAGS_LONG_SUBCLASS and the like (Include/object.h)."""
 _LONG_TAG, _LONG_DIGIT = 16, 24
 _SIGNS = {0: 1, 1: 1, 2**64 - 1: -1, 8: 1, 12: 1, 10: -1, 14: -1}
-"""The sign of an int that has one 30-bit digit. 3.11 stores the number of digits, which is negative
-for a negative int. Later versions store 8 times that number, plus 1 for zero, 2 for a negative int,
-and 4 for an immortal one.
+"""The sign of an int that has one 30-bit digit. 3.11 stores the number of digits, negated for a
+negative int. Later versions store 8 times that number, plus 1 for zero, 2 for a negative int, and 4
+for an immortal one.
 """
 _UNTAGGED = ~7
 _PAGE = 4096
@@ -65,10 +65,9 @@ class _Reader:
         self._memory = walk.memory
 
     def current(self, thread: int) -> int:
-        """Return the address of the innermost exception that a thread is handling, or 0 if there is
-        none.
+        """Return the address of the innermost exception that a thread is handling, or 0.
 
-        Each running generator or coroutine adds an entry to the chain, which is often empty.
+        Each running generator or coroutine adds an entry, often empty, to the chain.
         """
         item = self._memory.word(thread + self._walk.layout.exc_info)
         for _ in range(_MAX_HANDLED):
@@ -146,7 +145,7 @@ class _Reader:
         return str(sign * (digit & (1 << 30) - 1)) if sign else ""
 
     def _frames(self, exception: int) -> tuple[Frame, ...]:
-        """Return the frames in which an exception was raised, innermost first."""
+        """Return the frames of an exception's traceback, innermost first."""
         entries: deque[tuple[int, int]] = deque(maxlen=_KEPT)
         seen: set[int] = set()
         address = self._memory.word(exception + _TRACEBACK)

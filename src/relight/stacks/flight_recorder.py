@@ -87,9 +87,8 @@ def with_collectives(
 
 
 def _prefixes(env: Environment) -> list[str]:
-    """Return where torch writes dumps, which is at the location that the user configured, or
-    otherwise in the user's cache directory (XDG_CACHE_HOME, torch 2.13) or, before torch 2.9, in
-    /tmp.
+    """Return where torch writes dumps: at the location that the user configured, or otherwise in
+    the user's cache directory (XDG_CACHE_HOME, torch 2.13) or, before torch 2.9, in /tmp.
     """
     chosen = env.get("TORCH_FR_DUMP_TEMP_FILE") or env.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     if chosen:

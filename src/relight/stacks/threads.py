@@ -24,7 +24,7 @@ _CALLS = {
         211: "sendmsg", 212: "recvmsg", 220: "clone", 242: "accept4", 260: "wait4",
     },
 }  # fmt: skip
-"""System calls in which a thread waits, by number (arch/x86/entry/syscalls/syscall_64.tbl,
+"""Blocking system calls, by number (arch/x86/entry/syscalls/syscall_64.tbl,
 include/uapi/asm-generic/unistd.h).
 """
 _MAX = 1000
@@ -80,8 +80,8 @@ def _task(folder: str, number: int) -> Task:
 
 
 def _waits_in(folder: str) -> str:
-    """Return the system call or kernel function in which a thread is waiting, or an empty string if
-    unknown. It takes permission to trace the process to read either.
+    """Return a waiting thread's system call or kernel function, or an empty string if unknown. It
+    takes permission to trace the process to read either.
     """
     words = _read(f"{folder}/syscall").split()
     if words and words[0].lstrip("-").isdecimal():

@@ -22,7 +22,7 @@ _STATUS = (
 )  # fmt: skip
 """Lines in /proc/self/status (proc(5))."""
 _OF_THREADS = 0b11 << 31
-"""The bits for signals 32 and 33, which the C library sets when a process creates its first thread
+"""The bits for signals 32 and 33. The C library sets them when a process creates its first thread
 (nptl(7)).
 """
 _FILES = (
@@ -49,8 +49,9 @@ Variables that compiled modules read when they are loaded are listed in `preload
 class Variables(NamedTuple):
     """The variables that imports depend on.
 
-    It contains the hash of each variable's value, which is empty for a variable that is not set. It
-    also contains the name prefixes for which every variable counts, and those for which none does.
+    It contains the hash of each variable's value, or an empty string for a variable that is not
+    set. It also contains the name prefixes for which every variable counts, and those for which
+    none does.
     """
 
     hashes: dict[str, str]

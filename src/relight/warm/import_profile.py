@@ -101,7 +101,7 @@ class LearnedFile:
         self._endless: UnfitModule | None = None
         self._installed: dict[str, bool] = {}
         self.known = self._read(script_scan.import_lines(worker.argv))
-        """The script's profile, which is empty if the stored one is stale."""
+        """The script's profile, empty if the stored one is stale."""
         self._import_s = self.known.import_s
 
     def note_unfit(self, module: str, reason: str, seconds: float) -> None:
@@ -209,8 +209,8 @@ class LearnedFile:
 
 
 def directory(variables: Mapping[str, str]) -> str:
-    """Return the directory that holds these files, or an empty string if the user has no home
-    directory.
+    """Return the directory that holds these files, or an empty string if the user doesn't have a
+    home directory.
     """
     base = variables.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # as the XDG Base Directory Specification requires

@@ -94,7 +94,7 @@ _TRIES = 3
 _POLL_S = 0.02
 _LONG_S = 2.0
 _LONGEST_START_S = 120.0
-"""If a cold start took longer than this, its duration is no measure of the time for imports."""
+"""If a cold start took longer than this, its duration isn't a measure of the time for imports."""
 
 
 class _Leftovers:

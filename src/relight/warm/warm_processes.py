@@ -55,8 +55,7 @@ class WarmProcesses:
     def take(
         self, asked: Sequence[str], record: Callable[[Event], None]
     ) -> tuple[SpawnerHandle, Description] | None:
-        """Take over the newest suitable process, so that it serves this job. Return it, or None if
-        there is none.
+        """Take over the newest suitable process, so that it serves this job. Return it, or None.
 
         Args:
             asked: the modules that it must have been asked to import.
@@ -73,7 +72,7 @@ class WarmProcesses:
         return None
 
     def find(self, asked: Sequence[str]) -> Description | None:
-        """Return the newest suitable process without taking it over, or None if there is none."""
+        """Return the newest suitable process, or None, without taking it over."""
         for found in self._fitting(asked, lambda _: None):
             found.connection.close()
             return found.description
@@ -163,8 +162,8 @@ class _Questions:
         return any(self._open.values())
 
     def answers(self) -> Iterator[FoundProcess]:
-        """Yield the descriptions as they arrive. If several have arrived at once, they are in the
-        order of the paths. A slow or unresponsive process does not delay the others.
+        """Yield the descriptions as they arrive. Simultaneous arrivals are in the order of the
+        paths. A slow or unresponsive process does not delay the others.
         """
         poll, paths = select.poll(), dict[int, str]()
         for path, connection in self._open.items():

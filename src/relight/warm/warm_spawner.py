@@ -133,8 +133,8 @@ class WarmSpawner:
         return words == [b"holder "]
 
     def describe_progress(self, state: str) -> str:
-        """Return `state`, followed by the module that the spawner was importing if it has not
-        imported all of them.
+        """Return `state`, followed by the module that the spawner was importing, unless it has
+        imported all modules.
         """
         return f"{state}; it imported {self.importing}" if self.importing else state
 

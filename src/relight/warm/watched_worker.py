@@ -22,7 +22,7 @@ step.
 
 
 class WatchedWorker:
-    """Reads a worker's imports from memory to which the worker writes them (`worker/hook`).
+    """Reads a worker's imports from shared memory, written by the worker (`worker/hook`).
 
     Raises:
         OSError: if memory or descriptors are exhausted.
@@ -139,7 +139,7 @@ class WatchedWorker:
 
     def _read(self) -> None:
         """Read the new lines. A line reported by two workers counts once."""
-        size = self._memory.find(b"\0") % (_SIZE + 1)  # everything, if there is no zero byte
+        size = self._memory.find(b"\0") % (_SIZE + 1)  # everything if no zero byte is found
         if size != self._size:
             self._size, self._changed = size, self._loop.now()
             lines = self._memory[:size].split(b"\n")[:-1]

@@ -55,8 +55,8 @@ def variable(line: bytes) -> tuple[str, str | None]:
 
 
 def files() -> tuple[tuple[int, int], ...]:
-    """Identify the files with which a preloading process starts, to detect whether they still
-    belong to this agent's version.
+    """Identify a preloading process's startup files, to detect whether they still belong to this
+    agent's version.
     """
     package, found = os.path.dirname(os.path.dirname(__file__)), []
     for path in _FILES:

@@ -89,9 +89,9 @@ def deadline() -> float | None:
     """Return how many seconds are left until this worker is stopped, or None if that is unknown.
 
     The time is known once `should_checkpoint` has returned True. It is also known if the scheduler
-    has announced the job's time limit, which is the case in Slurm (`SLURM_JOB_END_TIME`), and in
-    jobs that were submitted with `relight submit` and a time limit. The result is negative if that
-    time has passed.
+    has announced the job's time limit, as in Slurm (`SLURM_JOB_END_TIME`) and in jobs that were
+    submitted with `relight submit` and a time limit. The result is negative if that time has
+    passed.
     """
     until_stop = left_s(_page or _open(), time.monotonic())
     left = [] if until_stop is None else [until_stop]
@@ -234,8 +234,8 @@ def _open() -> memoryview:
 
 
 def _detach() -> None:
-    """Stop sharing memory in a child process, such as a data loader's, which does not count as the
-    worker.
+    """Stop sharing memory in a child process, such as a data loader's. The child does not count as
+    the worker.
     """
     global _page
     _page = memoryview(bytearray(SIZE)).cast("Q")

@@ -21,7 +21,7 @@ importing = ""
 
 
 class MainModule(NamedTuple):
-    """The origin of a `__main__` module, which is a path or, for `python -m`, a module name."""
+    """The origin of a `__main__` module: a path or, for `python -m`, a module name."""
 
     origin: str
     is_module: bool

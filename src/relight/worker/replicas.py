@@ -1,5 +1,5 @@
-"""Defines the generation, which a recoverable function receives as its argument, and keeps the
-state that survives from one generation to the next.
+"""Defines the generation, a recoverable function's argument, and keeps the state that survives from
+one generation to the next.
 
 torch is imported only in this module, and only when the state is shared. By then, the script has
 already imported it.
@@ -89,7 +89,7 @@ class Generation:
 
         Call it in all ranks, once per generation, after the group has been created and before
         anything may write to the model. For example, DistributedDataParallel copies the weights
-        from rank 0, which may be a new rank. Only surviving ranks count. If there are none, as in
+        from rank 0, possibly a new rank. Only surviving ranks count. Without surviving ranks, as in
         the first generation, nothing is sent. Gradients from an incomplete step are cleared.
 
         What survives is the state of the objects that were passed to `share` in the previous
@@ -172,8 +172,8 @@ class Generation:
     def broke(self) -> None:
         """Record that the group has failed. The state must not change until it is shared."""
         global _kept, _unshared
-        # The failed step has written to them. If steps are not reported, earlier ones may have done
-        # so as well.
+        # The failed step has written to them. If steps are not reported, earlier ones may also have
+        # written.
         for buffer in self._buffers if self._keeps_buffers else ():
             buffer.put_back()
         if self.is_complete and self._objects:
@@ -273,8 +273,7 @@ def _offer(
         new = _State(objects)
     except TypeError as unable:
         new, error = _State(()), unable
-    # Objects that were not shared before have survived themselves, except for a sharded model,
-    # which is new.
+    # Objects that were not shared before have survived themselves. Only a sharded model is new.
     own = _kept or (new if has_survived and not new.meshes else None)
     if own is not None and [tensor._version for tensor in own.tensors] != own.versions:
         error = RuntimeError(
@@ -302,8 +301,8 @@ class _Layout(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """Stands for a tensor in a state, with the tensor's number, shape, element type and device. If
-    the tensor is a shard, `layout` and the fields after it describe the whole tensor.
+    """A placeholder for a tensor in a state, with the tensor's number, shape, element type and
+    device. If the tensor is a shard, `layout` and the fields after it describe the whole tensor.
     """
 
     number: int
@@ -451,8 +450,8 @@ def _receive(rank: int) -> tuple[list[Any], list[Any]]:
 
 
 def _sending_device(kind: str) -> Any:
-    """Return the device from which the group sends tensors. gloo only sends from the CPU, which
-    NCCL can't do.
+    """Return the device from which the group sends tensors. gloo only sends from the CPU; NCCL
+    can't do so.
 
     Args:
         kind: the type of device that the tensors are on.

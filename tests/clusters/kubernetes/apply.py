@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 
 
 def load(raw: bytes) -> Any:
-    """Parse a request body, which is JSON or YAML."""
+    """Parse a JSON or YAML request body."""
     try:
         return json.loads(raw)
     except ValueError:

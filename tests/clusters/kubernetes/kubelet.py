@@ -2,8 +2,8 @@
 
 Sources: kubernetes/kubernetes pkg/kubelet (kubelet_pods.go, kuberuntime/security_context.go),
 unless another one is named. Containers are only partly isolated: by the host names that they
-resolve, the directories of their volumes (which can't be mounted, so their paths are replaced in
-the command and variables), their capabilities if root runs the tests, and, with a Lab, their
+resolve, the directories of their volumes (not mountable here, so their paths are replaced in the
+command and variables), their capabilities if root runs the tests, and, with a Lab, their
 network. All of them see this machine's file system and users. Only a pod's first container runs, it
 is not PID 1, and it runs as the current user.
 """
@@ -46,7 +46,7 @@ class Kubelet:
     """The nodes of one cluster.
 
     Attributes:
-        unschedulable: The indexes of pods for which there is no node.
+        unschedulable: The indexes of pods that don't fit on any node.
         zones: Zones by node number; when a pod is bound, it gets its node's zone as a label from
             the admission plug-in PodTopologyLabels (plugin/pkg/admission/podtopologylabels), which
             is enabled since 1.35.
@@ -173,7 +173,7 @@ class Kubelet:
         return "127.0.0.1" if self.lab is None else str(self.lab[host].address)
 
     def _host(self, pod: Object) -> str:
-        """Return the Lab host in which a pod runs."""
+        """Return a pod's Lab host."""
         spec = pod["spec"]
         name = f"{dns.hostname(pod)}.{spec.get('subdomain', '')}"
         is_known = self.lab is not None and name in self.lab.hosts
@@ -396,7 +396,7 @@ class Kubelet:
         pod["status"].setdefault("conditions", []).append(lost)
 
     def evict(self, index: int) -> None:
-        """Drain the node on which a replica runs (pkg/registry/core/pod/storage/eviction.go)."""
+        """Drain a replica's node (pkg/registry/core/pod/storage/eviction.go)."""
         with self.state.changing():
             if pod := self._pod(index):
                 self._disrupt(pod, "EvictionByEvictionAPI", "Eviction API: evicting")
@@ -413,7 +413,7 @@ class Kubelet:
                 self.stop(pod, pod["spec"].get("terminationGracePeriodSeconds", 30))
 
     def lose(self, index: int) -> None:
-        """Make a replica's node fail: the cloud removes it, and there is no other free node.
+        """Make a replica's node fail: the cloud removes it, and all others are taken.
 
         pkg/controller/podgc/gc_controller.go: its pods are marked as failed and deleted 40 s after
         the node is gone.

@@ -1,7 +1,7 @@
 """The socket that serves a job's state to commands run by the same user on this machine.
 
 A client sends one line. An empty line requests the snapshot of this node. Any other line is a
-`Question` from core/status/snapshot in JSON, which is wrapped in a `ClusterQuery` to query all
+`Question` from core/status/snapshot in JSON, wrapped in a `ClusterQuery` to query all
 nodes. The agent sends the response and closes the connection. A client that follows the events
 receives each event as it happens, and its connection is closed when the job ends. The agent never
 waits for a client.

@@ -1,4 +1,4 @@
-"""The source of an agent's replies, which is the job's identity and the agent's view of the job."""
+"""The source of an agent's replies: the job's identity and the agent's view of the job."""
 
 import os
 from collections.abc import Callable

@@ -106,9 +106,9 @@ def main(argv: list[str]) -> int:
 
 
 class _Nodes:
-    """Maps each log of a submitted job to a node, which is identified by its host and its number in
-    the latest generation that has been read. Until the log contains these, only the run directory
-    identifies the node.
+    """Maps each log of a submitted job to a node, identified by its host and its number in the
+    latest generation read so far. Until the log contains these, only the run directory identifies
+    the node.
     """
 
     def __init__(self) -> None:

@@ -33,8 +33,8 @@ def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[s
 
     Args:
         env: the environment.
-        schedulers: the schedulers to show; if empty, all of them.
-        every: whether to show defaults as well.
+        schedulers: the schedulers to show, or empty to show all.
+        every: whether to include defaults.
 
     Raises:
         RelightError: if a value is invalid, or a scheduler is unknown.

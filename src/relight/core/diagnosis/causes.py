@@ -6,7 +6,7 @@ fail in its own cleanup. Therefore the way each worker ended is classified by it
 facts:
 
     OWN        exited with a nonzero code without being told to, and blames nobody
-    REPORTED   was told to stop but had already failed: it had printed its exception, or was in an
+    REPORTED   was being stopped but had already failed: its exception was printed, or it was in an
                `except` or `finally` block when the agent inspected its stack
     VICTIM     reports that a peer is gone or late, or lost a connection
     STOPPED    ended on request, and any exception it raised then is due to the request
@@ -74,7 +74,7 @@ class Known(NamedTuple):
     told: tuple[Failure, ...] = ()
 
     def with_role(self, *roles: Role) -> list[Failure]:
-        """Return the failures with one of these roles, in the order in which they occurred."""
+        """Return the failures with one of these roles, in order of occurrence."""
         found = [failure for failure in self.ends if role(failure) in roles]
         return sorted(found, key=lambda failure: (since(failure), failure.rank))
 
@@ -139,7 +139,7 @@ def role(failure: Failure) -> Role:
 
 
 def had_failed_before(failure: Failure) -> bool | None:
-    """Return whether a worker had failed before it was told to stop, or None if unknown."""
+    """Return whether a worker had failed before it was stopped, or None if unknown."""
     doing = failure.doing
     by_itself = ended_by_itself(failure)
     if by_itself or (doing is not None and doing.place.startswith(_ENDED)):
@@ -487,7 +487,7 @@ def _lost_a_peer(known: Known) -> list[Failure]:
 
 def without_late_signal(end: WorkerEnd, had_handler: bool | None) -> WorkerEnd:
     """Return how a worker ended, and ignore a stop signal that was sent too late. A stop signal
-    kills a worker that has no handler, so such a worker had already ended if it failed with an exit
+    kills a worker without a handler, so such a worker had already ended if it failed with an exit
     code.
 
     Args:

@@ -49,7 +49,7 @@ _IMPLICIT = "During handling of the above exception"
 cause.
 """
 _AT_ONCE_S = 2.0
-"""A worker that was killed later than this did not exit when it was told to."""
+"""A worker that was killed later than this did not exit in response to the stop signal."""
 _IN_THREAD = "Exception in thread "
 _SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 _MAX_CONSEQUENCES = 4
@@ -104,8 +104,8 @@ class Diagnosis(NamedTuple):
         return f"{self._what()}{at} (pid {root.pid} on {root.host})"
 
     def render(self, *, formed_at: float, ended: str, verdict: str) -> list[str]:
-        """Return the lines of the report, which states what happened, why, where, to whom and when,
-        and what the consequences were.
+        """Return the lines of the report on what happened, why, where, when, to whom, and with
+        what consequences.
 
         The report takes up at most 25 terminal rows.
 
@@ -386,9 +386,8 @@ def repeatable(failure: Failure) -> tuple[object, ...] | None:
 
 
 def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
-    """Return this node's failures in the form in which they are sent to other nodes. Times are
-    relative to now, and text is shortened. If there are many failures, the least likely causes are
-    sent without text.
+    """Return this node's failures as sent to other nodes. Times are relative to now, and text
+    is shortened. If there are many failures, the least likely causes are sent without text.
     """
     short_ones, room = [], _SHARED
     ordered = sorted(failures, key=_likeliest_first)

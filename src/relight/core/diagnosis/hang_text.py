@@ -98,9 +98,7 @@ class Hang(NamedTuple):
 
     @property
     def is_guess(self) -> bool:
-        """Whether there is no evidence that this rank is hung rather than one of those
-        elsewhere.
-        """
+        """Whether nothing suggests that this rank is hung rather than one of those elsewhere."""
         mine, other = [self.root, *self.same], self.others[:1]
         alike = bool(other) and _likelihood(mine) == _likelihood(other[0])
         return alike and not _waits(mine) and raised_before(self.root) is None

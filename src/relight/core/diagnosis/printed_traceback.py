@@ -28,7 +28,7 @@ class PrintedTraceback:
 
     def __init__(self) -> None:
         self.at: float | None = None
-        """When its first line was read, or None if there is no traceback."""
+        """When its first line was read, or None without a traceback."""
         self.went_on: bool | None = None
         """Whether the program kept running after that."""
         self.size = 0

@@ -31,7 +31,7 @@ _LIBRARY = re.compile(
 )
 _TORCH = re.compile(r"/torch/")
 _OF_PEERS = re.compile(r"/torch/(?:distributed|autograd|cuda)/")
-"""Files in which a worker waits for others. DistributedDataParallel waits below `backward`."""
+"""Files where a worker waits for others. DistributedDataParallel waits below `backward`."""
 _PARALLEL = re.compile(r"/torch/nn/parallel/distributed\.py$")
 _SYNCS = re.compile(r"_sync_|broadcast_coalesced")
 """DistributedDataParallel functions in which `forward` copies buffers from rank 0."""
@@ -286,7 +286,7 @@ def render(
 
     Args:
         found: the groups.
-        named: returns the names of their processes. If it is None, `few_or_many` is used.
+        named: returns the names of their processes. The default is `few_or_many`.
     """
     lines = [line(group, named) for group in found[:MAX_LINES]]
     more = len(found) - MAX_LINES

@@ -68,7 +68,7 @@ class _Raised(NamedTuple):
 class ProgramFacts(NamedTuple):
     """Known facts about a worker's program.
 
-    `went_on` states whether it kept running after the last traceback, or is None if unknown.
+    `went_on` is whether it kept running after the last traceback, or None if unknown.
     `is_function` is true if the program is a user function, so that tracebacks of uncaught
     exceptions begin there and not in a module. `script` is the program's file name, or empty if
     unknown. Tracebacks that begin in a different file come from other processes.
@@ -221,8 +221,8 @@ def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | No
 
 
 def printed_before(text: str) -> ErrorReport | None:
-    """Return the last exception printed before the fatal one, such as an exception in a thread.
-    Return None if there is none, or if the fatal exception is unknown.
+    """Return the last exception printed before the fatal one, such as an exception in a thread,
+    or None. The result is also None if the fatal exception is unknown.
     """
     lines = _lines(text)
     chains = _chains(lines)
@@ -252,7 +252,7 @@ def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], lis
 
 def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
     """Return the lines that a worker printed up to the end of its fatal exception, and their
-    number. Return no lines if there is no such exception.
+    number. Return no lines without such an exception.
     """
     lines = [_RANK.sub("", clean(line.rstrip("\r"))).rpartition("\n")[2] for line in printed]
     for chain in reversed(_chains(lines)):

@@ -74,7 +74,7 @@ class Agreement:
         return not self._unanswered
 
     def answer(self, node: str, limit: int, calls: int) -> None:
-        """Record a node's reply to a limit, which is the highest call count among its workers."""
+        """Record a node's reply to a limit: the highest call count among its workers."""
         if limit == self.limit:
             self._unanswered.discard(node)
             self._most = max(self._most, calls)

@@ -94,7 +94,7 @@ def other_lost_after(asked_s: float, settings: GroupSettings) -> str:
 
 def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float, cause: str) -> str:
     """Return the line for a group with too few nodes. `cause` is the reason why the last generation
-    ended, or empty if there was none.
+    ended, or empty.
     """
     least = "at least " if most > needed else ""
     nodes = f"{len(hosts)} of {least}{needed} nodes"

@@ -18,8 +18,8 @@ from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Place
 
 
 class Announce(NamedTuple):
-    """The generation of a node's workers, which is sent when the node joins, in case the
-    coordinator is new.
+    """The generation of a node's workers, sent when the node joins, in case the coordinator
+    is new.
 
     `done` is set if the workers have succeeded. `succeeded` contains the group ranks of all nodes
     that this node knows to have succeeded. A new coordinator can't query those nodes themselves,
@@ -57,8 +57,8 @@ class Join(NamedTuple):
     `StopWorkers` and `NodeReady` before the node is dropped, or None if the group waits without a
     limit. `answers` is set if the agent supports `Question`, unlike agents with an older version.
     The agent, and any processes that outlive it, keep `udp_port` at `udp_address` bound while its
-    workers live. If the machine reports the port as closed, the workers are gone. A port of 0 means
-    that there is no port. `connection` is the number of this connection among the agent's
+    workers live. If the machine reports the port as closed, the workers are gone. Port 0 means no
+    port. `connection` is the number of this connection among the agent's
     connections, because messages sent over an earlier one may arrive later. `met_coordinator` is
     set if this agent has received a message from a coordinator before, so that the coordinator it
     is joining now may be a successor. Nodes with equal `machine` and `host` share a machine.
@@ -106,9 +106,9 @@ class NodeReady(NamedTuple):
     ranks of its workers that succeeded before the first failure. Those that printed an error are
     listed among the failures, with exit code 0. `restart` is the job's restart count as known to
     this node. `latest` is the latest generation that the node knows about, even if it did not take
-    part in that generation. `progressed` states whether its workers advanced beyond all earlier
-    ones, or is None if unknown. `prober` has the ports at which other nodes can probe this one,
-    without an address, or is None if no probes are needed. `survivors` is the number of its workers
+    part in that generation. `progressed` is whether its workers advanced beyond all earlier
+    ones, or None if unknown. `prober` has the ports at which other nodes can probe this one,
+    without an address, or None if no probes are needed. `survivors` is the number of its workers
     that have left the group and will keep their process if allowed. If the workers were stopped
     because of a hang, `waiting` contains the survivors and what each was doing at the time. None of
     them has failed.
@@ -170,8 +170,8 @@ class NodeIdle(NamedTuple):
 class WaitSamples(NamedTuple):
     """How the workers on this node spent the last window, by local rank.
 
-    `looks` is the number of samples taken from each worker. `waits` is the number of samples in
-    which the worker was waiting for its peers in a collective. `steps` is the number of training
+    `looks` is the number of samples taken from each worker. `waits` is how many of them
+    showed the worker waiting for its peers in a collective. `steps` is the number of training
     steps, or -1 if it does not report them.
     """
 
@@ -381,7 +381,7 @@ class JobEnded(NamedTuple):
 
     @property
     def blamed(self) -> tuple[int, ...]:
-        """The ranks that caused the failure, if known, or the ranks that are hung."""
+        """The ranks known to have caused the failure, or the hung ranks."""
         return self.ranks if self.hung or self.certainty in ("proven", "likely") else ()
 
     @property

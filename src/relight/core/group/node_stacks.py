@@ -39,7 +39,7 @@ class SharedStack(NamedTuple):
 
 
 class NodeStacks(NamedTuple):
-    """The worker stacks on one node and their generation, which is -1 if there are no workers."""
+    """The worker stacks on one node and their generation (-1 without workers)."""
 
     generation: int
     stacks: tuple[SharedStack, ...]

@@ -53,10 +53,10 @@ class Decision(NamedTuple):
 class GenerationRun(NamedTuple):
     """The facts about a generation on which restarts depend.
 
-    `progressed` states whether there was progress, or is None if unknown. `symptoms` is a key
+    `progressed` is whether there was progress, or None if unknown. `symptoms` is a key
     shared by equal failures if this failure is likely to recur, or None if it may have been an
     accident (`core/diagnosis/failure_text.repeatable`). `exit_code` is the exit code of the root
-    cause, or 0 if there is no root cause.
+    cause, or 0 without a root cause.
     """
 
     seconds: float

@@ -27,10 +27,10 @@ _AFTERMATH_S = 2.0
 
 
 class Silent(NamedTuple):
-    """A node from which the last message arrived at `heard_at`. `reason` is why its connection
-    ended, or empty if it did not. `since` is when the group began to wait for it, which is later
-    than `heard_at` if this process was suspended in the meantime. `began_at` is when its silence
-    began. It does not change if this process is suspended later.
+    """A node whose last message arrived at `heard_at`. `reason` is why its connection ended, or
+    empty if it did not. `since` is when the group began to wait for it. That is later than
+    `heard_at` if this process was suspended in the meantime. `began_at` is when its silence began.
+    It does not change if this process is suspended later.
     """
 
     host: str

@@ -13,7 +13,7 @@ of the others. It is slow if, in most of the recent windows, its excess is
 - greater than the noise, which means that the excess, in standard errors measured on the rank's own
   windows, is higher than the maximum that would be plausible among the same number of identical
   ranks, and
-- greater than the spread among the others, because there is no outlier if all ranks differ.
+- greater than the spread among the others, because no rank is an outlier if all differ.
 
 Occasional events, such as a checkpoint written by rank 0, are ignored. A rank is reported once it
 has been slow for several consecutive windows, and cleared after it has not been slow for the same
@@ -31,9 +31,7 @@ from relight.core.ranks import Place
 WINDOWS = 12
 """Number of windows to compare."""
 _PERSISTS = 12
-"""The number of consecutive windows in which a rank must be slow, or not slow, before this is
-reported.
-"""
+"""A rank is reported as slow, or as no longer slow, after this many consecutive windows."""
 _MIN = 0.05
 """Smaller excesses are not reported."""
 _LOW = 0.4

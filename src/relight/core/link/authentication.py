@@ -40,7 +40,7 @@ class ProofRefused(Exception):  # noqa: N818
 
     Args:
         reason: the reason, for users.
-        answer: a last message to the peer as JSON, or empty if there is none.
+        answer: a last message to the peer as JSON, or empty.
         itself: whether this side connected to itself.
     """
 
@@ -55,18 +55,20 @@ class Opening:
     """One side of the handshake before the first message.
 
     Args:
-        hello: this side's introduction to the peer, which is not secret.
+        hello: the introduction sent to the peer. It is not secret.
         nonce: 32 random bytes, never used before.
-        secret: the token, which may be empty.
+        secret: the token, or empty.
         dialled: whether this side opened the connection.
 
-    Attributes: hello: this side's own hello as JSON. The side that opened the connection sends its
-        hello first. peer_hello: the peer's hello, once received. It can be trusted once `done` is
-        set. The listening side keeps neither hello after `end`. done: whether the peer is
-        authenticated. session_key: 32 bytes shared by both ends once `done` is set. They are secret
-        only if there is a token. seal: creates the payload of each later frame, or None if there is
-        no token. unseal: verifies and unwraps the payload of received frames, or None if there is
-        no token.
+    Attributes:
+        hello: the local hello as JSON. The side that opened the connection sends its hello first.
+        peer_hello: the peer's hello, once received. It can be trusted once `done` is set. The
+            listening side keeps neither hello after `end`.
+        done: whether the peer is authenticated.
+        session_key: 32 bytes shared by both ends once `done` is set. They are secret only if there
+            is a token.
+        seal: creates the payload of each later frame, or None without a token.
+        unseal: verifies and unwraps the payload of received frames, or None without a token.
     """
 
     def __init__(self, hello: Message, nonce: bytes, secret: bytes, *, dialled: bool) -> None:
@@ -156,7 +158,7 @@ class Transcript:
     """The hellos of both sides, which are covered by their proofs.
 
     Args:
-        secret: the token, which must not be empty.
+        secret: the nonempty token.
         dialler_hello: JSON hello from the side that opened the connection, with its nonce.
         listener_hello: JSON hello from the other side, with its nonce.
     """

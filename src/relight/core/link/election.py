@@ -1,6 +1,6 @@
 """Elects the coordinator among the hosts of a multi-host endpoint, based on leases.
 
-Each host in the list has at most one elector, which is the agent that holds the endpoint's port on
+Each host in the list has at most one elector: the agent that holds the endpoint's port on
 that host. An elector is the coordinator as long as it holds unexpired votes from a majority of the
 hosts. If the number of hosts is even, half of the hosts form a majority if they include the first
 host.
@@ -29,7 +29,7 @@ Invariants (`check`): A coordinator's lease is valid. A host that asks for votes
 coordinator has its own vote. A follower holds no votes. Across all hosts, without `alone`, two
 leases are never valid at the same time.
 
-If this process was suspended, its lease may have expired, which it does not notice until the next
+If this process was suspended, its lease may have expired, but it notices this only in the next
 step. Call `coordinates` before acting as the coordinator.
 """
 
@@ -84,9 +84,7 @@ class SendBallot(NamedTuple):
 
 
 class BecomeCoordinator(NamedTuple):
-    """Effect: this host becomes the coordinator, and remains it as long as `coordinates` returns
-    True.
-    """
+    """Effect: this host becomes the coordinator for as long as `coordinates` returns True."""
 
 
 Effect = SendBallot | BecomeCoordinator

@@ -2,7 +2,7 @@
 
 One coordinator replies to the heartbeats from all agents that are connected to it. If there are
 more than `FULL_RATE_AGENTS` agents, the heartbeat interval therefore grows with their number, up to
-`LONGEST_S` and a fifth of the time after which a silent node is lost. The coordinator sends the
+`LONGEST_S` and a fifth of the timeout for silent nodes. The coordinator sends the
 interval to the agent in the echo of each heartbeat, so both always use the same interval. Every
 limit that depends on a heartbeat or an echo is extended by the same `extra_s`. These limits
 determine when a node counts as silent, when an echo is late, and when a connection is replaced.

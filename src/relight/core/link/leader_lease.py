@@ -51,7 +51,7 @@ _NOT_URGENT_S = 2.5
 class Refused(NamedTuple):
     """A connection to the holder was refused. `at_first` is set if this happened at the first
     address in its record. `is_ours` is set if the address belongs to this machine. `is_loopback` is
-    set if it is a loopback address, which may also belong to another machine. `same_host` is set if
+    set if it is a loopback address, possibly of another machine. `same_host` is set if
     the record was written on this host. `here` is set if workers in the holder's group are on this
     machine.
     """

@@ -77,7 +77,7 @@ class Lease:
         self._refused_since: float | None = None
         """When another machine first refused a connection after the last renewal."""
         self._hosted_until = float("-inf")
-        """The time until which the coordinator was certainly in this process."""
+        """The coordinator was certainly in this process until this time."""
         self._confirmed_here = False
         """Whether the coordinator in this process has confirmed the workers here."""
 
@@ -122,7 +122,7 @@ class Lease:
 
     def host(self, until: float) -> None:
         """Record that the coordinator is certainly in this process until the time `until`. The
-        workers here get the same lease as the last node to which the coordinator could reply until
+        workers here get the same lease as the last node that the coordinator could reply to until
         then.
         """
         self._hosted_until, self._refused_since = until, None
@@ -136,7 +136,7 @@ class Lease:
 
     def stop_hosting(self, now: float) -> None:
         """Record that the coordinator is no longer in this process. The workers here may run for as
-        long as the workers on the last node to which the coordinator replied.
+        long as those on the last node that the coordinator replied to.
         """
         if self._confirmed_here:
             self.until = min(self.until, now + self._lease_s)

@@ -55,9 +55,7 @@ _SHOW_AFTER_S = 0.2
 BURST_S = 0.05
 """Seconds between heartbeats while the last one has not been echoed."""
 REDIAL_S = 1.5
-"""If there is no echo on a connection for this long, the connection is replaced, because there may
-be a new coordinator.
-"""
+"""A connection without an echo for this long is replaced, since there may be a new coordinator."""
 REDIAL_LIMIT_S = 2.0
 """Time limit for a second connection before the next attempt. The peer may be far away or busy."""
 STALL_S = 0.5

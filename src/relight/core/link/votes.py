@@ -83,7 +83,7 @@ class Voter:
         self._given: VoteRequest | None = None
         """The request that has the vote."""
         self._until = float("-inf")
-        """The time until which the vote is binding, on this host's clock."""
+        """The vote is binding until this time, on this host's clock."""
         self._latest: dict[int, tuple[str, float]] = {}
         """The incarnation and send time of each candidate's last request."""
 
@@ -144,7 +144,7 @@ class Campaign:
         self._hosts = hosts
         self._vote_s = vote_s
         self._promised_at: dict[int, float] = {}
-        """The hosts that would vote for this one, and when the request was sent to each of them."""
+        """The hosts that would vote for this one, and when each was sent the request."""
         self._ready_since: float | None = None
         """When a majority had promised its votes."""
         self._asking_since: float | None = None
@@ -172,9 +172,7 @@ class Campaign:
 
     @property
     def majority_until(self) -> float:
-        """The time until which the votes from a majority count, or minus infinity if there is no
-        majority.
-        """
+        """When the votes from a majority expire, or minus infinity without a majority."""
         voters: set[int] = set()
         for until, voter in sorted(((u, v) for v, u in self._until.items()), reverse=True):
             voters.add(voter)

@@ -78,7 +78,7 @@ class Decoder:
     """Splits a byte stream into messages.
 
     Args:
-        limit: maximum frame size in bytes, which may be raised once the peer is authenticated.
+        limit: maximum frame size in bytes. It may be raised once the peer is authenticated.
 
     Attributes:
         unseal: turns a frame's payload into JSON, or raises `Malformed`. If set between two

@@ -11,9 +11,8 @@ from relight.core.status.goodput import Account
 from relight.core.status.preload_status import PreloadStatus
 
 WAITING, RUNNING, STOPPING, DONE, ENDED = "waiting", "running", "stopping", "done", "ended"
-"""The states of a node. In this order, they mean that it has no workers, that workers are running,
-that workers are being stopped, that all workers have succeeded and the node is waiting for other
-nodes, and that the job is over here.
+"""The states of a node, in this order: without workers, with running workers, stopping its workers,
+waiting for other nodes after its workers have succeeded, and after the end of the job.
 """
 
 
@@ -35,10 +34,10 @@ class RankUse(NamedTuple):
 
 
 class RankSnapshot(NamedTuple):
-    """One worker. `exitcode` is None while it is running. `stop_signal` is the signal that told it
-    to stop before it ended, or 0 if there was none. `stdout` and `stderr` are the paths of its log
+    """One worker. `exitcode` is None while it is running. `stop_signal` is the stop signal that it
+    was sent before it ended, or 0. `stdout` and `stderr` are the paths of its log
     files, or empty. `last_line` is the last line of its output that the agent has seen. After the
-    worker has ended, `use` is the agent's last sample, or None if there was no earlier query.
+    worker has ended, `use` is the agent's last sample, or None without an earlier query.
     `ended` is when the worker ended, or 0 while it is running.
     """
 
@@ -156,7 +155,7 @@ class NodeAnswer(NamedTuple):
 
 
 class NodeAnswers(NamedTuple):
-    """The reply to `ClusterQuery`. It is empty while the agent has no coordinator."""
+    """The reply to `ClusterQuery`. It is empty without a coordinator."""
 
     nodes: tuple[NodeAnswer, ...]
 

@@ -127,9 +127,7 @@ class HeldTraceback:
 
 
 def _beginning(data: bytes) -> tuple[int, bool]:
-    """Return where a traceback begins (`len(data)` if there is none), and whether that is
-    certain.
-    """
+    """Return where a traceback begins (`len(data)` without one), and whether that is certain."""
     header = data.find(_HEADER)
     end = len(data) if header < 0 else header
     place, is_whole = _place_of_syntax_error(data[:end], is_cut=header < 0)
@@ -144,7 +142,7 @@ def _beginning(data: bytes) -> tuple[int, bool]:
 
 def _place_of_syntax_error(data: bytes, *, is_cut: bool) -> tuple[int, bool]:
     """Return where a SyntaxError in the script itself begins, and whether its first line is
-    complete. Such an error has no header and begins with a location that does not name a function.
+    complete. Such an error lacks a header and begins with a location that does not name a function.
     """
     at = data.find(_FILE)
     while at >= 0:

@@ -18,7 +18,7 @@ def hanging(alive: Collection[int], doing: Mapping[int, WorkerState]) -> tuple[i
 
     Args:
         alive: the local ranks that have not ended.
-        doing: what they were doing, by local rank.
+        doing: their states, by local rank.
     """
     return tuple(each for each in alive if each not in doing or not doing[each].expects_peers)
 

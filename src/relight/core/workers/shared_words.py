@@ -20,7 +20,7 @@ SUFFIX = ".shared"
 
 LIMIT = 0
 """Written by the agent: no worker may return from this call of `should_checkpoint` before AGREED is
-set or LIMIT is changed. 0 means that there is no limit.
+set or LIMIT is changed. 0 means no limit.
 """
 AGREED = 1
 """Written by the agent: starting with this call, `should_checkpoint` returns True. 0 means
@@ -66,7 +66,7 @@ WRITES = 15
 is therefore odd during a write.
 """
 VALUES = 16
-"""Written by the worker: the values that it reported last. Each value has a name, which is
+"""Written by the worker: the values that it reported last. Each value consists of a name,
 NAME_WORDS words long, and a float.
 """
 MAX_VALUES = 8

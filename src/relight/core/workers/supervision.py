@@ -106,7 +106,7 @@ class SupervisionState(Enum):
 
 
 UNSTOPPED = SupervisionState.RUNNING, SupervisionState.SAVING
-"""The states in which no worker has been told to stop."""
+"""The states before any worker is stopped."""
 _STAYING = SupervisionState.LEAVING, SupervisionState.LEFT
 """The states in which survivors keep their process outside of a group."""
 

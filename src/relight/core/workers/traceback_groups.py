@@ -36,7 +36,7 @@ def grouped(tracebacks: Mapping[int, Sequence[str]], report: str) -> list[str]:
 
     Args:
         tracebacks: the lines of each rank's traceback.
-        report: the report that is shown anyway, which may be empty.
+        report: the report that is shown anyway, or empty.
     """
     shown = {_key(line) for line in report.split("\n")}
     groups: dict[tuple[str, ...], list[int]] = {}

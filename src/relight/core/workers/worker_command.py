@@ -41,8 +41,8 @@ command line.
 LAUNCH_PASSES = "relight launch passes --local-rank; accept it too, or use --use-env"
 """Remedy for a script that only supports the flag used by the old torch.distributed.launch."""
 RECOVERY = "RELIGHT_RECOVERY"
-"""This variable is set if ranks can keep their process. Its value is the number of seconds for
-which a rank whose collective has failed waits for its agent to report that another rank has failed.
+"""This variable is set if ranks can keep their process. Its value is how many seconds a rank
+whose collective has failed waits for its agent to report that another rank has failed.
 """
 _NOTICE_S, _NOTICE_OF_NODES_S = "5", "15"
 """With several nodes, this is longer than the default time to wait for a silent node

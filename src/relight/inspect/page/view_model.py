@@ -215,7 +215,7 @@ def _goodput(account: Account | None) -> dict[str, Any] | None:
 def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
     """Return a table row, with its fields in the order of COLUMNS in page.js. For a rank that has
     ended, resource usage is the last known value, and the field after its last line of output
-    contains the time at which it was measured.
+    contains the time of measurement.
     """
     use, pace = rank.use, reading.rates.pace(node, rank)
     is_here = node is reading.job.nodes[0] and rank.exitcode is None

@@ -67,7 +67,7 @@ class WatchedJob:
             return self._look
 
     def reading(self, *, now: bool = False) -> Reading:
-        """Return the job's state, which is read again first if `now` is set."""
+        """Return the job's state, rereading it first if `now` is set."""
         with self._lock:
             self._next_at = 0.0 if now else self._next_at
             self._read()

@@ -106,8 +106,8 @@ def _made(boto3: Any, service: str, once: bool) -> Any:
 
 
 def _session(boto3: Any) -> Any:
-    """Return a session in the region named by AWS_REGION, which the `aws` command reads but boto3
-    ignores.
+    """Return a session in the region named by AWS_REGION. The `aws` command reads this variable,
+    but boto3 ignores it.
     """
     return boto3.session.Session(region_name=env.read().get("AWS_REGION") or None)
 

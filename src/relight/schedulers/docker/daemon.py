@@ -85,7 +85,7 @@ def address() -> str:
 
 
 def refusal(where: str) -> int:
-    """Return the errno with which a local socket refuses a connection, or 0 if the socket accepts
+    """Return the errno of a refused connection to a local socket, or 0 if the socket accepts
     the connection or the daemon is on another machine.
     """
     if not where.startswith(("unix://", "/")):

@@ -10,9 +10,7 @@ from relight.schedulers.kubernetes.pods import ROLE, VOLCANO, MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 Verdict = tuple[AppState | None, str]
-"""The state of the pods as a whole, and the reason for it. The state is None while it depends on
-the individual pods.
-"""
+"""The state of the pods as a whole (None while it depends on individual pods), and the reason."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 NEVER = -1
 

@@ -10,8 +10,8 @@ from relight.job.app import AppDef, Role
 
 LONGEST = 63
 _SUFFIX = len("-00000")
-"""Length of the suffix that the Job controller appends to a pod's name, which is a hyphen and five
-random characters.
+"""Length of the suffix that the Job controller appends to a pod's name: a hyphen and five random
+characters.
 """
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -73,8 +73,8 @@ def label_value(text: str) -> str:
 
 
 def app_name(app: AppDef, app_id: str, stem: Callable[[str, Role], str]) -> str:
-    """Return the name for an app's objects. This is the app's id, which is shortened if it is too
-    long for the pods' host names. Its random suffix is always kept.
+    """Return the name for an app's objects: the app's id, shortened if it is too long for the pods'
+    host names. Its random suffix is always kept.
 
     Args:
         app: the app.

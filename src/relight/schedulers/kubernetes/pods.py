@@ -44,8 +44,8 @@ _TELL_END = (
     f"export RELIGHT_END_TIME=$(($(stat -c %Y {_START}/pod 2>/dev/null || date +%s) + {{0}}));; "
     'esac; exec "$@"'
 )
-"""A shell command that exports the time at which the job's time limit expires, because a recreated
-pod doesn't know when the job started.
+"""A shell command that exports the job's deadline, because a recreated pod doesn't know when the
+job started.
 """
 _REPLICA = "\0replica\0"
 """Placeholder for the replica number until everything else has been escaped."""
@@ -430,7 +430,7 @@ def has_pod_group(cfg: Mapping[str, Any]) -> bool:
 
 
 def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
-    """Return the constraints on the nodes on which the pods may run."""
+    """Return the constraints on the pods' placement."""
     found: dict[str, Any] = {}
     selector = dict(cfg.get("node_selector") or {})
     kind = role.resource.capabilities.get("node.kubernetes.io/instance-type")

@@ -336,9 +336,7 @@ def _create(client: Any, each: Object, *, dry_run: bool = False) -> Object:
 
 
 def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
-    """Return a job's kind and the objects that create its pods. There are no objects if the job is
-    unknown.
-    """
+    """Return a job's kind and the objects that create its pods (empty for an unknown job)."""
     for kind in KINDS.values():
         if found := _list_kind(client, kind, job.namespace, _selector(job)):
             return kind, found

@@ -126,7 +126,7 @@ def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
 
 def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     template = pods.template(app, role, cfg, place)
-    if seconds := time_limit_s(cfg):  # per pod, because a Volcano Job has no time limit
+    if seconds := time_limit_s(cfg):  # per pod, because a Volcano Job lacks a time limit
         template["spec"].setdefault("activeDeadlineSeconds", seconds)
     return {
         "name": label_name(role.name),

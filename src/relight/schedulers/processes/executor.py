@@ -252,9 +252,7 @@ class Executor:
         self._stop("it was cancelled" if number == signal.SIGTERM else signal_name(number))
 
     def _on_submitter_gone(self) -> None:
-        """Handle end-of-file on the submitting process's pipe, which is the only message that it
-        sends.
-        """
+        """Handle end-of-file on the submitting process's pipe, its only message."""
         assert self._submitter is not None
         if not os.read(self._submitter, 4096):
             self._loop.forget(self._submitter)

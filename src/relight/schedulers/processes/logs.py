@@ -12,9 +12,7 @@ from relight.schedulers.processes.record import LocalRecord
 
 _POLL_S = 0.25
 _CHECK_S = 3.0
-"""Polling interval. Polling is needed even with inotify, which does not report that an executor was
-killed.
-"""
+"""Polling interval. Even with inotify, polling is needed to notice killed executors."""
 
 
 def lines(record: LocalRecord, path: str, query: LogQuery) -> Iterator[str]:

@@ -60,7 +60,7 @@ _NODE = "ray.io/node-id"
 _READ_S = 1.0
 _WAIT_S = 0.5
 _POLL_S = 5.0
-"""Interval at which the driver checks why a replica has not been placed."""
+"""Interval between the driver's checks for the reason a replica has not been placed."""
 _KILL_S = 5.0
 _CONNECT_S = 20.0
 _CHUNK = 1 << 20

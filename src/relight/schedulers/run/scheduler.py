@@ -100,7 +100,7 @@ class Run(Scheduler):
         return statuses
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return a worker's lines, from its log files or, if there are none, the most recent lines
+        """Return a worker's lines, from its log files or, without log files, the most recent lines
         that its agent holds in memory. Following continues when the job restarts.
         """
         job = self._whole(app_id)

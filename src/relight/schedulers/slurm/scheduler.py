@@ -292,7 +292,7 @@ class Slurm:
         return sorted(found, key=lambda each: (each.submitted, int(each.app_id)), reverse=True)
 
     def close(self) -> None:
-        """Do nothing, because there is no connection to close. Jobs continue."""
+        """Do nothing, because connections are never kept open. Jobs continue."""
 
     def _sbatch(self, command: Sequence[str]) -> str:
         process = states.run(command, variables=_without_job(env.read().variables))
@@ -479,7 +479,7 @@ def _replicas(
     part: Part, role: str, number: int, said: str, folder: Folder | None, failed: str
 ) -> list[ReplicaStatus]:
     """Return a role's replicas, with their states taken from srun's message about each replica or,
-    if there is none, from the job's state.
+    failing that, from the job's state.
 
     `failed` is `EXITCODE ROLE` for the role that failed first, or empty.
     """

@@ -68,7 +68,7 @@ def render(
         app_id: the job's name.
         directory: the directory for logs.
         here: the working directory.
-        programs: the directory that contains `relight`, which may be missing from PATH.
+        programs: the directory that contains `relight`, in case PATH lacks it.
 
     Raises:
         UsageError: if the app or an option can't be expressed in Slurm.

@@ -101,7 +101,7 @@ Jobs = dict[str, list[Part]]
 
 
 def query(app_ids: Sequence[str]) -> Jobs:
-    """Query Slurm for the given jobs, which may include job arrays and jobs in arrays (`12_3`).
+    """Query Slurm for the given jobs, including job arrays and jobs in arrays (`12_3`).
     Return the parts of each job, in order.
 
     Raises:
@@ -119,7 +119,7 @@ def query(app_ids: Sequence[str]) -> Jobs:
 
 
 def split_array_id(app_id: str) -> tuple[str, int | None]:
-    """Split the id of a job in an array, such as `12_3`, into 12 and 3. Other ids have no index."""
+    """Split the id of a job in an array, such as `12_3`, into 12 and 3. Other ids lack an index."""
     job, _, index = app_id.partition("_")
     return job, whole(index)
 

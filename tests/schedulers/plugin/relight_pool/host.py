@@ -30,7 +30,7 @@ class Running(NamedTuple):
 
 
 class Host:
-    """Runs up to as many replicas at once as it has slots."""
+    """Runs at most as many parallel replicas as it has slots."""
 
     def __init__(self, pool: str, name: str, address: str, slots: int) -> None:
         self._pool, self._name, self._address, self._slots = pool, name, address, slots

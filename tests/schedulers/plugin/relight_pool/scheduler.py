@@ -149,7 +149,7 @@ class Pool:
         return sorted(found, key=lambda each: each.submitted, reverse=True)
 
     def close(self) -> None:
-        """Do nothing, as there are no open connections."""
+        """Do nothing, as nothing is left open."""
 
     def _lines(self, app_id: str, query: LogQuery) -> Iterator[str]:
         place = _place(app_id)
@@ -170,7 +170,7 @@ class Pool:
 
 
 def _role(role: Role, cfg: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return a role in which the host replaces `REPLICA` with the replica's number."""
+    """Return a role that makes the host replace `REPLICA` with the replica's number."""
     values = {"img_root": ".", "app_id": _id(place), "replica_id": REPLICA}
     own = macros.substitute(role, {**values, "rank0_env": RANK0_ENV})
     if launcher_file.needed(role):
