@@ -49,7 +49,9 @@ def stopped(rank: int = 0, doing: WorkerState | None = None, **known: Any) -> Fa
         (end(report=LOST), Role.VICTIM),
         (end(report=RESET), Role.VICTIM),
         (end(report=error("the server closed the connection", "ConnectionError")), Role.VICTIM),
-        (end(report=error("timed out", "requests.exceptions.ConnectionError")), Role.VICTIM),
+        (end(report=error("timed out", "requests.exceptions.ConnectionError")), Role.OWN),
+        (end(report=error("reset by https://host/x", "ConnectionResetError")), Role.OWN),
+        (end(report=error("another rank has failed", "recovery.GroupBrokenError")), Role.VICTIM),
         (end(report=error("lost connection to the parameter server", "Lost")), Role.VICTIM),
         (end(report=error("the loss was lost in connection 3", "Lost")), Role.OWN),
         (end(last_lines=("ConnectionResetError: [Errno 104]",)), Role.VICTIM),
@@ -324,6 +326,8 @@ def test_odd_location_outweighs_order_of_lost_connections() -> None:
         ([end(0, report=WAITED), stopped(1, READS), stopped(2, REDUCES)], (),
          "rank 1 was in read (data.py:41)", (1,)),
         ([end(0, report=LOST), stopped(1, READS)], (), "rank 1 was in read (data.py:41)", (1,)),
+        ([end(0, report=WAITED), stopped(1, READS._replace(place=f" is stuck{READS.place}"))], (),
+         "rank 1 was stuck in read (data.py:41)", (1,)),
         ([end(0, report=LOST)], (2, 1), "ranks 1-2 had already exited with code 0", (1, 2)),
         ([end(0, report=LOST), stopped(1, OVER)], (), "rank 1 had left the script", (1,)),
         (
@@ -338,7 +342,8 @@ def test_odd_location_outweighs_order_of_lost_connections() -> None:
             "ranks 2-3 in all_reduce (train.py:8)", (1,),
         ),
     ],
-    ids=["late", "lost, elsewhere", "exited early", "leaving", "aborted at exit", "other order"],
+    ids=["late", "lost, elsewhere", "in a state", "exited early", "leaving", "aborted at exit",
+         "other order"],
 )  # fmt: skip
 def test_missing_rank_is_blamed_if_no_rank_failed(
     ends: list[Failure], succeeded: tuple[int, ...], says: str, ranks: tuple[int, ...]

@@ -40,19 +40,29 @@ _PEER = re.compile(
     | ^(?:[\w.]*\.)?Dist\w*Error:\ .*(?:Socket\ Timeout|wait\ timeout|Connection\ closed\ by)
     | Timed\ out\ after\ \d+\ seconds\ waiting\ for\ clients
     | wait\ timeout\ after\ \d+ms,\ keys: | client\ socket\ has\ timed\ out
-    | (?:recv|send)Value\ failed | Failed\ to\ recv,\ got\ 0\ bytes""",
+    | (?:recv|send)Value\ failed | Failed\ to\ recv,\ got\ 0\ bytes
+    | ^(?:[\w.]*\.)?GroupBrokenError""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
-"""Messages specific to gloo, NCCL and torch."""
+"""Messages specific to gloo, NCCL, torch and `relight.worker.recoverable`."""
 _IN_TORCH = re.compile(r"Socket Timeout|operation timeout|wait timeout", re.IGNORECASE)
 """Messages that blame a peer if torch.distributed raised them."""
 _CONNECTION = re.compile(
-    r"""Connection(?:Reset|Aborted|Refused)?Error | BrokenPipeError | DistNetworkError
+    r"""Connection(?:Reset|Aborted|Refused)Error | BrokenPipeError | DistNetworkError
     | Connection\ (?:reset|closed|aborted|refused)\ by\ (?:remote\ )?peer
-    | Connection\ (?:was\ )?(?:closed|lost) | (?:closed|lost)\ (?:the\ |its\ )?connection
-    | Broken\ pipe""",
+    | Connection\ closed | Broken\ pipe""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
+_OWN_CONNECTION = re.compile(
+    r"""(?<![\w.])ConnectionError | Connection\ (?:was\ )?lost
+    | (?:closed|lost)\ (?:the\ |its\ )?connection""",
+    re.VERBOSE | re.IGNORECASE,
+)
+"""Messages of scripts with connections of their own between ranks. The exceptions of HTTP clients
+also end in ConnectionError, so only the built-in one counts.
+"""
+_WEB = re.compile(r"https?://|HTTPS?ConnectionPool\(", re.IGNORECASE)
+"""The other end of the connection is a server rather than a rank."""
 _END = re.compile(r"^EOFError: ?$", re.MULTILINE)
 """Raised at the end of a multiprocessing pipe, but also at the end of a file being read."""
 _DISTRIBUTED = "/torch/distributed/"
@@ -124,7 +134,9 @@ def _from_text(text: str, lines: Sequence[str]) -> Blame:
     in_torch = any(_DISTRIBUTED in line for line in lines)
     if in_torch and _IN_TORCH.search(text):
         return Blame.PEER
-    if not (_CONNECTION.search(text) or (_END.search(text) and any(map(_is_pipe, lines)))):
+    has_lost = _CONNECTION.search(text) or _OWN_CONNECTION.search(text)
+    is_pipe = _END.search(text) and any(map(_is_pipe, lines))
+    if not is_pipe and (not has_lost or _WEB.search(text)):
         return Blame.NOBODY
     return Blame.PEER if in_torch else Blame.CONNECTION
 

@@ -271,7 +271,8 @@ def own_failure(known: Known) -> Verdict | None:
         return Verdict("own_failure", Certainty.LIKELY, doubt(root), root, root)
     other = next((f for f in found[1:] if _is_simultaneous(f, root)), None)
     if not earlier and other is not None:
-        why = f"rank {other.rank} failed for another reason at the same moment"
+        later_s = since(other) - since(root)
+        why = f"rank {other.rank} failed {later_s:.1f} s later with a different error"
         return Verdict("own_failure", Certainty.LIKELY, why, root, root)
     if not earlier:
         return Verdict("own_failure", Certainty.PROVEN, "no other rank had failed", root, root)
@@ -281,12 +282,14 @@ def own_failure(known: Known) -> Verdict | None:
 
 
 def _is_simultaneous(failure: Failure, first: Failure) -> bool:
-    """Return whether a worker raised a different exception, in a different location, so soon after
-    the first failure that it may actually have failed first.
+    """Return whether a worker failed in a different way so soon after the first failure that it may
+    actually have failed first.
     """
     report, other = failure.report, first.report
-    if since(failure) - since(first) > _AT_ONCE_S or report is None or other is None:
+    if since(failure) - since(first) > _AT_ONCE_S:
         return False
+    if report is None or other is None:
+        return failure.exitcode != first.exitcode
     said, known = (without_numbers(f"{r.type}: {r.message}") for r in (report, other))
     return said != known and report.where != other.where
 
@@ -492,7 +495,8 @@ def without_late_signal(end: WorkerEnd, had_handler: bool | None) -> WorkerEnd:
 
     Args:
         end: how the worker ended.
-        had_handler: whether the worker had a handler for the stop signal, or None if unknown.
+        had_handler: whether the worker had a handler for the stop signal. None, or on some systems
+            True, if that is unknown.
     """
     if had_handler is False and end.stop_signal and end.exitcode > 0:
         return end._replace(stop_signal=0, stopping_s=0.0)
@@ -657,7 +661,12 @@ def places(failures: Sequence[Failure], most: int = 3, *, past: bool = False) ->
             groups.setdefault(key, []).append(failure.rank)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
     texts = [
-        format_ranks(ranks) + (" was" if len(ranks) == 1 else " were") * past + place
+        format_ranks(ranks)
+        + (
+            f"{' was' if len(ranks) == 1 else ' were'}{place.removeprefix(' is')}"
+            if past
+            else place
+        )
         for (_, place), ranks in ordered
     ]
     return "; ".join(texts[:most]) + ("; …" if len(texts) > most else "")

@@ -589,14 +589,12 @@ def _evidence(root: Failure, room: int) -> list[str]:
         lines = ["", "its last output:", *lines]
     left = room - count_rows(lines) - 3
     if report is not None and printed and left >= 3:
-        title = "its last traceback:"
+        title = "its last traceback"
         if root.printed_s is not None and root.printed_s >= _AGED_S:
-            age = format_duration(root.printed_s, digits=1)
-            title = f"its last traceback, {age} before its end:"
+            title += f", {format_duration(root.printed_s, digits=1)} before its end"
         if report.others:
-            others = format_ranks(report.others)
-            title = cut(f"its last traceback; {others} printed it too and kept running:", WIDTH)
-        lines += ["", title, *excerpt(printed, left)]
+            title += f"; {format_ranks(report.others)} printed it too and kept running"
+        lines += ["", cut(f"{title}:", WIDTH), *excerpt(printed, left)]
     if not (lines or root.evidence) and root.exitcode > 0:
         # Python's exit code after an exception is 1.
         hidden = "; use @record to report errors that go elsewhere" if root.exitcode == 1 else ""

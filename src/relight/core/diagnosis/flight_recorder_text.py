@@ -81,10 +81,10 @@ def _format_group(last: Mapping[int, Collective], absent: Iterable[int]) -> list
     """Return one line for all ranks in a group with the same last collective. The ranks that have
     progressed furthest come first.
     """
-    ranked_workers: dict[Collective, list[int]] = {}
+    ranks_by_collective: dict[Collective, list[int]] = {}
     for rank, each in sorted(last.items()):
-        ranked_workers.setdefault(each, []).append(rank)
-    ordered = sorted(ranked_workers.items(), key=lambda item: (-item[0].number, -len(item[1])))
+        ranks_by_collective.setdefault(each, []).append(rank)
+    ordered = sorted(ranks_by_collective.items(), key=lambda item: (-item[0].number, -len(item[1])))
     furthest, rows = ordered[0][0].number, []
     for each, ranks in ordered:
         be, have = ("are", "have") if len(ranks) > 1 else ("is", "has")

@@ -198,13 +198,13 @@ def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
     Args:
         stacks: the stack of each rank, or a string with the reason why it is missing.
     """
-    ranked_workers: dict[tuple[object, ...], list[int]] = {}
+    ranks_by_key: dict[tuple[object, ...], list[int]] = {}
     first_of: dict[tuple[object, ...], tuple[str, bool, bool]] = {}
     for rank, stack in sorted(stacks.items()):
         key, text, has_stack = _describe(stack)
-        ranked_workers.setdefault(key, []).append(rank)
+        ranks_by_key.setdefault(key, []).append(rank)
         first_of.setdefault(key, (text, has_stack, _expects_peers(stack)))
-    found = [RankGroup(tuple(ranks), *first_of[key]) for key, ranks in ranked_workers.items()]
+    found = [RankGroup(tuple(ranks), *first_of[key]) for key, ranks in ranks_by_key.items()]
     return sorted(found, key=_likeliest_first)
 
 
