@@ -113,7 +113,7 @@ class Workers(WorkerGroup):
     supervisor = None
     failure = None
     can_save = True
-    has_succeeded = True
+    all_exited_with_0 = True
 
     def __init__(self) -> None:
         self.formed, self.have_succeeded, self.succeeded_nodes = formed(), False, (1,)
@@ -374,7 +374,7 @@ def test_preempted_node_with_stopped_workers_is_not_blamed(
 ) -> None:
     """The node leaves immediately: its workers have not saved, and their exits are not failures."""
     workers = Workers()
-    workers.has_succeeded = False
+    workers.all_exited_with_0 = False
     node.attach_workers(workers)
     node.preempt("got SIGTERM")
     stopped = Failure(

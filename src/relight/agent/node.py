@@ -165,7 +165,7 @@ class Node:
         """Record whether workers that have ended had saved a checkpoint. Workers that were still
         importing and never called `should_checkpoint` don't change what earlier workers had saved.
         """
-        saved = workers.saves and workers.has_succeeded
+        saved = workers.saves and workers.all_exited_with_0
         self.has_saved = saved or (self.has_saved and not workers.had_called)
 
     def wait_for_others(self, workers: WorkerGroup) -> None:

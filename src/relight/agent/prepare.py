@@ -168,16 +168,13 @@ def _job(
         facts["--restart-on"] = ",".join(map(str, spec.restart_on)) or "none"
         facts["--fail-on"] = ",".join(map(str, spec.fail_on)) or "none"
         facts["--rank-order"], facts["--segment"] = str(spec.rank_order), str(spec.segment)
-    else:
-        if spec.rdzv_conf:
-            from relight.rendezvous import conf
+    elif spec.rdzv_conf:
+        from relight.rendezvous import conf
 
-            # torchrun's standalone mode is c10d.
-            backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
-            notes += conf.parse(spec.rdzv_conf, backend)[1]
-        if master.host not in LOCAL_HOSTS:
-            _wait_for_name(master.host)
-    return AgentConfig(
+        # torchrun's standalone mode is c10d.
+        backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
+        notes += conf.parse(spec.rdzv_conf, backend)[1]
+    config = AgentConfig(
         command=command,
         local_world_size=local_world_size,
         store_host=master.host,
@@ -193,6 +190,9 @@ def _job(
         worker_program=_worker_program(command, local_world_size),
         store_ports=_store_ports(env),
     )
+    if spec.runs_locally() and master.host not in LOCAL_HOSTS:
+        _wait_for_name(master.host)  # last, so that wrong values are rejected immediately
+    return config
 
 
 def _wait_for_name(host: str) -> None:

@@ -102,8 +102,8 @@ class Leaving:
             verdict_reason = "this node is preempted"
             wait = is_over if workers.saves else None  # other nodes may still be saving
             return self._give_up(workers, outcome, reason, verdict_reason, wait)
-        self._link.send(NodeLeaving(reason, waits=workers.has_succeeded))
-        if not workers.has_succeeded:
+        self._link.send(NodeLeaving(reason, waits=workers.all_exited_with_0))
+        if not workers.all_exited_with_0:
             code = signal_exit_code(signal.SIGTERM)
             self._journal.say(f"preempted: workers had to be stopped; exit code {code}")
             return code, f"the node is preempted: {why}"

@@ -241,7 +241,7 @@ class WorkerGroup:
         self._services.journal.clear_status()
         if supervisor.alive and supervisor.has_ended:
             self._services.journal.say(supervisor.explain())
-        if self.has_succeeded and self.stopped_by is None and not signals:
+        if self.all_exited_with_0 and self.stopped_by is None and not signals:
             self._report_leftovers(supervisor)
         if not self.has_survivors:
             self._close(supervisor)
@@ -261,7 +261,7 @@ class WorkerGroup:
             if saved:
                 number = self.formed.generation.number
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
-        matters = self._memory is not None or job.run_directory or not self.has_succeeded
+        matters = self._memory is not None or job.run_directory or not self.all_exited_with_0
         if matters and self._has_memory():
             self.had_called = self.has_survivors or self.memory.calls() > 0
             if not self.has_survivors:
@@ -285,7 +285,7 @@ class WorkerGroup:
         assert supervisor is not None
         self.formed, self.began = formed, self._services.loop.now()
         self.failure = self.stopped_by = self._early_exits = None
-        self._is_hung = False
+        self._is_hung = self._suspects_peer = False
         self._progress = GenerationResult()
         missing = [
             each.local_rank for each in self._plans if each.local_rank not in supervisor.alive
@@ -441,10 +441,10 @@ class WorkerGroup:
     def _record_steps(self) -> None:
         """Record training progress if anything uses it."""
         journal, generation = self._services.journal, self.formed.generation
-        if self.has_succeeded and not journal.listeners:
+        if self.all_exited_with_0 and not journal.listeners:
             return
         step = self.memory.step() if self._has_memory() else None
-        if not self.has_succeeded:
+        if not self.all_exited_with_0:
             self._progress = GenerationResult(step=step)
         span = self.memory.span() if step is not None else None
         if step is not None and span is not None:
@@ -662,7 +662,7 @@ class WorkerGroup:
             self._memory.release()
 
     @property
-    def has_succeeded(self) -> bool:
+    def all_exited_with_0(self) -> bool:
         """Whether all workers have exited with 0."""
         supervisor = self.supervisor
         return supervisor is not None and supervisor.has_ended and not supervisor.core.failed

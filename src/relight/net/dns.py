@@ -1,4 +1,4 @@
-"""Resolves names and formats addresses. This is the only module that resolves host names."""
+"""Resolves host names in the background, without blocking an event loop, and formats addresses."""
 
 import socket
 from collections.abc import Callable

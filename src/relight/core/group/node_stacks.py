@@ -144,7 +144,7 @@ def numbered(hosts: Iterable[str]) -> list[str]:
 def _shared(
     stacks: Mapping[int, tuple[int, ProcessStack | str]], most: int
 ) -> tuple[SharedStack, ...]:
-    ranked_workers: dict[tuple[str, str, tuple[Frame, ...], str], dict[int, int]] = {}
+    pids_by_key: dict[tuple[str, str, tuple[Frame, ...], str], dict[int, int]] = {}
     for rank, (pid, stack) in sorted(stacks.items()):
         if isinstance(stack, str):
             key: tuple[str, str, tuple[Frame, ...], str] = ("", "", (), stack)
@@ -153,9 +153,9 @@ def _shared(
             frames = thread.frames[:most] if thread is not None else ()
             key = stack.state, thread.waits_in if thread is not None else "", frames, ""
             pid = stack.pid
-        ranked_workers.setdefault(key, {})[rank] = pid
+        pids_by_key.setdefault(key, {})[rank] = pid
     return tuple(
-        SharedStack(tuple(pids), tuple(pids.values()), *key) for key, pids in ranked_workers.items()
+        SharedStack(tuple(pids), tuple(pids.values()), *key) for key, pids in pids_by_key.items()
     )
 
 
