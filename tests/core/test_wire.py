@@ -49,6 +49,11 @@ def test_heartbeats_are_json_like_any_message(number: int, extra_s: float) -> No
     assert parse(encode_body(beat)) == beat
 
 
+def test_new_fields_of_heartbeats_are_sent() -> None:
+    beat = {"type": "heartbeat", "number": 7, "new": 1}
+    assert json.loads(encode_body(beat)) == beat
+
+
 @pytest.mark.parametrize("number", ["-1", "1.5", "1e3", "+1", "", "1,", "9" * 5000, '1,"a":2'])
 def test_odd_heartbeats_are_read_like_any_message(number: str) -> None:
     body = f'{{"type":"heartbeat","number":{number}}}'.encode()

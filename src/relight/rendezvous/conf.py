@@ -24,7 +24,7 @@ MIN_LOST_AFTER_S = 2.0
 lost nor frozen.
 """
 MIN_TTL_S = 2.0
-_LONGEST_INTERVAL_S = 0.5
+_LONGEST_INTERVAL_S = 0.5  # heartbeat_rate.USUAL_S, which would import core for this table
 _TTL_SHARE = 0.6
 """Default duration of a hold on a registry, as a fraction of `lost_after_s`. After the hold has
 lapsed, a successor waits for `lost_after_s` before it forms a generation.

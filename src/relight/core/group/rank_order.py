@@ -27,8 +27,9 @@ def by_topology(nodes: Sequence[Member], size: int, segment: int) -> list[Member
         segment: how many nodes should share a leaf.
     """
     first = _first(nodes[:size])
+    nodes = sorted(nodes, key=lambda member: member is not first)
     leaves: dict[str, list[Member]] = {}
-    for member in sorted(nodes, key=lambda member: member is not first):
+    for member in nodes:
         leaves.setdefault(member.join.topology, []).append(member)
     fit = [
         leaf[start : start + segment]
@@ -42,7 +43,7 @@ def by_topology(nodes: Sequence[Member], size: int, segment: int) -> list[Member
     whole = [member for members in fit[: size // segment - in_mixed] for member in members]
     taken = {member.node for member in whole}
     others = [member for member in nodes if member.node not in taken]
-    mixed = sorted(others, key=lambda member: member is not first)[: size - len(whole)]
+    mixed = others[: size - len(whole)]
     first = first or _first([*whole, *mixed])
     keys = {member.node: _key(member, first) for member in (*whole, *mixed)}
     order = [m for part in (whole, mixed) for m in sorted(part, key=lambda m: keys[m.node])]

@@ -2,11 +2,11 @@
 
 One coordinator replies to the heartbeats from all agents that are connected to it. If there are
 more than `FULL_RATE_AGENTS` agents, the heartbeat interval therefore grows with their number, up to
-`LONGEST_S` and a fifth of the timeout for silent nodes. The coordinator sends the
-interval to the agent in the echo of each heartbeat, so both always use the same interval. Every
-limit that depends on a heartbeat or an echo is extended by the same `extra_s`. These limits
-determine when a node counts as silent, when an echo is late, and when a connection is replaced.
-Leases don't depend on the interval, because they count from the heartbeat that was echoed.
+`LONGEST_S` and a fifth of the timeout for silent nodes. If an agent has a direct
+connection, the coordinator sends it `extra_s`, the difference from the usual interval, in the echo
+of each heartbeat. The limits that determine when a node counts as silent, when an echo is late, and
+when a connection is replaced are extended by the same `extra_s`. The time after which a silent node
+is lost stays the same, and so do leases, which count from the heartbeat that was echoed.
 
 With a registry, the interval stays the same. A coordinator that has lost the registry must notice
 within two seconds that a node is gone, because that node may have evicted it

@@ -43,7 +43,7 @@ def encode_body(message: Message, limit: int = MAX_FRAME) -> bytes:
     Raises:
         ValueError: if the message is too large, or contains a number that JSON can't represent.
     """
-    if message.get("type") == "heartbeat" and "number" in message:
+    if message.get("type") == "heartbeat" and message.keys() - {"extra_s"} == {"type", "number"}:
         return _heartbeat(message)
     body = _encode(message).encode()
     if len(body) > limit:
