@@ -11,7 +11,8 @@ import io
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from relight.base.env import Environment
@@ -46,10 +47,15 @@ def have_dumped(env: Environment, ranks: Iterable[int], since: float) -> bool:
     since 1970.
     """
     prefixes = _prefixes(env)
-    return all(
-        any((_content(f"{prefix}{rank}", since) or b"").endswith(_STOP) for prefix in prefixes)
-        for rank in ranks
-    )
+    return all(any(_is_complete(f"{prefix}{rank}", since) for prefix in prefixes) for rank in ranks)
+
+
+def _is_complete(path: str, since: float) -> bool:
+    with _recent(path, since) as found:
+        try:
+            return found is not None and os.pread(found[0], 1, max(0, found[1] - 1)) == _STOP
+        except OSError:
+            return False
 
 
 def _request_dump(path: str) -> bool:
@@ -109,22 +115,31 @@ def _read(prefixes: Iterable[str], rank: int, since: float) -> tuple[Collective,
     return None
 
 
-def _content(path: str, since: float) -> bytes | None:
-    """Return the content of a file if it is recent and belongs to this user, or None."""
+@contextmanager
+def _recent(path: str, since: float) -> Iterator[tuple[int, int] | None]:
+    """Open a file. Yield its descriptor and size, or None unless it is recent and this user's."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
-        return None
+        yield None
+        return
     try:
         found = os.fstat(fd)
-        fits = found.st_size <= _MAX_BYTES and found.st_mtime >= since
-        if not (stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and fits):
-            return None
-        return os.read(fd, _MAX_BYTES)
-    except OSError:
-        return None
+        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+        yield (fd, found.st_size) if is_own and found.st_mtime >= since else None
     finally:
         os.close(fd)
+
+
+def _content(path: str, since: float) -> bytes | None:
+    """Return the content of a recent file that belongs to this user, or None."""
+    with _recent(path, since) as found:
+        if found is None or found[1] > _MAX_BYTES:
+            return None
+        try:
+            return os.read(found[0], _MAX_BYTES)
+        except OSError:
+            return None
 
 
 def _unpickled(data: bytes) -> object:

@@ -36,6 +36,10 @@ class GroupBrokenError(RuntimeError):
     """Another rank failed before this rank's optimizer took its step."""
 
 
+_CANNOT_STAY = (
+    "another rank has failed, and this rank's optimizer may have used data of an aborted collective"
+)
+
 _NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -88,6 +92,8 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
                 is_victim = watch.has_aborted and _must_leave(page)
                 if not (is_victim or (_is_group_error(error) and _is_notified(page))):
                     raise
+                if not watch.can_abort():
+                    raise GroupBrokenError(_CANNOT_STAY) from error
             else:
                 # The order matters. This rank sets INSIDE before it reads LEAVE. The agent writes
                 # LEAVE first, so afterwards it sees that this rank has finished.
@@ -97,8 +103,8 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
                     return result
                 page[words.INSIDE] = 1
                 del result
-            if not watch.can_abort():
-                raise GroupBrokenError("its optimizer could use data from an aborted collective")
+                if not watch.can_abort():
+                    raise GroupBrokenError(_CANNOT_STAY)
             addresses = watch.pause()
             generation.broke()
             _leave(page, addresses)
