@@ -171,6 +171,7 @@ def test_unsupported_signature_is_rejected(place: Path, head: str, line: int, te
         arguments.read_signature("c.py:f", loading.find("c.py:f"))
     assert caught.value.message.startswith(f"c.py:{line}: ")
     assert text in caught.value.message
+    assert caught.value.hint.startswith("types: str") is text.endswith("has no type annotation")
 
 
 def test_string_annotations_are_supported(place: Path) -> None:

@@ -113,6 +113,7 @@ def test_options_without_effect_print_notes(scheduler: Ssh) -> None:
     role = shell("true", replicas=2, min_replicas=1, mounts=(BindMount("/a", "/b"),))
     notes = render(scheduler, role, hosts=["localhost", "node2"]).notes
     assert [note.split(" ")[0] for note in notes] == ["mounts", "node2", "the"]
+    assert notes[1].endswith("to set an address that it can reach")
 
 
 @pytest.mark.parametrize("cfg", [{"grace": 31.0}, {"grace": -1.0}, {"silence": 0.1}])

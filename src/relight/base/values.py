@@ -506,10 +506,11 @@ def _check_by_name(text: str) -> BuiltinCheck:
     unit = _UNITS_OF_SIZE.get(size[-1:])
     number = size[:-1]
     if not CHECKS[name] or unit is None or not (number.isdecimal() and 0 < len(number) < 10):
-        form = (
-            f"{name}=SIZE, such as {name}=10G" if CHECKS[name] else f"{name} does not take a size"
+        raise ValueError(
+            f"expected {name}=SIZE, such as {name}=10G"
+            if CHECKS[name]
+            else f"{name} does not take a size"
         )
-        raise ValueError(f"expected {form}")
     return BuiltinCheck(name, int(number) * unit)
 
 

@@ -88,7 +88,7 @@ class _BestEffortStream(io.FileIO):
             return len(data)
 
 
-def one_line(text: str) -> str:
+def _escape_controls(text: str) -> str:
     """Return text with its control characters escaped, such as a carriage return in a file name."""
     text = text.replace("\n", " ")
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
@@ -103,9 +103,9 @@ def main(argv: list[str]) -> int:
     try:
         return _command(argv)(argv[1:])
     except RelightError as error:
-        print("relight: error:", one_line(error.message), file=sys.stderr)
+        print("relight: error:", _escape_controls(error.message), file=sys.stderr)
         if error.hint:
-            print("hint:", one_line(error.hint), file=sys.stderr)
+            print("hint:", _escape_controls(error.hint), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_SIGNAL_BASE + 2
@@ -169,8 +169,8 @@ def entry() -> NoReturn:
 def _has_lost_directory() -> bool:
     try:
         os.getcwd()
-    except FileNotFoundError:
-        return True
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return False
 
 

@@ -111,7 +111,7 @@ def _cause(value: str) -> str:
         return CARRIAGE_RETURN
     if value.endswith(".py"):
         return f"{value} was taken as the value, perhaps because a variable is unset"
-    if "$" in value:
+    if re.search(r"\$[A-Za-z_{]", value):
         return "the shell doesn't replace variables in single quotes"
     if value[0] in "'\"" or value[-1] in "'\"":
         return "the quotes are part of the value"

@@ -96,7 +96,7 @@ def local_time(milliseconds: object) -> str:
 
 
 def time_limit_s(cfg: Mapping[str, Any]) -> int:
-    """Return the time limit of the option `timeout`, in minutes, or 0 if unlimited."""
+    """Return the time limit in seconds from the option `timeout` in minutes, or 0 if unlimited."""
     minutes = cfg.get("timeout")
     if minutes is not None and minutes < 1:
         raise UsageError(f"-cfg timeout={minutes}: must be at least one minute")

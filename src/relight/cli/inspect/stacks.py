@@ -146,16 +146,16 @@ def _with_native(found: Taken) -> Taken:
     """Add C and C++ frames to the stacks. Processes are read in parallel, because each one takes
     seconds.
     """
-    take_stacks = {rank: stack for rank, stack in found.items() if isinstance(stack, ProcessStack)}
+    stacks = {rank: stack for rank, stack in found.items() if isinstance(stack, ProcessStack)}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        native = pool.map(py_spy.native, [stack.pid for stack in take_stacks.values()])
-        for (rank, stack), functions in zip(list(take_stacks.items()), native, strict=True):
+        native = pool.map(py_spy.native, [stack.pid for stack in stacks.values()])
+        for (rank, stack), functions in zip(list(stacks.items()), native, strict=True):
             threads = (
                 thread._replace(native=functions.get(thread.native_id, ()))
                 for thread in stack.threads
             )
-            take_stacks[rank] = stack._replace(threads=tuple(threads))
-    return {**found, **take_stacks}
+            stacks[rank] = stack._replace(threads=tuple(threads))
+    return {**found, **stacks}
 
 
 def _report(

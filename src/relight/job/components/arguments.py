@@ -80,7 +80,8 @@ def read_signature(name: str, function: Callable[..., Any]) -> Signature:
         if number == 0 and inspect.isclass(function):
             continue
         if parameter.annotation is parameter.empty:
-            raise _invalid(target, each, f"the parameter {each} of {name} has no type annotation")
+            text = f"the parameter {each} of {name} has no type annotation"
+            raise _invalid(target, each, text, hint=f"types: {_SUPPORTED}")
         if parameter.kind is parameter.POSITIONAL_ONLY:
             text = f"the parameter {each} of {name} is positional-only; components need named ones"
             raise _invalid(target, each, text)
@@ -349,8 +350,7 @@ def _kind(annotation: Any) -> tuple[ParameterKind, tuple[str, ...]]:
     raise ValueError(f"its type {shown} has no command-line form; types are {_SUPPORTED}")
 
 
-def _invalid(target: Callable[..., Any], parameter: str, text: str) -> UsageError:
-    hint = f"types: {_SUPPORTED}" if text.endswith("has no type") else ""
+def _invalid(target: Callable[..., Any], parameter: str, text: str, hint: str = "") -> UsageError:
     return UsageError(f"{source_location(target, parameter)}: {text}", hint=hint)
 
 

@@ -77,9 +77,28 @@ def torchrun(
         debug: set the variables that make CUDA, NCCL and torch log more
         tee: which worker output is shown and logged: 1 stdout, 2 stderr, 3 both, 0 none
     """
-    arguments = locals()
     size = parse_job_size(h, j) if h and j.isdecimal() else parse_size(j)
-    return _app(size, **arguments)
+    return _app(
+        size,
+        script_args,
+        script=script,
+        m=m,
+        image=image,
+        name=name,
+        h=h,
+        cpu=cpu,
+        gpu=gpu,
+        memMB=memMB,
+        env=env,
+        metadata=metadata,
+        max_retries=max_retries,
+        rdzv_port=rdzv_port,
+        rdzv_backend=rdzv_backend,
+        rdzv_conf=rdzv_conf,
+        mounts=mounts,
+        debug=debug,
+        tee=tee,
+    )
 
 
 def ddp(
@@ -126,8 +145,27 @@ def ddp(
         debug: set the variables that make CUDA, NCCL and torch log more
         tee: which worker output is shown and logged: 1 stdout, 2 stderr, 3 both, 0 none
     """
-    arguments = locals()
-    return _app(parse_size(j), **arguments)
+    return _app(
+        parse_size(j),
+        script_args,
+        script=script,
+        m=m,
+        image=image,
+        name=name,
+        h=h,
+        cpu=cpu,
+        gpu=gpu,
+        memMB=memMB,
+        env=env,
+        metadata=metadata,
+        max_retries=max_retries,
+        rdzv_port=rdzv_port,
+        rdzv_backend=rdzv_backend,
+        rdzv_conf=rdzv_conf,
+        mounts=mounts,
+        debug=debug,
+        tee=tee,
+    )
 
 
 def spmd(
@@ -160,15 +198,26 @@ def spmd(
         mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
         debug: set the variables that make CUDA, NCCL and torch log more
     """
-    arguments = locals()
-    return _app(parse_job_size(h, j), arguments.pop("args"), **arguments)
+    return _app(
+        parse_job_size(h, j),
+        args,
+        script=script,
+        m=m,
+        image=image,
+        name=name,
+        h=h,
+        env=env,
+        metadata=metadata,
+        max_retries=max_retries,
+        mounts=mounts,
+        debug=debug,
+    )
 
 
 def _app(
     size: JobSize,
     script_args: tuple[str, ...],
     *,
-    j: str,
     script: str | None,
     m: str | None,
     image: str,
@@ -187,7 +236,6 @@ def _app(
     rdzv_conf: str | None = None,
     tee: int = 3,
 ) -> AppDef:
-    del j  # `size` is parsed from it
     named = parse_name(name, script, m, script_args)
     if not 0 < rdzv_port < 65536:
         raise UsageError(f"--rdzv_port={rdzv_port}: expected a port from 1 to 65535")

@@ -19,6 +19,7 @@ from relight.base.text import did_you_mean
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, Resource, Role, VolumeMount
 from relight.job.user import user_name
+from relight.schedulers.api import time_limit_s
 
 APP, USER, VERSION = "relight/app-name", "relight/user", "relight/version"
 """Job tags."""
@@ -89,8 +90,8 @@ def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> di
         "propagateTags": True,
         "retryStrategy": _retries(app),
     }
-    if cfg.get("timeout"):
-        found["timeout"] = {"attemptDurationSeconds": cfg["timeout"] * 60}
+    if limit_s := time_limit_s(cfg):
+        found["timeout"] = {"attemptDurationSeconds": limit_s}
     if cfg.get("share_id"):
         found["schedulingPriority"] = cfg.get("priority") or 0
     size = sum(role.num_replicas for role in app.roles)
@@ -192,8 +193,7 @@ def _retries(app: AppDef) -> dict[str, Any]:
 
 def _check_numbers(cfg: Mapping[str, Any]) -> None:
     """Reject numbers that Batch would reject."""
-    if cfg.get("timeout") is not None and cfg["timeout"] < 1:
-        raise UsageError(f"-cfg timeout={cfg['timeout']}: must be at least one minute")
+    time_limit_s(cfg)  # rejects limits below a minute
     if not 0 <= (cfg.get("priority") or 0) <= _MAX_PRIORITY:
         raise UsageError(f"-cfg priority={cfg['priority']}: must be from 0 to {_MAX_PRIORITY}")
 
@@ -271,8 +271,8 @@ def _script(app: AppDef, own: Role, cfg: Mapping[str, Any], first: int) -> str:
     known inside the container, and Batch does not set that address on the first node itself.
     """
     lines = [f"export {_REPLICA_ENV}=$((${{AWS_BATCH_JOB_NODE_INDEX:-0}} - {first}))"]
-    if cfg.get("timeout"):
-        lines.append(f"export RELIGHT_END_TIME=$(($(date +%s) + {cfg['timeout'] * 60}))")
+    if limit_s := time_limit_s(cfg):
+        lines.append(f"export RELIGHT_END_TIME=$(($(date +%s) + {limit_s}))")
     if sum(role.num_replicas for role in app.roles) > 1:
         address = f"python3 -c {shlex.quote(_OWN_ADDRESS)} 2>/dev/null || hostname -i"
         lines += [

@@ -284,8 +284,9 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     whole = cfg.get("kind") == "volcano"
     for role in app.roles:
         if role.max_retries and (role.retry_policy is RetryPolicy.REPLICA) is whole:
-            what = "Volcano restarts all replicas" if whole else "Kubernetes retries each replica"
-            yield f"{role.name}: {what} individually"
+            together = "Volcano restarts all replicas together"
+            what = together if whole else "Kubernetes retries each replica individually"
+            yield f"{role.name}: {what}"
         if redaction.redact_argv(role.args) != list(role.args):
             yield (
                 f"{role.name}: anyone who can read jobs in the namespace can read the secrets in "

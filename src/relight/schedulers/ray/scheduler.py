@@ -50,7 +50,9 @@ _NO_CLUSTER = (
     "relight does not start clusters; select an existing one with -cfg dashboard_address=HOST:8265"
 )
 _REFUSED = {
-    "cluster_config_file": f"{_NO_CLUSTER}(`ray dashboard FILE` forwards its port to this machine)",
+    "cluster_config_file": (
+        f"{_NO_CLUSTER} (`ray dashboard FILE` forwards its port to this machine)"
+    ),
     "cluster_name": _NO_CLUSTER,
 }
 """TorchX options that are meaningless for this scheduler, and what to do instead."""

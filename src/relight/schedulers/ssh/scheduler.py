@@ -334,8 +334,10 @@ def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> I
         yield "mounts have no effect: replicas see the files of their hosts"
     others = [host for host in used if not host.name.startswith(_LOOPBACK)]
     if others and meeting.startswith(_LOOPBACK):
-        yield f"{others[0].name} can't reach {meeting}; use -cfg rank0_host= to set an address "
-        "that it can reach"
+        yield (
+            f"{others[0].name} can't reach {meeting}; use -cfg rank0_host= to set an address "
+            "that it can reach"
+        )
     for role in app.roles:
         if role.min_replicas is not None and role.min_replicas < role.num_replicas:
             yield (
