@@ -228,6 +228,8 @@ def test_failure_at_another_port_names_the_flag_that_allows_it(served: str) -> N
     assert ("--worker-store=rank0" in evidence) == (served == "True")
     same = {**own, "MASTER_ADDR": "localhost", "MASTER_PORT": "12355"}
     assert postmortem.with_address(failure, same) == failure
+    at_other_host = {**own, "MASTER_PORT": "12355"}
+    assert "--worker-store" not in postmortem.with_address(failure, at_other_host).evidence
 
 
 def test_worker_that_could_not_be_started_names_the_limit() -> None:

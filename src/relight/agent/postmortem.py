@@ -141,7 +141,7 @@ def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
     if found is None or failure.evidence or (found[0], str(found[1])) == told:
         return failure
     evidence = f"{blame.OTHER_ADDRESS}{told[0]} and MASTER_PORT={told[1]}"
-    if found[0] == told[0] and variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if str(found[1]) != told[1] and variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         evidence += "; for other ports, torch before 2.14 needs --worker-store=rank0"
     return failure._replace(evidence=evidence)
 
