@@ -203,6 +203,23 @@ def test_rank_in_an_except_block_may_have_closed_the_connection() -> None:
     assert judge(first, raised).root is raised  # the exception ended the rank
 
 
+def test_rank_in_an_except_block_may_have_failed_before_the_first_exit() -> None:
+    first = end(1, at=1.0, report=error("the server hung up"))
+    verdict = judge(first, stopped(0, CLEANS_UP))
+    assert (verdict.root, verdict.certainty) == (first, Certainty.LIKELY)
+    assert verdict.detail == "rank 0 was handling ValueError: bad record (a.py:7)"
+    alike = end(1, at=1.0, report=error("bad record"))
+    assert judge(alike, stopped(0, CLEANS_UP)).certainty is Certainty.PROVEN
+
+
+@pytest.mark.parametrize(("message", "root"), [("rank 0 hung up", 0), ("rank 10 hung up", 1)])
+def test_rank_named_in_the_first_exception_while_handling_its_own_is_the_cause(
+    message: str, root: int
+) -> None:
+    verdict = judge(end(1, at=1.0, report=error(message)), stopped(0, CLEANS_UP))
+    assert (verdict.root.rank, verdict.certainty) == (root, Certainty.LIKELY)
+
+
 def test_rank_handling_lost_connection_is_a_victim() -> None:
     first = end(0, at=1.0, report=LOST)
     doing = CLEANS_UP._replace(handling=f"RuntimeError: {LOST.message}")

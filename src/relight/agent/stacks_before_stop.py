@@ -1,7 +1,7 @@
 """Captures the workers' stacks before they are stopped, so that the report can show where each rank
 was.
 
-This happens if a worker has failed because of a peer, or if no worker is making progress
+This happens if a worker has raised an exception, or if no worker is making progress
 (--hang-timeout).
 """
 

@@ -6,8 +6,9 @@
                 looks for late workers (net/missing_at_init) and, if the user asks for it, for
                 stuck, idle or slow ones (agent/watchdogs)
 
-Before workers are stopped because one of them blames a peer, or because all of them are hung, their
-stacks are captured (stacks_before_stop), so that the report can show where each rank was.
+Before workers are stopped because one of them has raised an exception, or because all of them are
+hung, their stacks are captured (stacks_before_stop), so that the report can show where each rank
+was.
 
 If the script supports it, workers keep their process when another worker fails, here or on another
 node (agent/recovery). In that case `run` returns with `has_survivors` set, and after `resume` these
@@ -861,19 +862,20 @@ class WorkerGroup:
         self._services.journal.record(FailureNoticed(number, local_rank, round(after_s, 6)))
 
     def _before_stop(self, event: WorkerExited) -> None:
-        """Capture the other workers' stacks if one has failed because of a peer."""
+        """Capture the other workers' stacks after one has failed."""
         supervisor = self.supervisor
         if event.exitcode not in _AFTER_ERROR or supervisor is None:
             return
+        from relight.agent import stacks_before_stop
         from relight.agent.postmortem import suspects_peer
 
+        # Even if its last words blame nobody, another worker may be handling an exception that
+        # caused this failure.
+        stacks_before_stop.read(supervisor)
         if suspects_peer(self.logs, event.local_rank):
-            from relight.agent import stacks_before_stop
-
             # The other workers here may have failed in the same way, which leaves no stacks to
             # capture. In that case, the worker that they were waiting for is on another node.
             self._suspects_peer = True
-            stacks_before_stop.read(supervisor)
         else:
             self.logs.inspect_before_stop(event.local_rank)
 

@@ -1,7 +1,7 @@
 """Captures what workers are doing before they are stopped or exit, or on request.
 
-This module is loaded if a job has hung, if a worker blames a peer or prints a traceback, or on
-request.
+This module is loaded if a job has hung, if a worker raises an exception or prints a traceback, or
+on request.
 """
 
 from collections.abc import Mapping

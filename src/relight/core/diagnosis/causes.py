@@ -274,6 +274,13 @@ def own_failure(known: Known) -> Verdict | None:
         later_s = since(other) - since(root)
         why = f"rank {other.rank} failed {later_s:.1f} s later with a different error"
         return Verdict("own_failure", Certainty.LIKELY, why, root, root)
+    handler = next((f for f in known.ends if f is not root and handling(f)), None)
+    why = _was_handling(handler, known) if handler is not None else ""
+    if not earlier and handler is not None and why:
+        # It may have failed first and be cleaning up, or be waiting before it tries again.
+        if _names(root, handler.rank):
+            return Verdict("own_failure", Certainty.LIKELY, why, handler, handler)
+        return Verdict("own_failure", Certainty.LIKELY, why, root, root, detail=why)
     if not earlier:
         return Verdict("own_failure", Certainty.PROVEN, "no other rank had failed", root, root)
     later = since(root) - since(earlier[0])
@@ -292,6 +299,12 @@ def _is_simultaneous(failure: Failure, first: Failure) -> bool:
         return failure.exitcode != first.exitcode
     said, known = (without_numbers(f"{r.type}: {r.message}") for r in (report, other))
     return said != known and report.where != other.where
+
+
+def _names(failure: Failure, rank: int) -> bool:
+    """Return whether a worker's exception mentions a rank."""
+    message = failure.report.message if failure.report is not None else ""
+    return re.search(rf"(?i)\brank[ #=:]*{rank}\b", message) is not None
 
 
 def _may_be_well(failure: Failure, known: Known) -> bool:
@@ -585,10 +598,12 @@ def _printed(failures: Sequence[Failure]) -> str:
 
 
 def _was_handling(failure: Failure, known: Known) -> str:
-    """Return the exception that only this worker was handling."""
+    """Return the exception that this worker was handling, unless another worker shared it."""
     doing = failure.doing
+    if doing is None or not doing.handling:
+        return ""
     others = [each for each in known.ends if each is not failure]
-    if doing is None or not doing.handling or any(_shares(f, doing.handling) for f in others):
+    if any(_shares(f, doing.handling) or _raised(f) == doing.handling for f in others):
         return ""
     at = f" ({doing.handling_where.rpartition('/')[2]})" if doing.handling_where else ""
     return f"rank {failure.rank} was handling {doing.handling}{at}"
