@@ -207,7 +207,7 @@ def test_rank_in_an_except_block_may_have_failed_before_the_first_exit() -> None
     first = end(1, at=1.0, report=error("the server hung up"))
     verdict = judge(first, stopped(0, CLEANS_UP))
     assert (verdict.root, verdict.certainty) == (first, Certainty.LIKELY)
-    assert verdict.detail == "rank 0 was handling ValueError: bad record (a.py:7)"
+    assert verdict.why == "rank 0 was handling ValueError: bad record (a.py:7)"
     alike = end(1, at=1.0, report=error("bad record"))
     assert judge(alike, stopped(0, CLEANS_UP)).certainty is Certainty.PROVEN
 

@@ -1,4 +1,4 @@
-# truth: rank=1 line=7 kind=network says=rank 1 in evaluate
+# truth: rank=1 line=7 kind=network says=in evaluate (39_
 # run: {L} --nproc-per-node=3 {C}/39_skips_collective.py
 import os, sys, time, datetime
 import torch

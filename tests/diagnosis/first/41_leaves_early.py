@@ -9,4 +9,4 @@ for step in range(20 if rank != 1 else 12):
     dist.all_reduce(torch.ones(4))
 if rank == 1: sys.exit()
 dist.destroy_process_group()
-# also: (?i)end of the script|exit code 0
+# also: (?i)end of the script|code 0

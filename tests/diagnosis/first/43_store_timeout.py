@@ -1,4 +1,4 @@
-# truth: rank=0 line=7 kind=network says=rank 0 in prepare
+# truth: rank=0 line=7 kind=network says=in prepare (43_
 # run: {L} --nproc-per-node=2 {C}/43_store_timeout.py
 import os, sys, time, datetime
 import torch

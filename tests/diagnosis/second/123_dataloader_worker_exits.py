@@ -1,4 +1,4 @@
-# truth: rank=0 line=0 kind=exception says=exited unexpectedly
+# truth: rank=0 line=0 kind=exception says=exited
 # also: decoder: licence has expired
 # never: (?i)(?<!not the )(?<!not a )\bcause\b(?:(?!rank)[^\n]){0,12}\brank (?:1)\b
 # run: {L} --nproc-per-node=2 {C}/123_dataloader_worker_exits.py

@@ -280,7 +280,7 @@ def own_failure(known: Known) -> Verdict | None:
         # It may have failed first and be cleaning up, or be waiting before it tries again.
         if _names(root, handler.rank):
             return Verdict("own_failure", Certainty.LIKELY, why, handler, handler)
-        return Verdict("own_failure", Certainty.LIKELY, why, root, root, detail=why)
+        return Verdict("own_failure", Certainty.LIKELY, why, root, root)
     if not earlier:
         return Verdict("own_failure", Certainty.PROVEN, "no other rank had failed", root, root)
     later = since(root) - since(earlier[0])

@@ -204,6 +204,8 @@ class Diagnosis(NamedTuple):
             lines.append(f"{link} {report.cause.partition(chr(10))[0]}{at}")
         elif report is not None and report.cause_where and symptom.is_explained:
             lines.append(f"the exception group was raised at {report.cause_where}")
+        if report is not None and symptom.is_explained and blame.lost_a_loader(report.lines):
+            lines.append("the connection was to a DataLoader process that had exited")
         is_crash = report is not None and report.kind is FailureKind.CRASHED
         if symptom.is_explained and symptom.evidence and not is_crash:
             lines.append(symptom.evidence)
@@ -245,9 +247,6 @@ class Diagnosis(NamedTuple):
                 "torch detected this in a signal handler, "
                 "which can interrupt the script at any line"
             )
-        report = symptom.report if symptom.is_explained else None
-        if report is not None and blame.lost_a_loader(report.lines):
-            return "the connection was to a DataLoader process that had exited"
         if verdict.certainty is Certainty.UNKNOWN:
             others = [f for f in self.consequences if role(f) is Role.STOPPED]
             if where := causes.places(others):
