@@ -250,3 +250,18 @@ def test_hang_ignores_exit_code_rules() -> None:
     ended = GenerationEnd([hung], (), "no progress", 0.0, hung=True)
     wanted = settings(3, restart_on="75", fail_on="SIGABRT,124")
     assert isinstance(decide(ended, RestartHistory(wanted, 0, "o", 0.0), 0, 1.0), Restart)
+
+
+@pytest.mark.parametrize(
+    ("raised", "exit_code"), [("ConnectionResetError: lost", 124), ("ValueError: bad", 1)]
+)
+def test_rank_that_loses_peer_during_stop_of_hung_job_is_not_the_cause(
+    raised: str, exit_code: int
+) -> None:
+    """Stop signals don't reach all workers at the same time."""
+    hung = FAILED._replace(rank=1, exitcode=-15, stop_signal=15)
+    lost = FAILED._replace(last_lines=(raised,))
+    ended = GenerationEnd([lost, hung], (), "no progress", 0.0, hung=True)
+    end = decide(ended, RestartHistory(settings(0), 0, "o", 0.0), 0, 1.0)
+    assert isinstance(end, JobEnded)
+    assert end.exit_code == exit_code

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from relight.base.errors import EXIT_FAILED, EXIT_HUNG
 from relight.core.diagnosis import failure_text as failures
-from relight.core.diagnosis.causes import Certainty
+from relight.core.diagnosis.causes import Certainty, Role, role
 from relight.core.diagnosis.failure_text import Diagnosis
 from relight.core.failure import Failure
 from relight.core.group.messages import JobEnded
@@ -116,8 +116,10 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
 
 def _diagnose(ended: GenerationEnd) -> "Diagnosis | Hang | None":
     ends = [failure for failure in ended.failures if failure.exitcode]  # a peer may send anything
-    if ended.hung and all(failure.stop_signal for failure in ends):
+    if ended.hung and all(role(failure) is not Role.OWN for failure in ends):
         from relight.core.diagnosis import hang_text
+
+        # A worker may lose a peer that was stopped just before it, and exit by itself.
 
         seen = [*ends, *ended.waiting]
         return hang_text.diagnose(seen, ended.stop_cause, ended.succeeded_ranks)
