@@ -14,7 +14,7 @@ LOCK := requirements.lock
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c $(LOCK)
 PYTEST := $(BIN)/python -m tests.run
 
-.PHONY: help setup demo test quick lint types portable bench gpu kubernetes simulate mutants diagnosis chaos long dist docs pages packages lock clean
+.PHONY: help setup demo test quick lint types portable bench gpu kubernetes simulate mutants diagnosis chaos long newer dist docs pages packages lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -111,6 +111,21 @@ chaos: setup  ## Chaos test: N local jobs whose processes are killed or stopped 
 
 long: $(LONG_READY)  ## Tests that take minutes to hours
 	$(BIN)/python -m pytest -m long
+	$(MAKE) --no-print-directory newer
+
+# The wheel of a newer torch from PyPI brings the CUDA libraries: 6 GB.
+TORCH ?= 2.14.1
+NEWER := .venv-torch-$(TORCH)
+WITH_TORCH := tests/differential tests/torch_launcher tests/shim tests/test_survivors.py tests/test_hangs.py
+$(NEWER)/.ready: pyproject.toml $(LOCK)
+	$(PYTHON) -m venv --clear $(NEWER)
+	grep -v '^torch==' $(LOCK) >$(NEWER)/lock
+	$(NEWER)/bin/python -m pip install -q --disable-pip-version-check -c $(NEWER)/lock pip
+	$(NEWER)/bin/python -m pip install -c $(NEWER)/lock torch==$(TORCH) -e . --group test
+	@touch $@
+
+newer: $(NEWER)/.ready  ## Tests with another version of torch, TORCH=2.14.1 (6 GB)
+	$(NEWER)/bin/python -m pytest -n 2 -m "not long or needs_torch_reconfigure" $(WITH_TORCH)
 
 dist: setup  ## Build the wheel, the sdist and the one-file launcher, and try them on every installed Python
 	$(BIN)/python -m tests.release
@@ -140,5 +155,5 @@ packages: $(PACKAGES)/.ready  ## Try 40 packages with --preload and write docs/p
 lock: $(LONG_READY)  ## Pin the newest versions of all dependency groups in requirements.lock
 	$(BIN)/python -m tests.lock
 
-clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) .build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+clean:  ## Remove the virtual environments and caches
+	rm -rf $(VENV) .venv-torch-* .build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

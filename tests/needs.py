@@ -5,6 +5,7 @@ empty string. A test whose requirement is not met is skipped with that reason.
 """
 
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -88,6 +89,14 @@ def _ssh() -> str:
     return sshd_unavailable()
 
 
+def _reconfigure() -> str:
+    if why := _modules("torch"):
+        return why
+    version = importlib.metadata.version("torch")
+    release = tuple(int(part) for part in version.split(".")[:2])
+    return "" if release >= (2, 14) else f"torch {version} can't reconfigure groups"
+
+
 NEEDS: dict[str, Callable[[], str]] = {
     "aws": lambda: _modules("boto3", "moto"),
     "c_compiler": lambda: _programs("cc", "gcc"),
@@ -121,6 +130,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "setpriv": lambda: _root() or _programs("setpriv"),
     "ssh": _ssh,
     "torch": lambda: _modules("torch"),
+    "torch_reconfigure": _reconfigure,
 }
 WHAT = {
     "hosts": "several hosts: network namespaces on this machine",

@@ -338,6 +338,32 @@ def test_losses_equal_uninterrupted_run(warm_torch: WarmTorch, kills: str) -> No
     assert set(result.stdout.splitlines()) == set(whole.stdout.splitlines())
 
 
+RECONFIGURE = """
+    dist.init_process_group("gloo", enable_reconfigure=True)
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"handle{rank}", dist._get_reconfigure_handle())
+    handles = [store.get(f"handle{each}").decode() for each in range(generation.world_size)]
+    dist._reconfigure(generation.restart, handles).wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.needs_torch_reconfigure
+@pytest.mark.parametrize("kills", ["0:3", "1:3 2:3"])
+def test_reconfigured_group_of_survivors_has_same_losses(warm_torch: WarmTorch, kills: str) -> None:
+    """Torch 2.14 creates a group without connections, and connects it later."""
+    text = DDP.replace('    dist.init_process_group("gloo")\n', RECONFIGURE)
+    flags = ("--nproc-per-node=3", "--max-restarts=1")
+    whole = warm_torch.run(text, *flags, KILLS="", REBUILD="3")
+    assert whole.returncode == 0, whole.stderr
+    result = warm_torch.run(text, *flags, KILLS=kills, REBUILD="")
+    assert result.returncode == 0, result.stderr
+    count = len(kills.split())
+    assert f"; {pluralize(3 - count, 'rank')} kept running" in result.stderr
+    assert set(result.stdout.splitlines()) == set(whole.stdout.splitlines())
+
+
 HANGS = {
     "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
     "in C": "import ctypes; ctypes.PyDLL(None).pause()",  # holds the GIL
