@@ -11,7 +11,7 @@ from relight.core.ranks import (
     NodeSize,
     assign,
     places,
-    visible_device,
+    visible_devices,
     worker_variables,
 )
 from relight.core.workers.worker_command import OF_ONE_WORKER, with_local_rank
@@ -84,20 +84,32 @@ def test_workers_get_torchrun_variables(virtual: bool, agent_store: bool) -> Non
     assert {*variables, "TORCHELASTIC_ERROR_FILE"} == set(OF_ONE_WORKER)
 
 
+CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+
+
 @pytest.mark.parametrize(
-    ("variable", "local_rank", "device"),
-    [(None, 3, "3"), ("4,5", 1, "5"), ("GPU-a,GPU-b", 0, "GPU-a")],
+    ("variables", "local_rank", "visible"),
+    [
+        ({}, 3, {CUDA: "3"}),
+        ({CUDA: "4,5"}, 1, {CUDA: "5"}),
+        ({CUDA: "GPU-a,GPU-b"}, 0, {CUDA: "GPU-a"}),
+        ({CUDA: "0,1", HIP: "4,5"}, 1, {CUDA: "5", HIP: "5"}),
+        ({CUDA: "0,1", HIP: ""}, 1, {CUDA: "1"}),
+    ],
 )
 def test_virtual_local_rank_exposes_only_its_device(
-    variable: str | None, local_rank: int, device: str
+    variables: dict[str, str], local_rank: int, visible: dict[str, str]
 ) -> None:
-    assert visible_device(variable, local_rank) == device
+    assert visible_devices(variables, local_rank) == visible
 
 
-@pytest.mark.parametrize(("variable", "local_rank"), [("4,5", 2), ("", 0)])
-def test_missing_device_error_names_the_list(variable: str, local_rank: int) -> None:
-    with pytest.raises(UsageError, match="has no device for local rank"):
-        visible_device(variable, local_rank)
+@pytest.mark.parametrize(
+    ("variables", "local_rank"), [({CUDA: "4,5"}, 2), ({CUDA: ""}, 0), ({HIP: "4,5"}, 2)]
+)
+def test_missing_device_error_names_the_list(variables: dict[str, str], local_rank: int) -> None:
+    (name,) = variables
+    with pytest.raises(UsageError, match=f"{name}=.* has no device for local rank"):
+        visible_devices(variables, local_rank)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from relight.base.values import (
     parse_status_token,
 )
 from relight.core.group.group_types import GroupSettings
-from relight.core.ranks import visible_device
+from relight.core.ranks import visible_devices
 from relight.core.workers.worker_command import Command
 from relight.flags.spec import (
     DEFAULT_GRACE_S,
@@ -106,7 +106,7 @@ def prepare(
             "check server"
         )
     if spec.virtual_local_rank:
-        visible_device(env.variables.get("CUDA_VISIBLE_DEVICES"), local_world_size - 1)
+        visible_devices(env.variables, local_world_size - 1)
     if spec.failure_report:
         from relight.agent.failure_report import remove_old
 
@@ -243,7 +243,9 @@ def _worker_program(command: Command, local_world_size: int) -> "WorkerProgram |
     from relight.core.workers import worker_command
     from relight.warm.worker_program import WorkerProgram
 
-    own = (*worker_command.OF_ONE_WORKER, *(["CUDA_VISIBLE_DEVICES"] * spec.virtual_local_rank))
+    own: tuple[str, ...] = worker_command.OF_ONE_WORKER
+    if spec.virtual_local_rank:
+        own += tuple(visible_devices(command.env.variables, 0))
     # The last worker's arguments are the longest, so the arguments of the others also fit.
     argv = worker_command.argv(command, local_world_size - 1)
     program = entrypoint.find_program(command.python, command.env) or command.python

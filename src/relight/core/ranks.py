@@ -186,23 +186,28 @@ def worker_variables(
     }
 
 
-def visible_device(variable: str | None, local_rank: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES for one worker under `--virtual-local-rank`.
+def visible_devices(variables: Mapping[str, str], local_rank: int) -> dict[str, str]:
+    """Return the variables that make one GPU visible to a worker under `--virtual-local-rank`.
+
+    HIP_VISIBLE_DEVICES takes precedence over CUDA_VISIBLE_DEVICES on ROCm (torch 2.15). Without
+    either of them, devices are numbered from 0.
 
     Args:
-        variable: the agent's CUDA_VISIBLE_DEVICES, or None if unset, in which case devices are
-            numbered from 0.
+        variables: the agent's variables.
         local_rank: the worker's real local rank.
 
     Raises:
         UsageError: if the list lacks an entry for this worker.
     """
-    if variable is None:
-        return str(local_rank)
-    devices = variable.split(",")
-    if local_rank >= len(devices) or not variable:
+    cuda, hip = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+    name = hip if variables.get(hip) else cuda
+    listed = variables.get(name)
+    if listed is None:
+        return {cuda: str(local_rank)}
+    devices = listed.split(",")
+    if local_rank >= len(devices) or not listed:
         raise UsageError(
-            f"CUDA_VISIBLE_DEVICES={variable} has no device for local rank {local_rank}",
+            f"{name}={listed} has no device for local rank {local_rank}",
             hint="start fewer workers or list more devices",
         )
-    return devices[local_rank]
+    return dict.fromkeys([cuda, name], devices[local_rank])

@@ -39,7 +39,6 @@ class Conf(NamedTuple):
     close_timeout: float = 30.0
     keep_alive_interval: float = 2.0
     keep_alive_max_attempt: int = 5
-    heartbeat_timeout: float = 5.0
     read_timeout: float | None = None
     exit_barrier_timeout: float = 300.0
     checkpoint_timeout: float = 120.0
@@ -177,6 +176,7 @@ KEYS: tuple[Key, ...] = (
     Key("keep_alive_interval", parse_seconds),
     Key("keep_alive_max_attempt", parse_attempts),
     Key("heartbeat_timeout", parse_seconds, (), "heartbeats don't wait for a response"),
+    Key("cas_backoff_max_seconds", parse_seconds, (), "there is no shared state to write"),
     Key("exit_barrier_timeout", parse_wait),
     Key("checkpoint_timeout", parse_seconds),
     Key("takeover", one_of("majority", "alone")),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from relight.base.env import Environment
 from relight.base.errors import signal_name
 from relight.base.values import STATUS_TOKEN
-from relight.core.ranks import Assignment, Generation, visible_device, worker_variables
+from relight.core.ranks import Assignment, Generation, visible_devices, worker_variables
 from relight.flags.spec import LaunchSpec
 
 OF_ONE_WORKER = (
@@ -163,7 +163,7 @@ def variables(
     """Return the worker's complete environment.
 
     Raises:
-        UsageError: if CUDA_VISIBLE_DEVICES lacks a device for this worker under
+        UsageError: if the list of visible GPUs is too short for this worker under
             `--virtual-local-rank`.
     """
     spec, env = command.spec, command.env
@@ -171,9 +171,7 @@ def variables(
     result.update(group_variables(command, generation, assignment))
     result["TORCHELASTIC_ERROR_FILE"] = error_file
     if spec.virtual_local_rank:
-        result["CUDA_VISIBLE_DEVICES"] = visible_device(
-            env.variables.get("CUDA_VISIBLE_DEVICES"), assignment.local_rank
-        )
+        result.update(visible_devices(env.variables, assignment.local_rank))
     return result
 
 
