@@ -49,6 +49,7 @@ SOURCES = {
     "core/workers/worker_command.py": ("LAUNCH_PASSES", "suggest_replacement"),
     "core/diagnosis/failure_text.py": (
         "what_happened", "_after_printing", "_exception", "_hint", "_consequence", "_evidence",
+        "_LOADER_EXITED",
     ),
     "core/diagnosis/last_words.py": ("weighed",),
     "core/link/link_state.py": ("_wait",),

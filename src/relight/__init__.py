@@ -1,7 +1,7 @@
 """relight launches distributed training and keeps it alive.
 
-Importing the package imports nothing else, because a launch has a budget of milliseconds, and
-training scripts that use `relight.worker` should not pay for the launcher.
+Importing this package does not import any of its modules. A launch may only take milliseconds, and
+training scripts that use `relight.worker` should not have to load the launcher.
 """
 
 TYPE_CHECKING = False

@@ -6,13 +6,13 @@ entrypoint)(*args)`.
 
 Arguments, results and errors match torch 2.13 (`torch/distributed/launcher/api.py`,
 `torch/distributed/elastic/multiprocessing/errors`); docs/embedding.md lists the differences.
-torch's own LaunchConfig also works, because only the field names matter. torch is not imported. If
-the caller has imported torch, errors are also instances of torch's classes, so that `except`
-clauses catch them.
+torch's own LaunchConfig also works, because only the field names matter. This module doesn't import
+torch. If the caller has imported torch, errors are also instances of torch's classes, so that
+`except` clauses catch them.
 
     python -m relight.torch_launcher accelerate launch … train.py
 
-runs a program that calls torch's launcher itself, using this launcher instead.
+runs a program that itself calls torch's launcher, but with this launcher instead.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ _NOT_AVAILABLE = "<N/A>"
 _CALLED_FROM = (
     "torch.distributed.launcher.api", "torch.distributed.launcher", "torch.distributed.run",
 )  # fmt: skip
-"""torch modules from which programs import `elastic_launch`."""
+"""The torch modules from which programs import `elastic_launch`."""
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "rdzv_configs": ((Mapping,), "values by name"),
     "signals_to_handle": ((str,), "names such as 'SIGTERM,SIGINT'"),
@@ -62,7 +62,7 @@ _HANDLERS = ("console", "dynamic_rendezvous", "null")
 
 
 class DefaultLogsSpecs:
-    """Destinations of worker output, like torch's class with the same name.
+    """The destinations of worker output, equivalent to torch's class with the same name.
 
     Args:
         log_dir: the directory for log files. If neither this nor `redirects` or `tee` is set, no
@@ -93,10 +93,10 @@ class DefaultLogsSpecs:
 
 @dataclass
 class LaunchConfig:
-    """The settings for a launch, with the fields and defaults of torch's class with the same name;
-    `exit_barrier_timeout` exists in torch versions after 2.14.
+    """The settings for a launch. The fields and defaults are the same as in torch's class with the
+    same name. In torch, `exit_barrier_timeout` only exists in versions after 2.15.
 
-    `start_method`, `monitor_interval` and `metrics_cfg` are ignored here.
+    relight ignores `start_method`, `monitor_interval` and `metrics_cfg`.
 
     Raises:
         ValueError: if shutdown_timeout is negative or not a number.
@@ -149,12 +149,12 @@ class LaunchConfig:
 
 @dataclass
 class ProcessFailure:
-    """A worker's failure, with the same fields as torch's class of that name.
+    """A worker's failure. The fields are the same as in torch's class with the same name.
 
-    `error_file` is always `<N/A>`: its content is in `error_file_data`. `message` describes an
-    exception, as `{"message": …, "extraInfo": {"py_callstack": …, "timestamp": …}}`, or is a
-    string. `timestamp` is in seconds since 1970. `exitcode` is negative if a signal ended the
-    worker.
+    `error_file` is always `<N/A>`, because the file's content is in `error_file_data`. `message` is
+    either a string, or describes an exception as `{"message": …, "extraInfo": {"py_callstack": …,
+    "timestamp": …}}`. `timestamp` is in seconds since 1970. `exitcode` is negative if a signal
+    ended the worker.
     """
 
     local_rank: int
@@ -170,17 +170,17 @@ class ProcessFailure:
         return signal_name(-self.exitcode) if self.exitcode < 0 else _NOT_AVAILABLE
 
     def timestamp_isoformat(self) -> str:
-        """Return the time of the failure, in local time: YYYY-MM-DD_HH:MM:SS."""
+        """Return the local time of the failure, in the format YYYY-MM-DD_HH:MM:SS."""
         return datetime.fromtimestamp(self.timestamp).isoformat(sep="_")
 
 
 class ChildFailedError(Exception):
-    """Workers failed. This is also an instance of torch's class with the same name, if the caller
-    has imported torch.
+    """Raised if workers have failed. If the caller has imported torch, the exception is also an
+    instance of torch's class with the same name.
 
     Args:
         name: the entrypoint's name.
-        failures: failures of this node's workers, by rank.
+        failures: the failures of workers on this node, by rank.
         report: the lines of the failure report.
     """
 
@@ -197,14 +197,16 @@ class ChildFailedError(Exception):
         return rank, self.failures[rank]
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
-        """Return the message. The delimiter arguments, present in torch, are ignored."""
+        """Return the message. The delimiter arguments exist for compatibility with torch, and are
+        ignored.
+        """
         del boarder_delim, section_delim
         return str(self)
 
 
 class SignalException(Exception):  # noqa: N818  # torch's name
-    """A signal ended the launch. This is also an instance of torch's class with the same name, if
-    the caller has imported torch.
+    """Raised if a signal has ended the launch. If the caller has imported torch, the exception is
+    also an instance of torch's class with the same name.
 
     Args:
         msg: the message.
@@ -221,8 +223,8 @@ class elastic_launch:  # noqa: N801  # torch's name
 
     Args:
         config: this module's LaunchConfig, or torch's.
-        entrypoint: a function, called with the arguments passed to the instance; or a program,
-            which receives them as strings.
+        entrypoint: a function or a program. A function is called with the arguments that are passed
+            to the instance, and a program receives them as strings.
         health_check_server: must be None, because relight's agents don't run a health check server.
     """
 
@@ -237,16 +239,16 @@ class elastic_launch:  # noqa: N801  # torch's name
         self._health_check_server = health_check_server
 
     def __call__(self, *args: Any) -> dict[int, Any]:
-        """Run the entrypoint until it finishes. Return the result of each worker on this node
-        (None for a program), by global rank.
+        """Run the entrypoint until it finishes. Return the result of each worker on this node by
+        global rank. For a program, each result is None.
 
         Raises:
             ChildFailedError: if workers failed.
-            SignalException: if the main thread received one of `signals_to_handle`; the workers
+            SignalException: if the main thread has received one of `signals_to_handle`. The workers
                 have exited by then.
-            WorkersFailedError: if the job failed although no worker did, because nodes were
-                missing.
-            UsageError: if the configuration is invalid. Nothing was started.
+            WorkersFailedError: if the job failed because nodes were missing, although no worker
+                failed.
+            UsageError: if the configuration is invalid. Nothing has been started in this case.
         """
         return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
 
@@ -293,7 +295,7 @@ def _call(config: Any, function: Callable[..., Any], args: list[Any]) -> dict[in
         warm = warm_flags((), environment.read().variables)
         with _signals_raise(config):
             spec = _spec(config, WORKER, [], *warm)
-            env = {**spec.env, CALL_DIRECTORY: directory}  # all nodes get the same arguments
+            env = {**spec.env, CALL_DIRECTORY: directory}  # the same arguments on all nodes
             result = run(spec._replace(module=True, env=env))
         raised = function_results.raised(directory)
         if result.exit_code:
@@ -310,7 +312,7 @@ def _call(config: Any, function: Callable[..., Any], args: list[Any]) -> dict[in
     return {rank: results.get(rank) for rank in result.exit_codes}
 
 
-# The configuration.
+# Converting the configuration.
 
 
 def _check_type(name: str, value: Any) -> None:
@@ -320,7 +322,7 @@ def _check_type(name: str, value: Any) -> None:
 
 
 def _spec(config: Any, script: str, args: Sequence[str], *flags: str) -> RunSpec:
-    """Convert a configuration to a job."""
+    """Convert a configuration to the specification of a job."""
     conf = {name: str(value) for name, value in config.rdzv_configs.items()}
     if not any(key.name == "timeout" and config.rdzv_backend in key.backends for key in KEYS):
         conf.pop("timeout", None)  # torch passes it to all backends
@@ -359,10 +361,10 @@ def _spec(config: Any, script: str, args: Sequence[str], *flags: str) -> RunSpec
 
 
 def _logs(specs: Any) -> dict[str, str]:
-    """Convert torch's DefaultLogsSpecs, or this module's, to flags.
+    """Convert a DefaultLogsSpecs object, from torch or from this module, to flags.
 
     Raises:
-        UsageError: if it is an instance of another class.
+        UsageError: if the object is an instance of a different class.
     """
     torchs = getattr(
         sys.modules.get("torch.distributed.elastic.multiprocessing.api"), "DefaultLogsSpecs", ()
@@ -385,7 +387,7 @@ def _numa(options: Any) -> str:
     """Convert torch's NumaOptions to a flag.
 
     Raises:
-        UsageError: if the value has another type.
+        UsageError: if the value has a different type.
     """
     if options is None:
         return ""
@@ -402,11 +404,13 @@ def _streams(choice: int | Mapping[int, int]) -> str:
 
 
 def _script_name(words: Sequence[str]) -> str:
-    """Return a Python program's name for error messages: the first argument that is not a flag."""
+    """Return a Python program's name for use in error messages. It is the first argument that is
+    not a flag.
+    """
     return next((word for word in words if not word.startswith("-")), "")
 
 
-# Errors.
+# Converting errors.
 
 
 def _first(result: RunResult) -> Failure | None:
@@ -424,14 +428,14 @@ def _error(
     raised: Mapping[int, function_results.Raised],
     failures: Mapping[int, Failure],
 ) -> Exception:
-    """Return the exception for a failed job.
+    """Return the exception to raise for a failed job.
 
     Args:
         name: the entrypoint's name.
         result: the job's result.
-        raised: exceptions that the function raised, by rank.
-        failures: failures to report in addition to the first one, by rank. As in torch, only the
-            first failure is reported for a function, and all failures for a program.
+        raised: the exceptions that the function raised, by rank.
+        failures: failures to report in addition to the first one, by rank. As in torch, all
+            failures are reported for a program, but only the first failure for a function.
     """
     first = _first(result)
     if first is None:
@@ -446,7 +450,7 @@ def _error(
 def _failure(failure: Failure, raised: function_results.Raised | None) -> ProcessFailure:
     report = failure.report if failure.is_explained else None
     if raised is not None and isinstance(raised.error, SystemExit):
-        raised = None  # as in torch, not an error
+        raised = None  # as in torch, this is not an error
     timestamp = int(raised.time) if raised else _seconds(failure.when)
     message: Any = ""
     if raised is not None or report is not None:
@@ -474,7 +478,7 @@ def _failure(failure: Failure, raised: function_results.Raised | None) -> Proces
 
 
 def _seconds(when: str) -> int:
-    """Return when a failure occurred, in seconds since 1970."""
+    """Return the time when a failure occurred, in seconds since 1970."""
     try:
         return int(datetime.strptime(when, "%Y-%m-%d %H:%M:%S%z").timestamp())
     except ValueError:
@@ -492,7 +496,9 @@ def _class(own: type[Exception], module: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def _signals_raise(config: Any) -> Iterator[None]:
-    """Raise SignalException for signals, as torch does. Only the main thread receives them."""
+    """Raise SignalException when a signal arrives, as torch does. Only the main thread receives
+    signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -521,7 +527,7 @@ def _signals_raise(config: Any) -> Iterator[None]:
 def replace_torchs() -> None:
     """Replace `elastic_launch` and `launch_agent` in this process's torch modules.
 
-    This imports the modules, for programs that would import them anyway.
+    This function imports the modules, so it is meant for programs that would import them anyway.
 
     Raises:
         UsageError: if torch is not installed.
@@ -545,11 +551,11 @@ def main(argv: Sequence[str]) -> None:
     """Run a program with this launcher instead of torch's.
 
     Args:
-        argv: `-m` and a module, or a script, or the name of a Python program on PATH, followed by
-            its arguments.
+        argv: a script, the name of a Python program on PATH, or `-m` and a module, followed by the
+            program's arguments.
 
     Raises:
-        UsageError: if the first argument doesn't name anything that can be run.
+        UsageError: if the first argument is not something that can be run.
     """
     is_module, words = argv[:1] == ["-m"], list(argv[argv[:1] == ["-m"] :])
     if not words:
@@ -572,7 +578,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:  # not the copy that `python -m` created
+    try:  # import the module, not the copy that `python -m` created
         importlib.import_module("relight.torch_launcher").main(sys.argv[1:])
     except UsageError as error:
         sys.exit(f"relight: error: {error}" + f"\nhint: {error.hint}" * bool(error.hint))

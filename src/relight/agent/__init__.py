@@ -1,4 +1,4 @@
-"""The agent: one process on each node in a job.
+"""The agent, which is one process on each node in a job.
 
     start.py, prepare.py     from checked flags to an `AgentConfig`, or a one-line error
     agent.py                 the main loop of one node; read this first
@@ -9,6 +9,6 @@
     preemption.py, shutdown.py           signals and preemption, and leaving the job
     status/                  answers to `relight status` and other commands
 
-They carry out the decisions of the state machines in core/. Modules that are only needed for
-failures and shutdown are loaded one second after the start (docs/decisions/0026).
+These modules carry out the decisions of the state machines in core/. Modules that are only needed
+for failures and shutdown are loaded one second after the start (docs/decisions/0026).
 """

@@ -1,4 +1,4 @@
-"""Runs one node in a job, by repeating three steps: get ready, run a generation, react. Read this
+"""Runs one node in a job, in a loop of three steps: get ready, run a generation, react. Read this
 module first.
 
     get ready   run the health check, if configured; bind a store for the workers; tell the
@@ -204,7 +204,9 @@ class Agent:
             self.loop.close()  # last: from here on, signals have their default effect
 
     def _run(self) -> tuple[int, str]:
-        """Run generations until this agent leaves. Return its exit code and the reason."""
+        """Run generations until this agent leaves. Return the exit code and the reason for
+        leaving.
+        """
         outcome, node, signals = GenerationResult(), self.node, self.interruption.signals
         while True:
             unfit = self._check_health(outcome)
@@ -235,7 +237,7 @@ class Agent:
     # Running a generation.
 
     def _check_health(self, outcome: GenerationResult) -> "HealthCheckFailure | None":
-        """Return why this node must not run workers, or None."""
+        """Return the reason why this node must not run workers, or None if it may."""
         # If there is no restart, no more workers start here, so this node's health doesn't matter.
         no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
         if self.job.command.spec.health_check is None or no_restart or self._is_over():
@@ -246,7 +248,7 @@ class Agent:
         return unfit if unfit.why else None
 
     def _remember(self, why: str) -> None:
-        """Record this node as bad if there is a reason to and --bad-nodes is set."""
+        """Record this node as bad if there is a reason why it is bad and --bad-nodes is set."""
         place = self.job.command.spec.bad_nodes
         if not (why and place):
             return
@@ -255,11 +257,10 @@ class Agent:
         bad_node.remember(self.loop, self.journal, place, why, self.job.command.env)
 
     def _get_ready(self, outcome: GenerationResult) -> None:
-        """Bind a store for the next generation. Report that no workers are running here, and how
-        the previous ones ended.
+        """Bind a store for the next generation. Report that no workers are running on this node,
+        and how the previous workers ended.
 
-        The store is bound before its port is announced. A store is never reused for another
-        generation.
+        The store is bound before its port is announced. Each generation gets a new store.
         """
         job = self.job
         if self._store is None:
@@ -292,7 +293,7 @@ class Agent:
 
     def _has_room_for(self, formed: GenerationFormed) -> bool:
         """Return whether a generation's workers can start now. Survivors that aren't part of the
-        generation are ended first, and the generation may be stopped in the meantime.
+        generation are stopped first. While they are exiting, the generation itself may be stopped.
         """
         workers = self.node.workers
         stay = workers is not None and workers.has_survivors and formed.survivors_stay
@@ -327,7 +328,9 @@ class Agent:
         self.journal.clear_status()
 
     def _end_survivors(self) -> bool:
-        """Stop surviving workers that are not in any generation. Return whether there were any."""
+        """Stop surviving workers that are not in any generation. Return whether there were any
+        survivors.
+        """
         workers = self.node.workers
         if workers is None or not workers.end_survivors():
             return False
@@ -348,7 +351,9 @@ class Agent:
         self._services.consoles.close()
 
     def _leaving(self) -> "Leaving":
-        """Stop everything that may still be running. Return the object that handles leaving."""
+        """Stop everything that may still be running. Return the object that handles leaving the
+        job.
+        """
         from relight.agent.shutdown import Leaving
 
         self._end_survivors()
@@ -369,7 +374,7 @@ class Agent:
         self.loop.run_guarded(self._open_inspector, "showing the job")
 
     def _open_inspector(self) -> None:
-        """Make the job visible to commands and other programs."""
+        """Make the job visible to relight's commands and to other programs."""
         from relight.agent.status.inspector import JobInspector
         from relight.agent.status.view import View
 
@@ -394,8 +399,8 @@ class Agent:
 
 
 def _load(loop: Loop, modules: Iterator[str]) -> None:
-    """Import modules while workers are running, so that a restart is a third faster and needs no
-    files.
+    """Import modules while workers are running, so that a restart is a third faster and doesn't
+    have to read any files.
 
     Heartbeats are handled between imports because a file server may be slow.
     """

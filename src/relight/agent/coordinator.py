@@ -1,17 +1,18 @@
-"""Serves groups to the agents on other nodes, and handles their connections and heartbeats.
+"""Hosts the groups that agents on other nodes join, and handles their connections and heartbeats.
 
-The agent that holds the endpoint runs a `Coordinator`. It listens on that endpoint for all jobs
-that use it, passes messages from nodes to their groups, and reports nodes that stop responding.
+The agent that holds the endpoint runs a `Coordinator`. The coordinator listens on that endpoint for
+all jobs that use it, passes messages from nodes to their groups, and reports nodes that stop
+responding.
 
 A node sends heartbeats over its connection. When packets are lost, TCP delays everything after
-them, so each heartbeat is also sent as a datagram to the same port. The copy that arrives first
+them, so each heartbeat is also sent as a datagram to the same port. Whichever copy arrives first
 counts. A datagram carries an authentication code that only the two ends of the connection can
 compute.
 
-A closed connection proves nothing about its node, because the node may reconnect, and its group
-waits for it (core/group/silence). In the meantime the coordinator probes the node's heartbeat port.
-Once the machine reports that no process holds that port, neither the agent nor any of its workers
-is left (net/heartbeats).
+A closed connection doesn't prove that its node is lost, because the node may reconnect, and its
+group waits for it (core/group/silence). While the group is waiting, the coordinator probes the
+node's heartbeat port. Once the machine reports that no process holds that port, the agent and all
+its workers are known to have exited (net/heartbeats).
 """
 
 import socket
@@ -63,7 +64,7 @@ _NOTE_AFTER_S = 5.0
 _CHECK_S = 0.25
 """How often to check for nodes that have stopped responding."""
 _SILENT_AFTER_S = 1.3
-"""When a node counts as silent. Its heartbeats are at most 0.5 s apart, or further apart in large
+"""When a node counts as silent. A node sends heartbeats at most 0.5 s apart, or less often in large
 groups (core/link/heartbeat_rate).
 """
 _STALL_S = 0.5
@@ -137,7 +138,7 @@ class Coordinator:
         return len(self._peers)
 
     def group(self, job: str, settings: GroupSettings) -> Group:
-        """Return a job's group, and create it if this is the job's first node."""
+        """Return a job's group. Create the group if this is the job's first node."""
         if job not in self.groups:
             self.on_job(job, "its first node has connected")
             settings = self.settings.get(job, settings)
@@ -148,8 +149,8 @@ class Coordinator:
         return self.groups[job]
 
     def coordinates(self) -> bool:
-        """Return whether this process is currently the coordinator. This is checked before each
-        decision.
+        """Return whether this process is currently the coordinator. The group checks this before
+        each decision.
         """
         self._notice_sleep()
         return self._finder.coordinates(self._has_lost_nodes)
@@ -161,7 +162,7 @@ class Coordinator:
             peer.connection.drain()
 
     def report_refused(self, line: str) -> None:
-        """Print which connection was refused, with a rate limit."""
+        """Print which connection was refused, unless such a message was printed recently."""
         now = self._loop.now()
         if now >= self._quiet_until:
             self._quiet_until = now + _SAY_EVERY_S
@@ -283,7 +284,8 @@ class Coordinator:
         peer.connection.send(fields.to_json(self._with_address(message)))
 
     def _with_address(self, message: FromCoordinator) -> FromCoordinator:
-        """Fill in the address at which other nodes have reached this host.
+        """Return a message in which any loopback address is replaced with the address at which
+        other nodes have reached this host.
 
         A node that has reached this process over loopback is on this host.
         """
@@ -311,8 +313,8 @@ class Coordinator:
         self.report_refused(f"{connection.peer}: {reason}")
 
     def _on_refused(self, line: str) -> None:
-        """Print which peer was refused, unless it sent nothing. Port probes and the standby process
-        of `relight coordinator` connect without sending data.
+        """Print which peer was refused, unless the peer sent nothing. Port probes and the standby
+        process of `relight coordinator` connect without sending data.
         """
         if not line.endswith(SAID_NOTHING):
             self.report_refused(line)
@@ -333,7 +335,7 @@ class Coordinator:
         self._listener.hello = self._hello()
 
     def _drop(self, group: Group, node: str) -> None:
-        """Disconnect a node that the group has dropped. It no longer receives echoes, so its
+        """Disconnect a node that the group has dropped. The node no longer receives echoes, so its
         workers' lease expires.
         """
         group.recipients.pop(node, None)
@@ -354,8 +356,8 @@ class Coordinator:
         return any(each.lost() for each in memberships if each.end is None)
 
     def _forget_empty_groups(self) -> None:
-        """Forget jobs whose nodes have all left. If nodes return, the job starts over at generation
-        0.
+        """Forget jobs whose nodes have all left. If any of the nodes returns, its job starts over
+        at generation 0.
         """
         empty = [
             job for job, group in self.groups.items()
@@ -369,8 +371,8 @@ class Coordinator:
                 self._listener.hello = self._hello()
 
     def _hello(self) -> Message:
-        """Return the hello message. It lists the jobs served here, so that an agent whose token is
-        refused can determine whether it was refused by its own job's coordinator.
+        """Return the hello message. The message lists the jobs served here. An agent whose token is
+        refused can use the list to determine whether it was refused by its own job's coordinator.
         """
         hello: Message = {"sender": "coordinator", "relays": True, "held": self._is_held}
         if len(self.groups) > _MAX_JOBS_NAMED:  # every agent would have to read the whole list
@@ -439,7 +441,7 @@ class Coordinator:
             peer.group.step(NodeHeard(peer.node))
 
     def _probe(self, peer: "_Peer", *, on: bool = True) -> None:
-        """Find out from a silent node's machine whether any processes that belong to its agent are
+        """Ask a silent node's machine whether any process that belongs to the node's agent is
         left.
         """
         if peer.address:
@@ -453,8 +455,8 @@ class Coordinator:
                 return
 
     def _note_waiting_jobs(self, now: float) -> None:
-        """Notify the nodes in waiting jobs about the other jobs, once. They may actually belong to
-        one job whose nodes were given different ids.
+        """If several jobs are waiting for nodes, notify their nodes of the other jobs, once. The
+        jobs may actually be one job whose nodes were started with different ids.
         """
         lacking: dict[str, Group] = {}
         for job, group in self.groups.items():
@@ -485,13 +487,15 @@ class _Peer:
         """The number of the peer's connection."""
         self.is_silent = False
         self.extra_s = 0.0
-        """How much longer than usual it waits between two heartbeats, as sent in the last echo."""
+        """How much longer than usual the agent waits between two heartbeats, as sent in the last
+        echo.
+        """
         self.claimed = "", 0
-        """The address that it claims to send its heartbeat datagrams from."""
+        """The address from which the agent claims to send its heartbeat datagrams."""
         self.address: Address = ()
-        """That address, once it is verified."""
+        """The address in `claimed`, once it has been verified."""
         self.key = b""
-        """The prefix of its datagrams, or empty until one has arrived."""
+        """The prefix of the agent's datagrams, or empty until a datagram has arrived."""
         self.node = ""
         self._latest_heartbeat = -1
 
@@ -503,7 +507,7 @@ class _Peer:
 
 
 class _Peers:
-    """The connected agents on other nodes. A node has one connection.
+    """The connected agents on other nodes. Each node has one connection.
 
     Attributes:
         unjoined: peers that have not joined their group yet, oldest first.

@@ -1,6 +1,6 @@
 """Checks that the workers' script, program or module exists, before anything starts.
 
-This only rejects commands that can't possibly work. The workers report everything else.
+These checks only reject commands that can't possibly work. The workers report all other errors.
 """
 
 import os
@@ -80,8 +80,9 @@ def check(spec: LaunchSpec, env: Environment, python: str) -> None:
 
 
 def check_streams(spec: LaunchSpec, local_world_size: int) -> list[str]:
-    """Refuse a script that is a pipe if a worker could not open it, or would find it empty and
-    succeed without running anything. Return a note for each argument that is such a pipe.
+    """Reject a script that is a pipe if a worker could not open it, or would find it empty and
+    succeed without running anything. Return a note for each argument that is a pipe that workers
+    can't open.
 
     Raises:
         UsageError: if at most one worker could read the script.
@@ -128,7 +129,9 @@ def _is_pipe(path: str) -> bool:
 
 
 def misplaced_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
-    """Return a note if launcher flags come after the script and are therefore passed to it."""
+    """Return a note if launcher flags come after the script, because they are then passed to the
+    script.
+    """
     arguments = spec.script_args
     if "--" in arguments:  # everything after it is meant for the script
         arguments = arguments[: arguments.index("--")]
@@ -250,7 +253,7 @@ def _hides_places() -> bool:
 def _missing(
     parts: list[str], may_know: "Callable[[ModuleSpec, str], bool]"
 ) -> "tuple[str, str, list[str] | None] | None":
-    """Look up the parts of a module's name from left to right.
+    """Look up each part of a module's dotted name from left to right.
 
     Returns the package that was found, the name up to the first missing part, and where that part
     was searched for. Returns None if the module may exist.
@@ -298,7 +301,7 @@ def _has_code(package: "ModuleSpec", part: str = "") -> bool:
 
 def _may_make(package: "ModuleSpec", part: str) -> bool:
     """Return whether a package may provide a module without a file, because its `__init__.py`
-    contains the module's name or the name of an import hook. Other modules can be found without
+    contains the module's name or the name of an import hook. All other modules can be found without
     importing the package.
     """
     if not _has_code(package):

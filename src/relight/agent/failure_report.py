@@ -1,7 +1,7 @@
 """The machine-readable report on a failed job (`--failure-report=FILE`): one JSON object.
 
-The fields are described in docs/failure-report.md. `VERSION` is raised when a field is removed or
-changes its meaning, but not when fields are added.
+The fields are described in docs/failure-report.md. `VERSION` is incremented when a field is removed
+or its meaning changes, but not when fields are added.
 """
 
 import json
@@ -27,7 +27,7 @@ def remove_old(path: str) -> None:
     """Remove an earlier job's report, so that the file exists only if this job failed.
 
     Raises:
-        UsageError: if it would not be possible to write the file later.
+        UsageError: if the report could not be written to the file later.
     """
     directory = os.path.dirname(path)
     why = ""
@@ -61,7 +61,7 @@ def write(
         restarts: how often the job has been restarted.
 
     Returns:
-        The reason if the file could not be written, or an empty string on success.
+        The reason why the file could not be written, or an empty string on success.
     """
     spec = job.command.spec
     own = ready.failures if ready is not None else ()

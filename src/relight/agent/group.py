@@ -1,4 +1,4 @@
-"""Drives one job's membership state machine. Handles its deadlines, and delivers its messages.
+"""Drives one job's membership state machine, handles its deadlines, and delivers its messages.
 
 In a single-node job, the group is inside the agent (`LocalLink`). With several nodes, the
 coordinator has a group for each job, and agents reach it through a `link.RemoteLink`.
@@ -55,15 +55,15 @@ class LinkOwner(Protocol):
         """Return this node's current or latest generation, for a new coordinator."""
 
     def messages_after_join(self) -> Sequence[FromAgent]:
-        """Return the messages to send after `Join`. They state either that this node is ready, or
-        what happened to it.
+        """Return the messages to send after `Join`. These messages report either that this node is
+        ready, or what happened to it.
         """
 
     def received(self, message: FromCoordinator) -> None:
         """Handle a message from the coordinator."""
 
     def set_lease(self, until: float) -> None:
-        """Let the workers run until this time on the loop's clock. Infinity means that there is no
+        """Let the workers run until the time `until` on the loop's clock. Infinity means no
         limit.
         """
 
@@ -74,7 +74,9 @@ class LinkOwner(Protocol):
         """Write a state change of the link or its finder to the event log."""
 
     def on_group(self, job: str, group: "Group") -> None:
-        """Inspect a group for which this process is the coordinator, before its first step."""
+        """Called with each group for which this process is the coordinator, before the group's
+        first step.
+        """
 
 
 class Group:
@@ -99,7 +101,7 @@ class Group:
         self.recipients: dict[str, Recipient] = {}
         """The connected nodes, each with the function that delivers a message to it."""
         self.on_drop: Callable[[str], None] = lambda *_: None
-        """Called with each node that is dropped. Its messages must no longer be answered."""
+        """Called with each dropped node, whose messages must no longer be answered."""
         self.on_step: Callable[[Event, float, list[Effect]], None] | None = None
         """Called with each step, its time and its effects, before the effects are carried out."""
         self.on_change: Callable[[StateChanged], None] = lambda _: None
@@ -112,9 +114,9 @@ class Group:
 
     def step(self, event: Event) -> None:
         """Process an event and carry out its effects. If this process isn't the coordinator right
-        now, for example after a suspension, it defers the event, so that nothing is lost if it
-        becomes the coordinator again. After the end of the job, nothing is left to decide, and the
-        nodes only receive the result and leave.
+        now, for example after a suspension, the event is deferred, so that nothing is lost if this
+        process becomes the coordinator again. After the end of the job, the group has nothing left
+        to decide. The nodes only receive the result and leave.
         """
         if self.membership.end is None and not self._coordinates():
             if not isinstance(event, Tick):

@@ -1,7 +1,8 @@
-"""Watches from outside whether this node's workers are still making progress (--hang-timeout).
+"""Monitors from outside the workers whether this node's workers are still making progress
+(--hang-timeout).
 
-It periodically reads the system's counters for each worker and its descendants. The rules are in
-core/workers/hang_detector.
+This module periodically reads the system's counters for each worker and its descendants. The rules
+are in core/workers/hang_detector.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ class QuietWatch:
 
     Args:
         loop: the agent's loop.
-        limits: how long workers must have done nothing to count as quiet.
+        limits: how long workers must have been idle to count as quiet.
         running: returns the pids of the running workers, by local rank, or None while they are
             frozen.
         signs: returns how many bytes the workers have printed and the highest step that they have
@@ -39,7 +40,7 @@ class QuietWatch:
         on_change: Callable[[], None],
     ) -> None:
         self.quiet: Quiet | None = None
-        """How long the workers have done nothing, if this is longer than the limit."""
+        """How long the workers have been idle, if this is longer than the limit."""
         self._every_s = min(max(limits.idle_s / _LOOKS, _MIN_S), _MAX_S)
         self._loop = loop
         self._running = running
@@ -68,6 +69,8 @@ class QuietWatch:
 
 
 def usage_of_all(pid: int) -> Usage:
-    """Return the usage of a process and its descendants, including those that have exited."""
+    """Return the resource usage of a process and its descendants, including descendants that have
+    exited.
+    """
     each = [system.usage(one) for one in (pid, *system.tree(pid))]
     return Usage(sum(u[0] for u in each), sum(u[1] for u in each), sum(u[2] for u in each))

@@ -1,9 +1,9 @@
 """Checks this node before its workers start (--health-check), with a command or with named checks.
 
 A check may block, for example on an unresponsive file system, and a command may take a long time.
-Therefore both run in a separate process (`processes/helper.py`), while the agent only runs its
-event loop. During the check, the node isn't ready, and the group either waits for it or forms
-without it.
+Therefore checks and commands run in a separate process (`processes/helper.py`), while the agent
+keeps running its event loop. During the check, the node isn't ready, and the group either waits for
+it or forms without it.
 """
 
 import json
@@ -45,8 +45,8 @@ _DRIVER_REMEDY = "check dmesg; restart the driver or the machine"
 
 
 class HealthCheckFailure(NamedTuple):
-    """The result of a health check, which consists of the failure reason (empty if the node is
-    healthy) and the remedy. `is_proof` is true if the node is unfit for any job, because its
+    """The result of a health check. It consists of the failure reason, which is empty if the node
+    is healthy, and the remedy. `is_proof` is true if the node is unfit for any job, because its
     hardware is broken or the site's own check failed.
     """
 
@@ -67,8 +67,8 @@ def run(
         loop: the agent's loop, served during the check.
         journal: receives the `HealthChecked` event.
         job: the node's configuration.
-        is_over: returns whether the agent no longer needs the result. If so, the node counts as
-            fit.
+        is_over: returns whether the agent no longer needs the result. If that is the case, the node
+            counts as fit.
     """
     spec = job.command.spec
     check = spec.health_check
@@ -88,7 +88,7 @@ def run(
 
 
 def _is_site_check(check: HealthCheck, env: Environment) -> bool:
-    """Return whether a check comes from the site's configuration."""
+    """Return whether a check was set in the site's configuration."""
     try:
         text = site.load(env).run.get("health-check", "")
         return parse_health_check(text) == check
@@ -123,9 +123,9 @@ def _await(loop: Loop, running: Helper, is_over: Callable[[], bool], until: floa
 
 
 class _Check:
-    """The process that runs a check. It is either a program, which receives the workers'
-    environment and passes the check by exiting with 0, or a fork of this process, which runs named
-    checks.
+    """The process that runs a check. This process is either a program or a fork of the agent. A
+    program receives the workers' environment and passes the check by exiting with 0. A fork runs
+    named checks.
 
     Raises:
         OSError: if the process can't be started.
@@ -155,7 +155,7 @@ class _Check:
         return HealthCheckFailure(f"{how}: {said}" if said else how)
 
     def close(self) -> None:
-        """Kill the check and its descendants if it is still running."""
+        """Kill the check's process and its descendants if it is still running."""
         self.helper.close()
         os.close(self._output)
 
@@ -252,7 +252,8 @@ def _gpu(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheck
 
 def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:
     """Check for NVIDIA GPUs that have memory in use, or that have had uncorrectable ECC memory
-    errors since the driver was loaded. A GPU that does not count such errors passes the check.
+    errors since the driver was loaded. A GPU that does not report ECC error counts passes the
+    check.
     """
     command = [
         "nvidia-smi",

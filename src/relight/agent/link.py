@@ -1,5 +1,5 @@
-"""One agent's link to the coordinator of a multi-node job. Carries out the decisions made by
-`core/link/link_state`.
+"""One agent's link to the coordinator of a multi-node job. The link carries out the decisions made
+by `core/link/link_state`.
 
     core/link/link_state    the link's state, until when workers may run, when to retry
     rendezvous/discovery    finds the coordinator, possibly in this process
@@ -126,7 +126,7 @@ class RemoteLink(finders.Seeker):
         self._peer = _Coordinator(())
         """The coordinator at the other end of the connection."""
         self._dialled = "", 0
-        """The address that the connection leads to."""
+        """The remote address of the connection."""
         self._second_at = "", 0
         self._dial_again = Alarm(loop, self._dial_unanswered)
         self._met_coordinator = False
@@ -137,8 +137,8 @@ class RemoteLink(finders.Seeker):
         self._lost = _Coordinator(())
         """The previous coordinator, until a new one has confirmed this node's generation."""
         self._gone: tuple[int, ...] = ()
-        """The group rank of its node, once that machine reports that no process of its agent is
-        left.
+        """The group rank of the previous coordinator's node, once its machine reports that no
+        process of its agent is left.
         """
         self._seeks = Seek()
         self._alarm = Alarm(loop, partial(self._step, Tick()))
@@ -178,7 +178,7 @@ class RemoteLink(finders.Seeker):
         return (connection.opening.peer_hello or {}).get("relays") is True
 
     def send(self, message: FromAgent) -> None:
-        """Send a message to the coordinator. Without a coordinator, the message is dropped,
+        """Send a message to the coordinator. If there is no coordinator, the message is dropped,
         and the next coordinator receives `LinkOwner.messages_after_join`.
         """
         if self._group is not None:
@@ -191,8 +191,8 @@ class RemoteLink(finders.Seeker):
             self._connection.send(fields.to_json(message))
 
     def share_port(self, store: "StorePort") -> int:
-        """Let workers reach `store` at the endpoint's port. Return that port, or 0 if this host
-        doesn't own the endpoint.
+        """Let workers connect to `store` through the endpoint's port. Return the endpoint's port,
+        or 0 if this host doesn't own the endpoint.
         """
         if not (self._meeting.fixed_port and self._meeting.hosted):
             return 0
@@ -213,8 +213,8 @@ class RemoteLink(finders.Seeker):
             self._step(Left())
 
     def close(self, stop_waiting: Callable[[], bool]) -> None:
-        """Leave the job. A coordinator first waits until the other nodes have been notified how the
-        job ended, and a host that takes part in elections stays as long as other nodes need its
+        """Leave the job. A coordinator first waits until the other nodes have been notified of how
+        the job ended. A host that takes part in elections stays for as long as other nodes need its
         vote.
         """
         if self._others_run:
@@ -231,7 +231,7 @@ class RemoteLink(finders.Seeker):
         self._finder.close()
 
     def _serve_others(self, stop_waiting: Callable[[], bool]) -> None:
-        """Stay as long as the finders on other nodes need this host's finder."""
+        """Stay for as long as the finders on other nodes need this host's finder."""
 
         def is_needed() -> bool:
             coordinator = self._coordinator
@@ -262,8 +262,8 @@ class RemoteLink(finders.Seeker):
         )
 
     def _has_others(self) -> bool:
-        """Return whether this job's group has other nodes, connected or silent. Other jobs can find
-        a new coordinator.
+        """Return whether this job's group has other nodes, whether connected or silent. Nodes of
+        other jobs don't count, because they can find a new coordinator.
         """
         if self._group is None:
             return False
@@ -318,8 +318,8 @@ class RemoteLink(finders.Seeker):
         return at_timeout(self._meeting.host, self._meeting.port)
 
     def _deliver(self, message: FromCoordinator) -> None:
-        """Pass a message to the agent. If the nodes never met, add the command that diagnoses the
-        reason.
+        """Pass a message to the agent. If the nodes never met, the message also names the command
+        that finds out why.
         """
         if isinstance(message, JobEnded):
             self._end = message
@@ -382,7 +382,7 @@ class RemoteLink(finders.Seeker):
             self._finder.set_enough_nodes(enough=present >= self._settings.min_nodes)
 
     def step_down(self, reason: str, again_s: float) -> None:
-        """Stop acting as the coordinator. If the job has ended, nothing is left to decide, and
+        """Stop acting as the coordinator. If the job has ended, no decisions are left to make, so
         connected nodes still receive the result.
         """
         if self._group is not None and self._group.membership.end is not None:
@@ -410,7 +410,7 @@ class RemoteLink(finders.Seeker):
         self._owner.record(event)
 
     def report_refused(self, line: str) -> None:
-        """Print which connection was refused, with a rate limit."""
+        """Print which connection was refused, unless such a message was printed recently."""
         if self._coordinator is not None:
             self._coordinator.report_refused(line)
 
@@ -443,8 +443,8 @@ class RemoteLink(finders.Seeker):
             self.send(message)
 
     def _note_loopback(self) -> None:
-        """If no other machine has connected, print that nodes on other machines may be waiting
-        separately.
+        """If no other machine has connected, print that nodes on other machines may be waiting in
+        groups of their own.
         """
         group, coordinator = self._group, self._coordinator
         if group is None or coordinator is None or group.membership.lacks_nodes_since() is None:
@@ -483,7 +483,7 @@ class RemoteLink(finders.Seeker):
 
     def _dial_second(self, address: tuple[str, int]) -> None:
         """Open a second connection alongside the silent one. Retry every `_SYN_RETRY_S` until the
-        machine responds, because TCP would wait a second before it resends the first packet.
+        machine responds, because TCP itself waits a second before it resends the first packet.
         """
         self._close_second()
         self._second_at = address
@@ -525,7 +525,7 @@ class RemoteLink(finders.Seeker):
         self, second: "Connection", heard: FromCoordinator | Heartbeat | Redirect
     ) -> None:
         """Replace the silent connection with the second one if a coordinator responds on the second
-        one. A connection to the coordinator must not be ended for any other reason.
+        one. A connection to the coordinator must not be closed for any other reason.
         """
         if isinstance(heard, Heartbeat):
             self._second = None
@@ -596,7 +596,7 @@ class RemoteLink(finders.Seeker):
         self._deliver(heard)
 
     def closed(self, connection: "Connection", reason: str) -> None:
-        """Handle a connection that has ended or could not be established."""
+        """Handle a connection that was closed or could not be established."""
         working = self._owner.generation != NO_GENERATION
         if connection is self._second:
             self._close_second()
@@ -616,7 +616,7 @@ class RemoteLink(finders.Seeker):
         self._step(Broken(better or reason, refusal, turned_away))
 
     def _lets_run(self, message: FromCoordinator) -> bool:
-        """Return whether a message allows the workers on this node to run, including those that
+        """Return whether a message allows the workers on this node to run, including workers that
         have yet to be started.
         """
         if isinstance(message, Confirm):
@@ -680,7 +680,9 @@ class RemoteLink(finders.Seeker):
                 self._step(Echoed(number, over_connection=False))
 
     def _on_unreachable(self, address: tuple[str, int]) -> None:
-        """Record that the coordinator's port is free, and notify the successor."""
+        """Record that no process holds the coordinator's port any more, and notify the
+        successor.
+        """
         if not self._lost.address or address != self._lost.address[:2]:
             return
         if not self._gone:
@@ -689,8 +691,8 @@ class RemoteLink(finders.Seeker):
 
 
 class _Coordinator:
-    """The known facts about a coordinator. These are its datagram address, its node's group rank or
-    -1, whether it has sent a message, whether it has replied to a datagram, and whether the
+    """What is known about a coordinator. This includes its datagram address, its node's group rank
+    or -1, whether it has sent a message, whether it has replied to a datagram, and whether the
     processes that outlive its agent share the socket.
     """
 
@@ -701,7 +703,7 @@ class _Coordinator:
 
     @property
     def is_proof(self) -> bool:
-        """Whether its workers are certainly gone once its machine reports that no process is bound
-        to that address.
+        """Whether the workers on the coordinator's node are known to have exited once its machine
+        reports that no process is bound to the coordinator's address.
         """
         return self.rank >= 0 and self.answers_datagrams and self.is_held

@@ -1,5 +1,5 @@
-"""This node's part in --health-check=network. The other nodes try to connect to this node, and it
-tries to connect to them.
+"""This node's part in --health-check=network. The other nodes try to connect to this node, and this
+node tries to connect to them.
 
 The coordinator starts the check and decides which nodes to exclude (core/group/reachability). The
 probes are the same as in `relight doctor`.
@@ -35,7 +35,7 @@ class NetworkCheck:
 
     @property
     def prober(self) -> Target:
-        """The address at which other nodes may probe this one next. Only TCP is probed, because
+        """The address at which other nodes may probe this node next. Only TCP is probed, because
         workers need nothing else, and datagrams dropped by a firewall would use up the whole time
         limit.
         """

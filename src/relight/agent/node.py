@@ -5,9 +5,9 @@
     receives that a generation has formed, that its workers must stop, that the job has ended, …
     prints   why it is waiting, and each new generation
 
-The agent moves between states (listed in `agent/agent.py`) and runs the workers. The link leads to
-the group, whose decisions are made by core/group/membership, either in this process or in the
-coordinator's process.
+The agent moves between states (listed in `agent/agent.py`) and runs the workers. The link connects
+the node to the group. core/group/membership makes the group's decisions, either in this process or
+in the coordinator's process.
 """
 
 import os
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 _POLL_S = 12.0
 """How long hung workers are examined before they are stopped (agent/stacks_before_stop.py)."""
 WITHOUT_COORDINATOR_S = 2.0
-"""After this time without a response from a coordinator, a preempted node acts alone, because it
-has little time left.
+"""A preempted node acts on its own after this time without a response from a coordinator, because
+it has little time left.
 """
 _READY_S = 30.0
 """The maximum time between SIGKILL and this node's report that its workers have exited. Large
@@ -75,13 +75,13 @@ class Node:
     def __init__(self, job: AgentConfig, loop: Loop, journal: Journal) -> None:
         self.state: NodeReady | GenerationFormed | WorkerGroup | None = None
         self.workers: WorkerGroup | None = None
-        """The workers in the latest generation. They are kept after it ends, because reports read
-        their logs.
+        """The workers in the latest generation. This object is kept after the generation ends,
+        because reports read the workers' logs.
         """
         self.end: JobEnded | None = None
         """How the job ended according to the group, or None if this node left earlier."""
         self.preempted = ""
-        """Why this node will soon be preempted, or empty."""
+        """Why this node will soon be preempted, or an empty string."""
         self.taken_away_at = FOR_EVER
         """When the preemption is expected, on the loop's clock."""
         self.has_saved = False
@@ -147,7 +147,7 @@ class Node:
         return self._link.unheard_s()
 
     def get_ready(self, port: int, outcome: GenerationResult) -> None:
-        """Report that no workers are running here, and how the previous ones ended.
+        """Report that no workers are running on this node, and how the previous workers ended.
 
         Args:
             port: the port of the next generation's store.
@@ -169,7 +169,7 @@ class Node:
         self.has_saved = saved or (self.has_saved and not workers.had_called)
 
     def wait_for_others(self, workers: WorkerGroup) -> None:
-        """Report that all workers here succeeded."""
+        """Report that all workers on this node have succeeded."""
         workers.have_succeeded = True
         self._link.send(WorkersSucceeded(workers.formed.generation.id))
 
@@ -182,8 +182,8 @@ class Node:
         self._link.send(self._preemption())
 
     def save_alone(self) -> None:
-        """Make this node's workers save a checkpoint and leave, unless the group has already set a
-        time for that.
+        """Make this node's workers save a checkpoint and leave, unless the group has already
+        scheduled one.
         """
         workers = self.running
         if workers is None or workers.stopped_by is not None:
@@ -195,8 +195,8 @@ class Node:
         )
 
     def wait_for_saving(self, is_over: Callable[[], bool]) -> None:
-        """Stay connected, without workers, until the workers on the other nodes have saved, the
-        coordinator is gone, or the preemption is due.
+        """Stay connected, without workers, until the workers on the other nodes have saved a
+        checkpoint, the coordinator is lost, or the preemption is due.
 
         Args:
             is_over: returns whether the coordinator has released this node or a signal has arrived.
@@ -230,8 +230,8 @@ class Node:
         self._journal.record(event)
 
     def on_group(self, job: str, group: Group) -> None:
-        """Record the state changes of a group that is coordinated here, and its steps if the user
-        enabled that.
+        """Record the state changes of a group that this process coordinates, and the group's steps
+        if the user enabled that.
         """
         group.on_change = lambda change: self.record(change._replace(job=job))
         if self._job.command.spec.record_group:
@@ -264,8 +264,8 @@ class Node:
         return Announce(identity, restart, rank, size, done, nodes, lapsed, ended, saves)
 
     def messages_after_join(self) -> Sequence[FromAgent]:
-        """Return the messages to send after `Join`. They state either that this node is ready, or
-        what happened to its workers and to itself.
+        """Return the messages to send after `Join`. These messages report either that this node is
+        ready, or what happened to it and its workers.
         """
         match self.state:
             case NodeReady() as ready:
@@ -314,7 +314,7 @@ class Node:
                 pass  # outdated, because this node will send NodeReady again
 
     def set_lease(self, until: float) -> None:
-        """Let the workers run until this time on the loop's clock. Infinity means that there is no
+        """Let the workers run until the time `until` on the loop's clock. Infinity means no
         limit.
         """
         self.lease_until = until
@@ -328,7 +328,7 @@ class Node:
         this node, as under torchrun, because nodes may know node 0 by different addresses and ports
         (NAT).
 
-        An incomplete group may lack node 0, in which case its store is elsewhere.
+        An incomplete group may lack node 0, in which case the store is on another node.
         """
         meeting, settings, generation = self._job.meeting, self._job.settings, formed.generation
         is_full = formed.place.group_world_size == settings.max_nodes
@@ -349,8 +349,8 @@ class Node:
                 self.get_ready(self._port, GenerationResult())
 
     def _count_calls(self, limit: int) -> None:
-        """Hold workers at a call of `should_checkpoint`, and report how many calls they
-        have made.
+        """Hold the workers in a call to `should_checkpoint`, and report how many calls they have
+        made.
         """
         generation = self.generation
 
@@ -366,8 +366,8 @@ class Node:
 
     @property
     def generation(self) -> GenerationId:
-        """The generation that this node is in, or NO_GENERATION if it is not in any, for example
-        while it is waiting for one.
+        """The generation that this node is in, or NO_GENERATION if it is not in one, for example
+        while it is waiting for the next generation.
         """
         match self.state:
             case GenerationFormed(generation) | WorkerGroup(formed=GenerationFormed(generation)):
@@ -378,7 +378,9 @@ class Node:
         return NodePreempted(self.generation, self.preempted, self._job.grace_s)
 
     def _report(self, port: int, outcome: GenerationResult) -> NodeReady:
-        """Return the report on this node's current generation, or the one that it just left."""
+        """Return the report on this node's current generation, or on the generation that it just
+        left.
+        """
         return NodeReady(
             generation=self.generation,
             port=port,
@@ -412,7 +414,9 @@ class Node:
     # Messages to the user.
 
     def explain(self) -> str:
-        """Return why no generation has formed yet, until the group reports details."""
+        """Return the reason why no generation has formed yet, for use until the group reports
+        details.
+        """
         meeting = self._job.meeting
         where = f" ({meeting.who} at {meeting.where})" if meeting is not None else ""
         what = "the group to form" if self._link.has_joined else "the coordinator to answer"
@@ -432,7 +436,7 @@ class Node:
             self._journal.say(text)
 
     def report_generation(self, formed: GenerationFormed) -> None:
-        """Print and record the new generation, and a restart that has not been reported yet."""
+        """Print and record the new generation, and the restart if it has not been reported yet."""
         (number, _), restart, address, port, cause, failed_host = formed.generation
         here, nodes, world_size = (
             formed.place.group_rank, formed.place.group_world_size, formed.place.world_size

@@ -17,7 +17,9 @@ from relight.flags.suggestions import CARRIAGE_RETURN
 _SIMILAR = 0.75
 """Minimum similarity between a file's name, without its extension, and the name that was given."""
 _ADDRESS = r"(\d+\.){3}\d+(:\d*)?|[\da-fA-F]*:[\da-fA-F:]+"
-"""An IP address, perhaps with a port. `hostname -I` and `--ip-address` print several addresses."""
+"""An IP address, optionally with a port. `hostname -I` and `--ip-address` print several
+addresses.
+"""
 _STARTERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
 
 

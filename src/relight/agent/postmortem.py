@@ -1,4 +1,4 @@
-"""Gathers the facts about each failed worker for the diagnosis.
+"""Gathers facts about each failed worker for the diagnosis.
 
 The agent loads this module only after a failure. This module only collects facts, using `host`, and
 `core/diagnosis/causes` interprets them.
@@ -57,9 +57,9 @@ def gather(
     host: str,
     loop: Loop,
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
-    """Return this node's failures in a generation (at least one), as sent to other nodes, and
-    the ranks that succeeded before the first failure. Ranks that succeeded but had printed an error
-    are also listed as failures, with exit code 0. The loop may run during the call.
+    """Return this node's failures in a generation (at least one), as sent to other nodes, and the
+    ranks that succeeded before the first failure. Ranks that succeeded but had printed an error are
+    also listed as failures, with exit code 0. The agent's loop may run during the call.
     """
     ends = [causes.without_late_signal(e, workers.had_handler.get(e.local_rank)) for e in ends]
     failed = [end for end in ends if end.exitcode]
@@ -83,14 +83,16 @@ def gather(
 
 
 def _has_error(failure: Failure) -> bool:
-    """Return whether a worker had printed an error, ignoring errors that ended no process."""
+    """Return whether a worker had printed an error, not counting errors that didn't end a
+    process.
+    """
     report = failure.report
     return (report is not None and not report.others) or last_words.is_error(failure.words)
 
 
 def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> list[Failure]:
-    """Return the failures, with a hint if the module that a worker lacked is installed in another
-    Python.
+    """Return the failures. If a worker lacked a module that is installed in another Python, its
+    failure gets a hint.
     """
     remedies: dict[str, str] = {}
     told = []
@@ -109,7 +111,7 @@ def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> li
 
 
 def with_gpu_errors(found: Sequence[Failure], workers: Workers, command: Command) -> list[Failure]:
-    """Return the failures, with the errors that the kernel log contains about their GPUs."""
+    """Return the failures, each with the kernel log's errors about the worker's GPUs."""
     errors = gpu_errors.recent(max(failure.at for failure in found))
     if not errors:
         return list(found)
@@ -147,7 +149,7 @@ def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
 
 
 def suspects_peer(logs: Logs, local_rank: int) -> bool:
-    """Return whether a failed worker's error blames another worker that is gone or late."""
+    """Return whether a failed worker's error blames another worker, which has exited or is late."""
     stderr = _stderr(logs, local_rank)
     program = tracebacks.ProgramFacts(_went_on(logs, local_rank), is_function=True)
     raised = _reported(logs, local_rank, stderr, program)
@@ -272,8 +274,8 @@ def _add_output(
     command: Command,
     elsewhere: frozenset[str],
 ) -> Failure:
-    """Return the failure with the worker's other relevant output besides the exception, and with
-    the facts reported by the machine.
+    """Return the failure with the worker's relevant output other than the exception, and with the
+    facts reported by the machine.
     """
     stderr = _stderr(logs, end.local_rank)
     evidence = (
@@ -291,7 +293,7 @@ def _reported(
     logs: Logs, local_rank: int, stderr: str, program: tracebacks.ProgramFacts
 ) -> ErrorReport | None:
     """Return a worker's exception with its complete traceback. Torch's `@record` writes only the
-    frames below itself.
+    frames below its own.
     """
     recorded = error_files.read(logs.error_file(local_rank))
     printed = tracebacks.from_stderr(stderr, program)
@@ -302,8 +304,9 @@ def _reported(
 
 
 def _stderr(logs: Logs, local_rank: int) -> str:
-    """Return the end of a worker's stderr. The stack that faulthandler prints on an abort at exit
-    is left out, because the program had already ended and the abort isn't a separate crash.
+    """Return the end of a worker's stderr. If the process aborted at exit, the stack printed by
+    faulthandler is left out. The program had already ended by then, so the abort isn't a separate
+    crash.
     """
     text = _text(logs.stderr_of, local_rank)
     before, at_exit, stack = text.rpartition(_AT_EXIT)
@@ -330,8 +333,8 @@ def _went_on(logs: Logs, local_rank: int) -> bool | None:
 def _printed(
     end: WorkerEnd, logs: Logs, report: ErrorReport | None
 ) -> tuple[float | None, bool | None]:
-    """Return how many seconds before its end a worker printed the exception in its report, and
-    whether its program kept running. Each is None if it was not observed.
+    """Return how many seconds before its exit a worker printed the exception in its report, and
+    whether its program kept running afterwards. Either value is None if it was not observed.
     """
     printed = logs.printed(end.local_rank)
     if printed is None or printed.at is None or report is None:
@@ -350,8 +353,8 @@ def _informative_line(
 ) -> str:
     """Return the most informative line in a worker's output. If a thread or the program printed
     another exception before the fatal one, include that exception. A line on stdout may have been
-    printed before the traceback, unless the program kept running after it. It may also have been
-    printed before a crash, unless the line reports an error.
+    printed before the traceback, unless the program kept running after it. Such a line may also
+    have been printed before a crash, unless it reports an error.
     """
     report, local_rank = failure.report, failure.local_rank
     is_exception = report is not None and report.kind is not FailureKind.CRASHED
@@ -417,8 +420,8 @@ def _explain_exception(
 
 
 def _explain_full_disk(end: WorkerEnd, log: str) -> str:
-    """Return a note if a worker's output may have been lost because the disk was full
-    (statvfs(3)).
+    """Return a note if a worker's output may have been lost because the disk was full, according to
+    statvfs(3).
     """
     if end.stop_signal or end.exitcode < 0 or not log:
         return ""

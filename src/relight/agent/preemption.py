@@ -1,10 +1,10 @@
 """Handles external interruptions of a job on this node: signals and preemption notices.
 
 A node counts as preempted if it receives SIGTERM or the --on-preempt notice while its workers can
-save a checkpoint. They can if they have called `relight.worker.should_checkpoint`. The workers on
-all nodes then save and leave at the same step, this node leaves the job, and the others continue
-without it. Workers that take longer than the grace time are killed. If no coordinator can be
-reached, this node's workers save on their own.
+save a checkpoint. Workers can save one if they have called `relight.worker.should_checkpoint`. The
+workers on all nodes then save and leave at the same step, this node leaves the job, and the other
+nodes continue without it. Workers that take longer than the grace time are killed. If no
+coordinator can be reached, this node's workers save on their own.
 
 Workers that have not called that function but have a handler for the --on-preempt signal receive
 that signal. If one of them exits, this node's other workers may finish saving before they are
@@ -25,11 +25,13 @@ from relight.output.journal import Journal
 from relight.processes.signals import listen
 
 _AGREEMENT_S = 2.0
-"""How long after an agreement's time limit the workers wait before they save on their own."""
+"""How long the workers wait, after the time limit for an agreement, before they save on their
+own.
+"""
 
 
 class Interruption:
-    """Listens for signals and for a preemption notice, and passes them on to the workers and the
+    """Listens for signals and for a preemption notice, and passes them on to the workers and to the
     group.
 
     Args:
@@ -41,8 +43,8 @@ class Interruption:
 
     def __init__(self, job: AgentConfig, loop: Loop, journal: Journal, node: Node) -> None:
         self.signals: list[int] = []
-        """The stop signals that this agent has received. If its node is preempted, it acts as if it
-        had received one. After the first signal, it leaves the job.
+        """The stop signals that this agent has received. If its node is preempted, the agent acts
+        as if it had received a stop signal. After the first signal, it leaves the job.
         """
         self._spec = job.command.spec
         self._grace_s = job.grace_s

@@ -196,8 +196,9 @@ def _job(
 
 
 def _wait_for_name(host: str) -> None:
-    """Wait for a name to resolve, as torchrun does, because a pod's own name may take some seconds.
-    If it never resolves, the error is reported when the workers' store is bound.
+    """Wait for a host name to resolve, as torchrun does, because a pod's own name may take a few
+    seconds to become resolvable. If the name never resolves, the error is reported when the
+    workers' store is bound.
     """
     from relight.net.ports import why_unresolved
 
@@ -257,8 +258,8 @@ def _worker_program(command: Command, local_world_size: int) -> "WorkerProgram |
 
 
 def _tracking(spec: LaunchSpec, env: Environment, run_id: str) -> dict[str, str]:
-    """Return the --tracker variables. The run is assigned the job's id or, if several nodes each
-    run as a job, the id that they share.
+    """Return the --tracker variables. The id of the run is the job's id or, if several nodes each
+    run as a separate job, the id that these jobs share.
     """
     from relight.agent.status.view import format_job_id
     from relight.base import trackers
@@ -288,7 +289,7 @@ def _run_directory(spec: LaunchSpec, env: Environment, run_id: str, notes: list[
 
 
 def _grace(spec: LaunchSpec, env: Environment) -> float:
-    """Return the time in seconds between telling workers to stop and killing them."""
+    """Return the number of seconds between sending workers the stop signal and killing them."""
     if spec.shutdown_timeout is not None:
         return spec.shutdown_timeout
     name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -358,15 +359,16 @@ def _check_keep_warm(spec: LaunchSpec) -> None:
 
 
 def _run_path() -> tuple[str, ...]:
-    """Return the arguments that make Python implement `--run-path`. They contain the program's text
-    instead of a path because an upgrade may remove or replace the file before a restart.
+    """Return the arguments that make Python implement `--run-path`. The arguments contain the
+    program's text instead of a path, because an upgrade may remove or replace the file before a
+    restart.
     """
     path = os.path.join(os.path.dirname(relight.__file__), "worker", "run_path.py")
     return "-c", relight.__loader__.get_data(path).decode()
 
 
 def _check_status_token(spec: LaunchSpec, env: Environment) -> None:
-    """Reject a token that the status page could not use when it is served later."""
+    """Reject a token that the status page could not use later."""
     token = env.get(STATUS_TOKEN)
     if spec.status is not None and token:
         try:
@@ -402,8 +404,8 @@ def _find_python(spec: LaunchSpec, env: Environment) -> str:
 
 
 def _no_logs_specs(name: str) -> UsageError:
-    """Return the error for `--logs-specs`, whose plug-ins are loaded by torchrun and import
-    torch.
+    """Return the error for `--logs-specs`. Its plug-ins import torch, so only torchrun can load
+    them.
     """
     from relight.base import plugins
 

@@ -1,4 +1,4 @@
-"""Lets workers keep their process after a failure. Carries out the effects of
+"""Lets workers keep their process after another worker fails, by carrying out the effects of
 core/workers/recovery.
 
     a worker fails,    `begin`: request that the others, through memory shared with this agent,
@@ -19,7 +19,7 @@ from relight.processes.shared_pages import WorkerMemory
 from relight.processes.supervisor import Supervisor
 
 _POLL_S, _LONGEST_POLL_S = 0.002, 0.05
-"""Intervals at which to poll for the workers' response, at first and after a while."""
+"""Intervals at which to poll for the workers' responses, at first and after a while."""
 
 
 class Recovery:
@@ -28,7 +28,7 @@ class Recovery:
     Args:
         loop: the agent's loop.
         limit_s: how long survivors may take to leave their group, in seconds.
-        memory: returns the memory shared with the workers.
+        memory: returns the memory that is shared with the workers.
         refuse: reports to the user why all ranks have to restart.
         on_recovered: called when all ranks are running again, with the replaced ranks, the number
             of ranks that kept their process, and the seconds since the failure.
@@ -59,13 +59,13 @@ class Recovery:
     def begin(
         self, supervisor: Supervisor, failed: int | None, *, is_hang: bool
     ) -> SurvivorsLeave | None:
-        """Make the workers leave their group. Return the event for their supervisor, or None if
-        they can't leave the group.
+        """Make the workers leave their group. Return the event for the workers' supervisor, or None
+        if they can't leave the group.
 
         Args:
             supervisor: the workers' supervisor.
             failed: the local rank of the worker that just failed, or None.
-            is_hang: whether the workers are hung. If so, their locations have already been
+            is_hang: whether the workers are hung. If they are, their locations have already been
                 recorded.
         """
         self._look()  # all of them may already be running again

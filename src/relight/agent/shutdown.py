@@ -1,5 +1,5 @@
-"""The ways an agent leaves its job, except after success. This module is loaded only when one of
-them is needed.
+"""The ways in which an agent leaves its job, except after success. This module is loaded only when
+it is needed.
 
     by_signal       the agent received a stop signal
     as_unfit        the node has failed its health check
@@ -7,8 +7,8 @@ them is needed.
     as_stuck        a worker can't be killed
     after_failure   the group reports that the job has failed
 
-In the second, third and fourth case, no worker may be restarted on this node. If workers have also
-failed here, the agent reports that failure as if the job had ended.
+After `as_unfit`, `as_preempted` and `as_stuck`, no worker may be restarted on this node. If workers
+have also failed here, the agent reports that failure as if the job had ended.
 """
 
 import signal
@@ -32,8 +32,8 @@ _TELL_S = 3.0
 
 
 class Leaving:
-    """The ways to leave a job. Each method returns the agent's exit code and the reason why the job
-    ended here.
+    """The ways in which an agent leaves its job. Each method returns the agent's exit code and the
+    reason why the job ended here.
 
     Args:
         job: the configuration of this node.
@@ -118,7 +118,7 @@ class Leaving:
         return self._give_up(workers, outcome, why, verdict_reason)
 
     def after_failure(self, end: JobEnded) -> tuple[int, str]:
-        """Report a failed job to the user, to other programs, and to a parent process."""
+        """Report a failed job to the user, to other programs, and to the parent process."""
         env, node = self._job.command.env, self._node
         ready = node.state if isinstance(node.state, NodeReady) else None
         if end.verdict:
@@ -160,7 +160,7 @@ class Leaving:
 
         Args:
             workers: the worker group that failed.
-            outcome: how it failed.
+            outcome: how the workers failed.
             why: the reason, for the other nodes.
             verdict_reason: the reason, for the report.
             is_over: returns whether the coordinator has released this node or a signal has arrived.

@@ -1,7 +1,7 @@
 """Captures the workers' stacks before they are stopped, so that the report can show where each rank
 was.
 
-This happens if a worker has raised an exception, or if no worker is making progress
+The stacks are captured if a worker has raised an exception, or if no worker is making progress
 (--hang-timeout).
 """
 
@@ -33,7 +33,7 @@ def collect_hang_evidence(
     stop_in: Callable[[float], None],
 ) -> None:
     """Collect the native stacks of hung workers and the records from torch's flight recorder, then
-    stop the workers. There is time for this because the workers are hung.
+    stop the workers. Collecting this evidence may take a while, but the workers are hung anyway.
 
     Args:
         loop: the agent's loop.

@@ -1,5 +1,5 @@
-"""Notes about environment variables that users expect to have an effect but that a launcher doesn't
-read. This module is loaded only if one of them is set.
+"""Notes about environment variables that users expect to have an effect, but that relight doesn't
+read. This module is loaded only if such a variable is set.
 """
 
 from collections.abc import Mapping

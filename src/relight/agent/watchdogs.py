@@ -6,9 +6,9 @@ running.
     quiet workers      none of them makes progress                       (agent/hang_watch)
     slow workers       other workers are waiting for them                (stacks/wait_sampler)
 
-A job that uses none of these options doesn't load this module. What happens after one of these
-conditions is decided by core/workers/supervision for killed workers, and by core/group/membership
-for quiet and slow ones.
+A job that uses none of these options doesn't load this module. After a worker has been killed,
+core/workers/supervision decides how to continue. If workers are quiet or slow,
+core/group/membership decides that.
 """
 
 import signal
@@ -54,7 +54,7 @@ class Watchdogs:
         printed: returns how many bytes the workers have printed.
         memory: returns the memory shared with the workers.
         send: sends a message to the coordinator.
-        on_lost: called when a worker that may never exit is treated as having exited.
+        on_lost: called when a worker is treated as having exited because it may never exit.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Watchdogs:
 
     @property
     def quiet(self) -> "Quiet | None":
-        """How long the workers have done nothing, if this is longer than the limit."""
+        """How long the workers have been idle, if this is longer than the limit."""
         return self._quiet_watch.quiet if self._quiet_watch is not None else None
 
     def quiet_report(self) -> NodeIdle:
-        """Return the message that tells the coordinator how long the workers have done nothing."""
+        """Return the message that tells the coordinator how long the workers have been idle."""
         seconds, limit_s = self.quiet or (0.0, 0.0)
         return NodeIdle(self._formed.generation.id, seconds, limit_s)
 
@@ -167,7 +167,9 @@ class Watchdogs:
         return None if workers.frozen else {rank: pids[rank] for rank in alive if rank in pids}
 
     def _on_stuck(self, local_rank: int) -> None:
-        """Treat a worker in an uninterruptible call as dead, even if it can't be killed."""
+        """Treat a worker that is stuck in an uninterruptible call as dead, even if it can't be
+        killed.
+        """
         supervisor = self._supervisor
         if supervisor.is_running:
             self.stuck = f"local rank {local_rank} (pid {supervisor.workers.pids[local_rank]})"
@@ -180,8 +182,8 @@ class Watchdogs:
             self._on_lost(event)
 
     def _on_timer_expired(self, pid: int, number: int, scope: str) -> None:
-        """Send an expired timer's signal to the process that set it, if that is a worker or was
-        started by one.
+        """Send an expired timer's signal to the process that set the timer, if that process is a
+        worker or was started by one.
         """
         workers = self._supervisor.workers
         local_rank = workers.find_worker(pid)
@@ -201,7 +203,7 @@ class Watchdogs:
 
     def _signs(self) -> tuple[int, int] | None:
         """Return how many bytes the workers have printed and the highest step that they have
-        reported. Return None while one of them is at a breakpoint.
+        reported. Return None while a worker is at a breakpoint.
         """
         if breakpoints.any_below(self._supervisor.workers.pids.values()):
             return None

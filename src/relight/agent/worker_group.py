@@ -1,4 +1,4 @@
-"""One generation's workers on this node, from their start until none of their processes is left.
+"""One generation's workers on this node, from their start until all of their processes have exited.
 
     __init__    opens log files and pipes for their output (output/worker_logs)
     run         starts them and waits until all have exited (processes/supervisor);
@@ -16,7 +16,7 @@ workers continue as the next generation.
 
 Invariants: Within a generation, the workers are started once, and `stopped_by` and `failure` are
 never reset. After `run`, no worker process is left except survivors and processes that the kernel
-can't end. core/group/membership decides what happens to the job.
+can't end. What happens to the job is decided by core/group/membership.
 """
 
 import errno
@@ -74,7 +74,9 @@ if TYPE_CHECKING:
     from relight.warm.preloading import Preload
 
 _INIT_REPORT_S = 60
-"""When to report which workers have not reached init_process_group, in seconds after the start."""
+"""When to report which workers have not reached init_process_group, in seconds after their
+start.
+"""
 _FINISHED_S = 5.0
 """When to first check for ranks that have finished before others (core/group/early_exits)."""
 _AFTER_ERROR = (1, -signal.SIGABRT)
@@ -84,18 +86,18 @@ NCCL's watchdog.
 _LEFT_S = 0.3
 """How long leftover processes of successful workers may take to exit on their own."""
 _NOTICE_SPREAD_S = 2.0
-"""How much later other nodes may receive a preemption notice. During this time, workers on those
-nodes are not stopped because a worker here has saved and exited.
+"""How much later than this node other nodes may receive a preemption notice. During this time,
+workers on other nodes are not stopped just because a worker here has saved and exited.
 """
 _HELD_S = 5.0
-"""How long a traceback is held back after its worker has ended, on a terminal."""
+"""How long a traceback is held back after its worker has ended, if stderr is a terminal."""
 
 
 class AgentContext(NamedTuple):
-    """An agent's services for the workers of all generations.
+    """The services that an agent provides to the workers of all generations.
 
-    `host` is the name of this node. `fork` starts workers cold. `preload` forks them from a process
-    that has already imported modules; it is None without --preload.
+    `host` is the name of this node. The function `fork` starts workers cold. The function `preload`
+    forks workers from a process that has already imported modules. It is None without --preload.
     """
 
     host: str
@@ -109,11 +111,11 @@ class AgentContext(NamedTuple):
 
 class GenerationResult(NamedTuple):
     """How a generation ended on this node. This includes its failures, and the ranks that succeeded
-    before them.
+    before those failures.
 
-    `step` is the highest reported step, or None. `saved` is whether the workers saved a
-    checkpoint, or None without a checkpoint pattern (--checkpoints). `waiting` contains the
-    survivors of a hang (core/group/messages).
+    The `step` field is the highest reported step, or None. The `saved` field says whether the
+    workers saved a checkpoint, and is None if no checkpoint pattern is set (--checkpoints). The
+    `waiting` field contains the survivors of a hang (core/group/messages).
     """
 
     failures: tuple[Failure, ...] = ()
@@ -150,19 +152,19 @@ class WorkerGroup:
         self.succeeded_nodes: tuple[int, ...] = ()
         """The group ranks of nodes whose workers have succeeded, as reported by the coordinator."""
         self.failure: WorkerFailed | None = None
-        """Set once a worker that was not being stopped has failed."""
+        """Set once a worker has failed without having been stopped."""
         self.stopped_by: StopWorkers | None = None
         """The coordinator's latest message that stops the workers."""
         self.supervisor: Supervisor | None = None
         """Set when the workers start."""
         self._noticed_until = 0.0
-        """The time until which other nodes may not have received a preemption notice that has
-        arrived here.
+        """The time by which all other nodes should have received a preemption notice that arrived
+        on this node.
         """
         self.had_called = False
         """Whether any worker had called `should_checkpoint` by the time all had ended."""
         self._watches: Watchdogs | None = None
-        """Set when the workers have started, if any watchdog is enabled."""
+        """The watchdogs, once the workers have started, if any watchdog is enabled."""
         self._services = services
         self._job = job
         self._send = send
@@ -171,15 +173,17 @@ class WorkerGroup:
         self._memory: WorkerMemory | None = None
         self._progress = GenerationResult()
         self._suspects_peer = False
-        """Whether the first failure here blames a worker that is gone or late."""
+        """Whether the first failure on this node blames another worker, which has exited or is
+        late.
+        """
         self._recovery: Recovery | None = None
-        """Set once workers may keep their process after a failure."""
+        """Handles workers that keep their process after a failure. Set once that is possible."""
         self._is_hung = False
         """Whether the workers are being stopped because they are hung, after their locations were
         recorded.
         """
         self._is_closed = True
-        """Whether no process is left."""
+        """Whether all of the workers' processes have exited."""
         self._plans: list[WorkerPlan] = []
         try:
             self.logs = Logs(
@@ -200,7 +204,7 @@ class WorkerGroup:
         lease_until: Callable[[], float],
         store: "StorePort | None",
     ) -> None:
-        """Start the workers. Return when they and all their descendants have exited.
+        """Start the workers. Return when the workers and all their descendants have exited.
 
         Args:
             signals: the signals that the agent received. More may be added during the call.
@@ -307,8 +311,8 @@ class WorkerGroup:
         return len(self.supervisor.alive) if self.supervisor and self.has_survivors else 0
 
     def end_survivors(self) -> bool:
-        """Stop survivors that are not in the next generation, and wait until all their processes
-        have exited. Return whether there were any survivors.
+        """Stop the survivors if they are not part of the next generation, and wait until all their
+        processes have exited. Return whether there were any survivors.
         """
         supervisor = self.supervisor
         if supervisor is None or self._is_closed:
@@ -332,7 +336,9 @@ class WorkerGroup:
             self._report_unkillable(supervisor)
 
     def _replace(self, supervisor: Supervisor) -> None:
-        """Start workers to replace those that have ended, and let the others join them."""
+        """Start workers to replace those that have ended, and let the surviving workers join the
+        new ones.
+        """
         assert self._recovery is not None
         command, alive = self._job.command, supervisor.alive
         missing = [plan for plan in self._plans if plan.local_rank not in alive]
@@ -353,8 +359,8 @@ class WorkerGroup:
         self._recovery.resume(supervisor, [plan.local_rank for plan in missing], variables)
 
     def _survivors_leave(self, failed: int | None) -> SurvivorsLeave | None:
-        """Make workers leave their group if they can keep their process. Return the event for their
-        supervisor, or None if they can't keep it.
+        """Make workers leave their group if they can keep their process. Return the event for the
+        workers' supervisor, or None if they can't keep their process.
 
         Args:
             failed: the failed worker's local rank, or None if the coordinator stops the workers.
@@ -399,15 +405,15 @@ class WorkerGroup:
         self._services.journal.record(event)
 
     def _directory(self) -> str:
-        """Return the directory for the files of workers that start in this generation, or an empty
-        string.
+        """Return the directory for the files of the workers that are started in this generation, or
+        an empty string.
         """
         generation = self.formed.generation
         directory = self._job.run_directory or self._services.scratch.make()
         return directory and attempt_directory(directory, generation.restart, generation.number)
 
     def _report_unkillable(self, supervisor: Supervisor) -> None:
-        """Report the processes left behind because they can't be killed."""
+        """Report the processes that are left behind because they can't be killed."""
         from relight.events.event_text import named
 
         left = ", ".join(map(named, supervisor.workers.remaining.values()))
@@ -418,8 +424,8 @@ class WorkerGroup:
 
     def _report_leftovers(self, supervisor: Supervisor) -> None:
         """Report which processes left over from successful workers are about to be killed, because
-        users may not expect that. Processes started by multiprocessing and torch exit by themselves
-        soon after their worker.
+        users may not expect that. Processes that were started by multiprocessing or torch exit on
+        their own soon after their worker.
         """
         left = supervisor.workers.left_running(_LEFT_S)
         if not left:
@@ -452,8 +458,8 @@ class WorkerGroup:
             journal.record(StepsReported(generation.number, step, *span))
 
     def show_tracebacks(self, report: str = "") -> None:
-        """Show the tracebacks with which workers have ended or are ending. Each one is shown once,
-        with its ranks, unless it is in `report`.
+        """Show the tracebacks of workers that have ended or are ending. Each traceback is shown
+        once, with its ranks, unless `report` contains it.
         """
         held = self.logs.held()
         supervisor = self.supervisor
@@ -521,14 +527,14 @@ class WorkerGroup:
         )
 
     def set_lease(self, until: float) -> None:
-        """Let the workers run until this time on the loop's clock, then freeze them."""
+        """Let the workers run until the time `until` on the loop's clock, then freeze them."""
         if self.supervisor is not None:
             self.supervisor.set_lease(until)
 
     def stop(self, stop: StopWorkers) -> None:
-        """Stop the workers. If `stop.checkpoint_first` is set, give them time to save a checkpoint
-        first. They get that time only once, although the message may be repeated, even by a
-        different coordinator.
+        """Stop the workers. If `stop.checkpoint_first` is set, give the workers time to save a
+        checkpoint first. The workers get that time only once, even if the message is repeated,
+        possibly by a different coordinator.
         """
         before = self.stopped_by
         if (
@@ -611,7 +617,9 @@ class WorkerGroup:
 
     @property
     def saves(self) -> bool:
-        """Whether the workers are saving a checkpoint before they leave, and still have time."""
+        """Whether the workers are saving a checkpoint before they leave and still have time to do
+        so.
+        """
         return self.stopped_by is not None and self.stopped_by.checkpoint_first
 
     @property
@@ -623,7 +631,7 @@ class WorkerGroup:
 
     @property
     def _quiet(self) -> "Quiet | None":
-        """How long the workers have done nothing, if this is longer than the limit."""
+        """How long the workers have been idle, if this is longer than the limit."""
         return self._watches.quiet if self._watches is not None else None
 
     @property
@@ -640,8 +648,8 @@ class WorkerGroup:
         return self._memory
 
     def span(self) -> tuple[float, float] | None:
-        """Return when workers here first and last reported a step, on the loop's clock. Return None
-        if no worker has reported one, or if the workers have ended.
+        """Return the times on the loop's clock when workers on this node first and last reported a
+        step. Return None if no worker has reported a step, or if the workers have ended.
         """
         supervisor = self.supervisor
         return self.memory.span() if supervisor is not None and not supervisor.has_ended else None
@@ -655,8 +663,9 @@ class WorkerGroup:
     def confirm(self, succeeded: tuple[int, ...]) -> None:
         """Process the coordinator's confirmation of this generation.
 
-        Release the workers that are held. Either the coordinator is not negotiating a call of
-        `should_checkpoint`, or its next message will contain the limit for that call.
+        Release the workers that are held in a call to `should_checkpoint`. Either the coordinator
+        is not negotiating a limit on the number of calls, or its next message will contain the new
+        limit.
         """
         self.succeeded_nodes = succeeded
         if self._memory is not None:
@@ -664,7 +673,7 @@ class WorkerGroup:
 
     @property
     def all_exited_with_0(self) -> bool:
-        """Whether all workers have exited with 0."""
+        """Whether all workers have exited with code 0."""
         supervisor = self.supervisor
         return supervisor is not None and supervisor.has_ended and not supervisor.core.failed
 
@@ -691,8 +700,8 @@ class WorkerGroup:
 
         Args:
             number: the signal.
-            is_notice: whether it announces a preemption, so that they may save a checkpoint and
-                exit.
+            is_notice: whether the signal announces a preemption, after which workers may save a
+                checkpoint and exit.
         """
         supervisor, journal = self.supervisor, self._services.journal
         if supervisor is None:
@@ -768,7 +777,9 @@ class WorkerGroup:
                 self._early_alarm.set_after(_FINISHED_S if self._early_exits is None else 0.0)
 
     def _report_early_exits(self) -> None:
-        """Print which ranks have finished, if others are running and are not being stopped."""
+        """Print which ranks have finished, if other ranks are still running and are not being
+        stopped.
+        """
         supervisor = self.supervisor
         if supervisor is None or not supervisor.is_running or self.stopped_by is not None:
             return
@@ -805,7 +816,7 @@ class WorkerGroup:
         return inspect_program(supervisor.workers.pids[local_rank])
 
     def _watch(self, supervisor: Supervisor) -> "Watchdogs":
-        """Return the watchdogs, and start them if necessary."""
+        """Return the watchdogs. Start them if they aren't running yet."""
         if self._watches is None:
             from relight.agent.watchdogs import Watchdogs
 
@@ -817,7 +828,7 @@ class WorkerGroup:
         return self._watches
 
     def _report_missing_at_init(self, store: "StorePort | None") -> None:
-        """Print the ranks that init_process_group is waiting for."""
+        """Print the ranks for which init_process_group is still waiting."""
         from relight.net.missing_at_init import explain
 
         assert self.supervisor is not None
@@ -826,8 +837,8 @@ class WorkerGroup:
             self._services.journal.say(f"after {format_duration(_INIT_REPORT_S)}, {text}")
 
     def _watch_store(self, store: "StorePort | None") -> None:
-        """Record when the first and the last worker connect to the store, if the store is on this
-        node.
+        """If the store is on this node, record when the first worker and the last worker connect to
+        it.
         """
         place, number = self.formed.place, self.formed.generation.number
         if store is None or place.group_rank:

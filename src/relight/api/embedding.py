@@ -7,9 +7,9 @@
         print(result.cause)
 
 The spec is converted to a `relight run` command line, which runs either in this process or in a
-child process that exits together with this one. In both cases, the job's state is derived from the
-agent's events. A child process sends its events through a pipe as pickles. This is safe because
-both processes belong to the same user.
+child process that exits whenever the parent process does. Either way, the job's state is derived
+from the agent's events. A child process sends its events through a pipe as pickles. This is safe
+because both processes belong to the same user.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ from relight.host import system
 
 OnEvent = Callable[[Event], None]
 _NOT_IN_PROCESS = ("preload", "keep-warm")
-"""Flags that can't be used with `in_process`, because they start processes that belong to the
+"""Flags that can't be used with `in_process`, because they start processes that are tied to the
 agent's process.
 """
 
@@ -122,8 +122,8 @@ class RunResult(NamedTuple):
         exit_code: the exit code of `relight run`: 0, the root cause's exit code, or one from
             docs/exit-codes.md; 124 if `timeout_s` expired.
         reason: a short phrase that says why the job ended.
-        exit_codes: exit codes of this node's workers in the last generation, keyed by rank. They
-            are negative if a signal killed the worker. Workers that never started are missing.
+        exit_codes: exit codes of this node's workers in the last generation, keyed by rank. An exit
+            code is negative if a signal killed the worker. Workers that never started are missing.
         restarts: number of times the job was restarted after a failure.
         cause: the worker that was the root cause, on any node, or None if the cause wasn't a
             worker.
@@ -163,7 +163,7 @@ def run(
         on_event: called with each job event (docs/events.md), in the thread that calls `run`. If it
             raises, the workers are stopped and `run` raises the same exception.
         timeout_s: seconds until the workers are stopped, at most 2,000,000 (23 days); None or
-            infinity for no limit.
+            infinity means no limit.
         in_process: run the agent in this process instead of a child process, which avoids starting
             another Python interpreter. The agent forks, so use this only in programs that have no
             threads or child processes and a small memory footprint. A signal that stops the job is
@@ -184,7 +184,9 @@ def run(
 
 
 def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
-    """Validate a spec with the command-line parser. Return its command line and environment."""
+    """Validate a spec with the command-line parser. Return the spec's command line and
+    environment.
+    """
     if not isinstance(spec, RunSpec):
         raise UsageError(
             f"relight.run takes a RunSpec, not {spec!r}",
@@ -212,7 +214,7 @@ def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
 
 
 class _Job:
-    """Builds a job's result from its events.
+    """Builds a job's result from the job's events.
 
     Args:
         on_event: the user's callback.
@@ -254,8 +256,8 @@ class _Job:
 
         Args:
             exit_code: the agent's exit code.
-            reason: why it ended, used if the agent itself did not report a reason.
-            stopped_after_s: the time limit after which it was stopped, or None.
+            reason: why the agent ended, used if the agent itself did not report a reason.
+            stopped_after_s: the time limit after which the agent was stopped, or None.
         """
         end = self._end
         timed_out = stopped_after_s is not None and exit_code != 0
@@ -323,8 +325,8 @@ def _run_child(
 def _start_child(
     words: Sequence[str], variables: Mapping[str, str]
 ) -> "tuple[subprocess.Popen[bytes], queue.SimpleQueue[Any], list[threading.Thread]]":
-    """Start an agent. Return its process, a queue of its messages that ends with None, and the
-    threads that read its messages and its output.
+    """Start an agent. Return the agent's process, a queue of the agent's messages that ends with
+    None, and the threads that read its messages and its output.
     """
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     output = _output()
@@ -396,8 +398,8 @@ def _receive(fd: int, messages: "queue.SimpleQueue[Any]") -> None:
 
 
 def _stop(agent: "subprocess.Popen[bytes]") -> None:
-    """Stop an agent and its workers. Another Ctrl-C, or a signal whose handler raises, kills them
-    immediately.
+    """Stop an agent and its workers. If Ctrl-C is pressed again, or a signal handler raises an
+    exception, kill them immediately.
     """
     while agent.poll() is None:
         agent.terminate()
@@ -410,8 +412,9 @@ def _stop(agent: "subprocess.Popen[bytes]") -> None:
 def _describe_exit(agent: "subprocess.Popen[bytes]", told: int | None) -> tuple[int, str]:
     """Return an agent's exit code and a description of how it ended.
 
-    subprocess reports 0 for a child whose status is lost, for example in a program that ignores
-    SIGCHLD or reaps all children. Therefore 0 is trusted only if the agent itself reported it.
+    The subprocess module reports 0 for a child whose exit status is lost, for example in a program
+    that ignores SIGCHLD or reaps all children. Therefore 0 is trusted only if the agent itself
+    reported it.
     """
     code = agent.returncode
     if code == 0 and told is None:

@@ -3,8 +3,9 @@
     import relight
     losses = relight.launch(train, 0.1, epochs=3, nproc_per_node=4)
 
-It runs `relight run` in a separate process, with the same guarantees, such as restarts, failure
-reports and no leftover processes. The function and its arguments are sent as a pickle.
+This function runs `relight run` in a separate process, so it gives the same guarantees, such as
+restarts, failure reports and no leftover processes. The function and its arguments are sent as a
+pickle.
 """
 
 import contextlib
@@ -40,8 +41,8 @@ R = TypeVar("R")
 WORKER = "relight.worker.call"
 """The module that calls the function in each worker."""
 _SIMILAR = 0.85
-"""If the function accepts arbitrary keywords, a keyword this similar to one of our parameters
-counts as a misspelling.
+"""If the function accepts arbitrary keyword arguments, a keyword that is at least this similar to
+one of relight's own parameters counts as a misspelling.
 """
 
 
@@ -59,9 +60,9 @@ def launch(
 ) -> list[R]:
     """Call `function(*args, **kwargs)` on every worker and return the results by rank.
 
-    In a worker, RANK, WORLD_SIZE, MASTER_ADDR and so on have the same values as with `relight run`.
-    Worker output appears on this process's `sys.stdout` and `sys.stderr`. All workers are stopped
-    on Ctrl-C, or if this process exits for any other reason.
+    In a worker, variables such as RANK, WORLD_SIZE and MASTER_ADDR have the same values as with
+    `relight run`. Worker output appears on this process's `sys.stdout` and `sys.stderr`. All
+    workers are stopped on Ctrl-C, or if this process exits for any other reason.
 
     Args:
         function: the function to call. With cloudpickle installed, this can be any function.
@@ -70,8 +71,8 @@ def launch(
             with multiprocessing.
         args: passed to the function.
         nproc_per_node: number of workers per node, or a keyword that `--nproc-per-node` accepts.
-        nnodes: number of agents, all of which run on this machine. With `hosts`, it is the number
-            of hosts. The job isn't elastic.
+        nnodes: number of agents, all of which run on this machine. With `hosts`, `nnodes` is the
+            number of hosts. The job isn't elastic.
         max_restarts: number of times to restart the job after failures.
         env: variables for the workers, in addition to those of this process.
         flags: more `relight run` flags.
@@ -167,14 +168,14 @@ def _dumps(value: Any) -> tuple[bytes, cells.Sources]:
 
 
 def put(packed: bytes, directory: str) -> None:
-    """Write a call to the directory where a job's workers look for it."""
+    """Write a pickled call to the directory where the job's workers look for it."""
     with open(os.path.join(directory, "call.pickle"), "wb") as file:
         file.write(packed)
 
 
 def job_variables() -> dict[str, str]:
-    """Return this process's environment variables for a job that it starts. If this process is
-    itself a worker, variables set by the outer job are omitted.
+    """Return the environment variables that a job started by this process inherits. If this process
+    is itself a worker, variables set by the outer job are omitted.
     """
     variables = environment.read().variables
     outer = ("PET_", "TORCHELASTIC_")
@@ -198,7 +199,9 @@ def job_directory() -> Iterator[str]:
 
 
 def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:
-    """Return the module in which workers find the definitions that `__main__` has here."""
+    """Return the module in which workers can find the definitions that are in `__main__` in this
+    process.
+    """
     found = main_module.detect_main_module()
     if hosts:
         why = "which workers on other hosts can't import"
@@ -224,10 +227,11 @@ def check_call(
         function: the function.
         args: its arguments.
         kwargs: its keyword arguments.
-        caller: the relight function that they were passed to; `launch` by default.
+        caller: the relight function to which the arguments were passed; `launch` by default.
 
     Raises:
-        UsageError: if they don't match, or if a name is similar to one of the caller's parameters.
+        UsageError: if the arguments don't match the signature, or if a name is similar to one of
+            the caller's parameters.
     """
     caller = caller or launch
     parameters = inspect.signature(caller).parameters.values()
@@ -295,10 +299,10 @@ def check_number(name: str, value: int | str, *, least: int) -> int:
 
 
 def check_texts(flags: Sequence[str], env: Mapping[str, str]) -> None:
-    """Check that flags are a list of strings, and that variables map strings to strings.
+    """Check that `flags` is a list of strings and that `env` maps strings to strings.
 
     Raises:
-        UsageError: if they are not.
+        UsageError: if `flags` or `env` has a different type.
     """
     check_list("flags", flags)
     if not isinstance(env, Mapping):
@@ -316,7 +320,7 @@ def check_list(name: str, value: Any) -> None:
     """Check that an argument is a list of strings.
 
     Raises:
-        UsageError: if it is not.
+        UsageError: if the argument has a different type.
     """
     if isinstance(value, str):
         words = value.replace(",", " ").split() if name == "hosts" else value.split()
@@ -349,7 +353,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """Return the flags that keep the workers' imports loaded for the next call, as long as this
+    """Return the flags that keep the workers' imports loaded for the next call for as long as this
     process is running. The list is empty if the caller sets such a flag explicitly, or if the
     system doesn't support warm processes.
     """
@@ -404,7 +408,7 @@ def start_agent(
     *,
     tell: int | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """Start `python -m relight run …` as a child that exits together with this process.
+    """Start `python -m relight run …` as a child process that exits whenever this process does.
 
     Args:
         command: the command line.
@@ -430,8 +434,9 @@ def start_agent(
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Delay this process's signal handlers until the block has finished. If a handler raised an
-    exception such as KeyboardInterrupt inside the block, the agent being started would be lost.
+    """Delay this process's signal handlers until the block has finished. Otherwise, if a handler
+    raised an exception such as KeyboardInterrupt inside the block, this process would lose track of
+    the agent that it is starting.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -467,13 +472,15 @@ sys.argv[:] = ["relight", *sys.argv[3:]]
 from relight.__main__ import entry
 {entry}
 """
-"""Makes an agent exit together with this process. This can't be done between fork and exec, because
-other threads may have held locks at the time of the fork.
+"""Code that makes an agent exit whenever this process does. It can't run between fork and exec,
+because other threads may have held locks at the time of the fork.
 """
 
 
 def copy_output(source: Any, name: str, refusal: LaunchRefusal | None = None) -> None:
-    """Copy output to the current `sys` stream. In a notebook, it belongs to the running cell."""
+    """Copy output to the current `sys` stream. In a notebook, that stream belongs to the running
+    cell.
+    """
     with source:
         for line in source:
             if name == "stderr" and refusal and refusal.matches(line.decode(errors="replace")):

@@ -47,7 +47,7 @@ def run(
 
     Returns:
         The exit code of each host's agent. Each host has its own results directory, because a rank
-            may have run first on one host and later on another.
+        may have run on one host at first and on another host later.
 
     Raises:
         RelightError: if a host can't run the job. Nothing was started.
@@ -78,10 +78,10 @@ def run(
 def make_role(
     name: str, word: str, flags: Sequence[str], hosts: int, variables: Mapping[str, str]
 ) -> Role:
-    """Return the role of an ssh job whose workspace is the directory of a call.
+    """Return the role for an ssh job whose workspace is a call's directory.
 
     Args:
-        name: its name.
+        name: the name of the role.
         word: the marker that begins each result line.
         flags: flags of `relight run`.
         hosts: the number of hosts.
@@ -125,8 +125,8 @@ def _copy_output(
 
 
 def _printed(line: str, word: str, directory: str) -> str:
-    """Return the part of a line that the function printed. If the line contains a result, store
-    it.
+    """Return the part of a line that the function printed. If the line contains a result, store the
+    result.
     """
     printed, ours, kept = line.partition(word)
     if not ours:
@@ -137,7 +137,7 @@ def _printed(line: str, word: str, directory: str) -> str:
 
 
 def append_result(directory: str, name: str, text: str) -> None:
-    """Append to a worker's result file, ignoring data that can't have come from a worker."""
+    """Append data to a worker's result file, but ignore data that can't have come from a worker."""
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:

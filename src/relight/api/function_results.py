@@ -1,4 +1,4 @@
-"""Collects the results that `relight.launch` workers saved, or determines the error to raise."""
+"""Collects the results saved by `relight.launch` workers, or determines the error to raise."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,7 @@ class RemoteTraceback(Exception):  # noqa: N818  # as multiprocessing calls it
 
 
 class LaunchRefusal:
-    """The error message of a `relight run` that didn't start any workers, and the hint on the next
-    line.
+    """The error message and hint printed by a `relight run` command that didn't start any workers.
 
     Args:
         directory: the directory with the workers' results.
@@ -93,8 +92,8 @@ def returned(directory: str, name: str) -> dict[int, Any]:
 
 
 class Raised(NamedTuple):
-    """A failed call on one rank, with the exception (None if it can't be pickled), its full
-    traceback, and its time, in seconds since 1970.
+    """A failed call on one rank. It consists of the exception (None if it can't be pickled), the
+    full traceback, and the time in seconds since 1970.
     """
 
     error: BaseException | None
@@ -141,7 +140,9 @@ def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) 
 
 
 def first_exception(directory: str) -> Exception | None:
-    """Return the exception from the rank that failed first, with its traceback as the cause."""
+    """Return the exception from the rank that failed first, with the full traceback as its
+    cause.
+    """
     errors = [(-kept[0][0], rank, *kept[1:]) for rank, kept in _saved(directory, call.ERROR)]
     failed = [each for each in errors if not is_exit_with_0(each[3])]
     if not failed:

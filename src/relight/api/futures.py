@@ -1,8 +1,8 @@
 """The futures returned by `relight.submit` and `relight.map`, and the threads that resolve them.
 
-A job belongs to its scheduler. A future only holds the job's handle and its results directory. For
-each scheduler, one thread polls the states of all jobs in a single query and starts the jobs that
-are waiting.
+A job belongs to its scheduler. A future holds only the job's handle and the path of its results
+directory. For each scheduler, one thread polls the states of all jobs in a single query and starts
+the jobs that are waiting.
 """
 
 import concurrent.futures
@@ -27,8 +27,8 @@ from relight.schedulers.api import AppStatus
 ROLE = "main"
 SLURM = "slurm"
 _QUERY_SHARE = 20
-"""State queries may use up to 1/N of the time, where N is this number. A status update may be
-delayed by the same fraction of the time since the previous change.
+"""State queries may take up to 1/N of the total time, where N is this number. A state change may be
+noticed late by the same fraction of the time since the previous change.
 """
 _MIN_PAUSE_S, _MAX_PAUSE_S, _MAX_SLURM_PAUSE_S = 0.02, 0.5, 10.0
 _LATE_S = 60.0
@@ -38,7 +38,9 @@ directories for up to 60 s (nfs(5), acdirmax).
 
 
 class Started(NamedTuple):
-    """A started job, with its results directory and, for ssh, the marker of its result lines."""
+    """A started job, with its results directory and, for ssh, the marker that begins its result
+    lines.
+    """
 
     handle: str
     directory: str
@@ -53,12 +55,12 @@ class Place(NamedTuple):
 
 
 class Future(concurrent.futures.Future[Any]):
-    """The result of a function that runs as a job. It works with `concurrent.futures.wait` and
-    `as_completed`.
+    """The result of a function that runs as a job. A `Future` works with `concurrent.futures.wait`
+    and `as_completed`.
 
     If the job fails, `result` raises the exception from the rank that failed first, with its
-    traceback as the cause. Without such an exception, or if the job ended in another way, it
-    raises a WorkersFailedError with the reason.
+    traceback as the cause. If there is no such exception, or if the job ended in another way,
+    `result` raises a WorkersFailedError with the reason.
 
     Args:
         runner: submits the job.
@@ -83,8 +85,8 @@ class Future(concurrent.futures.Future[Any]):
 
     @property
     def handle(self) -> str:
-        """The job's handle, for `relight.attach`, `relight status` and so on. It is empty while the
-        job is waiting for a free slot on this machine.
+        """The job's handle, which `relight.attach`, `relight status` and other commands accept. The
+        handle is empty while the job is waiting for a free slot on this machine.
         """
         return self._job.handle if isinstance(self._job, Started) else ""
 
@@ -115,7 +117,9 @@ class Future(concurrent.futures.Future[Any]):
         return True
 
     def logs(self, node: int = 0) -> str:
-        """Return what one of the job's nodes has printed so far. Empty before the job starts."""
+        """Return what one of the job's nodes has printed so far, or an empty string before the job
+        starts.
+        """
         if not isinstance(self._job, Started):
             return ""
         mark = self._job.word or "\0"
@@ -162,7 +166,9 @@ class Future(concurrent.futures.Future[Any]):
         return self.done() or self._job_state is not before
 
     def fail(self, error: Exception) -> None:
-        """Resolve the future with an error outside the job, unless it is already resolved."""
+        """Resolve the future with an error that did not occur in the job, unless the future is
+        already resolved.
+        """
         with self._lock:
             if not self.done():
                 self.set_exception(error)
@@ -265,8 +271,9 @@ def attach(handle: str) -> Future:
 
 
 def call_directory(app_id: str, cfg: Mapping[str, Any], cwd: str) -> str:
-    """Return the directory for a job's call and results. A job array has one for each of its jobs.
-    The directory is next to the logs, on a file system that the cluster's nodes share.
+    """Return the directory for a job's call and results. A job array has one such directory for
+    each of its jobs. The directory is next to the logs, on a file system that the cluster's nodes
+    share.
     """
     base = cfg.get("job_dir") or cfg.get("log_dir")
     return os.path.join(os.path.join(cwd, base, app_id) if base else records.path(app_id), "call")

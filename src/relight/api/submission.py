@@ -77,9 +77,9 @@ def submit(
 ) -> Future:
     """Start a job that calls `function(*args, **kwargs)` on every worker, and return its future.
 
-    A job on Slurm outlives this process, and `relight.attach(future.handle)` finds it again. A job
-    on this machine or over ssh is stopped when this process exits, unless `cfg` has `"detach":
-    True`.
+    A job on Slurm outlives this process, and `relight.attach(future.handle)` returns a new future
+    for it. A job on this machine or over ssh is stopped when this process exits, unless `cfg` has
+    `"detach": True`.
 
     Args:
         function: the function to call, as for `relight.launch`.
@@ -119,7 +119,7 @@ def map(
     another one ends, which requires this process to keep running.
 
     Args:
-        function: called with one item from each iterable and the keyword arguments.
+        function: called with one item from each iterable, plus the keyword arguments.
         iterables: one or more iterables of equal length.
         at_once: how many jobs run concurrently. On this machine, the default is the number that
             fits its CPUs, or its GPUs if `resources` requests any; each job then sees only its own

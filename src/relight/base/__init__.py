@@ -8,5 +8,5 @@
     fields.py      input from other processes, checked field by field
     redaction.py   hiding of secrets in output and records
 
-It doesn't import from any other package of relight.
+The `base` package doesn't import from any other relight package.
 """

@@ -1,7 +1,8 @@
 """The only place that reads os.environ.
 
-The environment is read into an `Environment` once, at the start. All other code takes this object
-as an argument, so that tests and the workers' environment never depend on hidden state.
+The environment is read into an `Environment` once, at the start. All other code takes this
+`Environment` as an argument, so that tests and the workers' environment never depend on hidden
+state.
 """
 
 import os
@@ -30,7 +31,7 @@ def state_directory(env: Environment) -> str:
     """Return the directory for data that outlives a command, such as job records.
 
     The directory is RELIGHT_STATE_DIR if that is set. Otherwise, it follows the XDG base directory
-    standard. It may not exist yet.
+    standard. The directory may not exist yet.
     """
     own = env.get("RELIGHT_STATE_DIR")
     if not own:

@@ -10,8 +10,8 @@ Failed workers are not a launcher error, and the job ends with the exit code of 
 job whose nodes did not find each other in time, or lost each other permanently, ends with
 EXIT_GROUP.
 
-A message is one line that says what happened, what it happened to, and why. The hint says what to
-do next.
+An error message is one line that says what happened, what it happened to, and why. The hint says
+what to do next.
 """
 
 import signal
@@ -92,8 +92,8 @@ def describe_bug(error: BaseException) -> str:
 
 
 def format_exception_oneline(error: BaseException) -> str:
-    """Return an exception in one line, with its message and the lines of relight's code in its
-    traceback, innermost first.
+    """Format an exception as one line. The line contains the exception's message and the places in
+    relight's code from its traceback, innermost first.
     """
     places, trace = [], error.__traceback__
     while trace is not None:
@@ -112,7 +112,7 @@ def signal_exit_code(number: int) -> int:
 
 
 def exit_code_text(code: int) -> str:
-    """Return `SIGKILL` for 137, `exit code 3` for 3."""
+    """Return `SIGKILL` for 137, and `exit code 3` for 3."""
     name = signal_name(code - EXIT_SIGNAL_BASE)
     return f"exit code {code}" if " " in name else name
 

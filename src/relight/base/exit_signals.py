@@ -1,10 +1,10 @@
-"""Exits with 128 + n on SIGINT or SIGTERM while no agent handles them: before it starts, and after
-it has ended.
+"""Exits with 128 + n on SIGINT or SIGTERM while no agent handles these signals, which is the case
+before an agent starts and after it has ended.
 
 No workers are running at those times, so nothing has to be stopped. By default, Python turns SIGINT
 into an exception at an arbitrary point in the code, so the process may print a traceback or ignore
-the signal. SIGTERM kills the process by default. Interpreter shutdown removes the handlers some
-milliseconds before the process ends, so `quick_exit` skips this shutdown.
+the signal. SIGTERM kills the process by default. Interpreter shutdown removes the signal handlers a
+few milliseconds before the process ends, so `quick_exit` skips it.
 """
 
 import os
@@ -22,7 +22,7 @@ _DEFAULTS: dict[int, Any] = {
 
 
 def exit_on_signals() -> None:
-    """From now on, exit with 128 + n on a signal. Ignored signals stay ignored."""
+    """Exit with 128 + n on a signal from now on. Ignored signals stay ignored."""
     for number in NUMBERS:
         if signal.getsignal(number) == _DEFAULTS[number]:
             signal.signal(number, _exit)
@@ -36,7 +36,7 @@ def restore_defaults(numbers: Collection[int] = NUMBERS) -> None:
 
 
 def quick_exit(exit_code: int) -> NoReturn:
-    """End the process as Python does, but skip interpreter shutdown."""
+    """End the process in the same way as Python does, but skip interpreter shutdown."""
     import atexit
 
     atexit._run_exitfuncs()

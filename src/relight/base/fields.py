@@ -1,4 +1,5 @@
-"""Turns input from other processes into records, and checks each field. Only this module does so.
+"""Converts input from other processes into records, and checks each field. No other module parses
+such input.
 
 A record is a NamedTuple, and the annotations of its fields define the accepted values:
 
@@ -11,7 +12,7 @@ A record is a NamedTuple, and the annotations of its fields define the accepted 
     a NamedTuple, an Enum   by its fields, by its name
     X | None
 
-A message is a record with its type's name under the key `type`. Anything else raises `Malformed`.
+A message is a record with its type's name under the key `type`. Any other input raises `Malformed`.
 `to_json` limits strings and numbers to the same bounds, so peers never reject each other's
 messages.
 """
@@ -32,7 +33,7 @@ MAX_ITEMS = 1 << 20
 MAX_FACTS = 255
 MAX_FINDINGS = 100
 MAX_ANSWER = 1 << 18
-"""The maximum length of text about a node and its workers."""
+"""The maximum length of text that describes a node and its workers."""
 
 Message = dict[str, Any]
 """A message as a JSON object."""
@@ -134,7 +135,7 @@ def decode(text: bytes | str) -> Any:
 
 
 def message(kinds: Any, value: Message) -> Any:
-    """Convert an object from the wire into a message.
+    """Convert an object received over the wire into a message.
 
     Args:
         kinds: the union of the accepted message types.
@@ -152,7 +153,7 @@ def message(kinds: Any, value: Message) -> Any:
 
 
 def record(kind: Any, value: object) -> Any:
-    """Convert an object from outside into a record. Unknown keys are ignored.
+    """Convert an object from another process into a record. Unknown keys are ignored.
 
     Raises:
         Malformed: if a field without a default is missing, or a value has the wrong type or size.
@@ -171,12 +172,16 @@ def record(kind: Any, value: object) -> Any:
 
 
 def to_json(record: Any) -> Message:
-    """Convert a message into an object for the wire, within the bounds that `message` checks."""
+    """Convert a message into an object to send over the wire, within the bounds that `message`
+    checks.
+    """
     return {"type": type(record).__name__.lower(), **plain(record)}
 
 
 def plain(value: Any, field: str = "") -> Any:
-    """Convert a value to JSON, within the bounds. A record becomes an object with its fields."""
+    """Convert a value to JSON, within the bounds that `message` checks. A record becomes an object
+    that contains its fields.
+    """
     kind = type(value)
     if kind is str:
         return fit(value, field)
@@ -226,7 +231,7 @@ def _fields(kind: Any) -> list[tuple[str, Check, Any]]:
 
 
 def _check(kind: Any, field: str, annotation: Any) -> Check:
-    """Return a function that converts a value from outside into the field's value."""
+    """Return a function that converts a value from another process into the field's value."""
     if isinstance(annotation, UnionType):  # only `X | None`
         (some,) = (each for each in annotation.__args__ if each is not type(None))
         check = _check(kind, field, some)
@@ -245,7 +250,7 @@ def _check(kind: Any, field: str, annotation: Any) -> Check:
 
 
 def _converter(kind: Any, field: str, annotation: Any) -> Check:
-    """Return a function that returns the converted value, or `_UNFIT` if it does not fit."""
+    """Return a function that converts a value, or returns `_UNFIT` if the value is not valid."""
     origin = getattr(annotation, "__origin__", None)
     if annotation is bool:
         return lambda value: value if type(value) is bool else _UNFIT

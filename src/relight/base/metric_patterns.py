@@ -1,5 +1,5 @@
-"""Compiles the regular expressions of --watch-metric, and finds their numbers in the workers'
-output.
+"""Compiles the --watch-metric regular expressions, and finds the numbers that they match in the
+workers' output.
 """
 
 import re
@@ -11,16 +11,16 @@ from typing import Any
 _MAX_NAME = 24
 """The same limit as for names in `relight.worker.report`."""
 _MAX_LINE = 500
-"""How many characters of a line are searched."""
+"""The number of characters of each line that are searched."""
 
 
 class MetricFinder:
     """Finds the latest numbers in a worker's output.
 
     Args:
-        patterns: regular expressions. Each one has either a named group per number, or a single
-            unnamed group. An unnamed group is named after the word before it, such as `loss` in
-            `loss: ([0-9.]+)`.
+        patterns: regular expressions. Each expression has either one named group per number, or a
+            single unnamed group. An unnamed group takes its name from the word before it, such as
+            `loss` in `loss: ([0-9.]+)`.
 
     Raises:
         ValueError: if an expression can't be used.
@@ -59,10 +59,10 @@ def _number(name: str, text: str | None) -> Iterator[tuple[str, float]]:
 
 
 def _compiled(text: str) -> tuple[re.Pattern[str], dict[str, int | str]]:
-    """Return a compiled pattern, and its groups by the name of the number in each.
+    """Return a compiled pattern and a mapping from the names of its numbers to its groups.
 
     Raises:
-        ValueError: if it can't be used.
+        ValueError: if the pattern can't be used.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -97,8 +97,8 @@ def _word_before_group(text: str) -> str:
 
 
 def _repeats_repeats(text: str) -> bool:
-    """Return whether an unlimited repeat contains another one. With such a pattern, a failed match
-    may take time exponential in the length of a line and block the agent.
+    """Return whether an unlimited repeat contains another unlimited repeat. With such a pattern, a
+    failed match may take time that is exponential in the length of the line, and block the agent.
     """
     repeats = (_constants.MAX_REPEAT, _constants.MIN_REPEAT)
 

@@ -1,4 +1,4 @@
-"""Plug-ins, which are entry points in other packages
+"""Loads plug-ins, which are entry points in other packages
 (https://packaging.python.org/en/latest/specifications/entry-points/).
 """
 
@@ -31,7 +31,7 @@ def loaded(what: str, load: Callable[[], T]) -> T:
     """Return the result of `load`.
 
     Raises:
-        UsageError: if `load` raised an exception. The message says that `what` does not load.
+        UsageError: if `load` raised an exception. The error message says that `what` does not load.
     """
     try:
         return load()

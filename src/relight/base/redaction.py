@@ -1,7 +1,7 @@
 """Hides values that look like secrets in a job's records and output.
 
-A variable or flag is considered secret because of its name, and a token for a well-known service
-because of its prefix. False positives do little harm.
+A variable or flag is considered secret if its name suggests that. A token for a well-known service
+is recognized by its prefix. False positives do little harm.
 """
 
 import re
@@ -61,7 +61,7 @@ def is_secret(name: str) -> bool:
 
 
 def redact_env(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with secrets hidden."""
+    """Return environment variables with secrets hidden."""
     return {name: _shown(name, value) for name, value in variables.items()}
 
 
@@ -71,13 +71,15 @@ def _shown(name: str, value: str) -> str:
 
 
 def redact_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the submitting process's variables to be recorded, with secrets hidden."""
+    """Return the submitting process's environment variables that are to be recorded, with secrets
+    hidden.
+    """
     return redact_env({n: v for n, v in sorted(variables.items()) if n.startswith(_RECORDED)})
 
 
 def redact_text(text: str) -> str:
-    """Redact secrets in text. These are values in `NAME=value`, `--name value` and `Name: value` if
-    the name is that of a secret, and passwords in URLs and after `--user NAME:`.
+    """Redact secrets in text. A value in `NAME=value`, `--name value` or `Name: value` is a secret
+    if its name suggests one. Passwords in URLs and after `--user NAME:` are also secrets.
     """
     text = re.sub(_SERVICE_KEY, HIDDEN, text)
     text = re.sub(_JSON, _hidden_in_json, text)
@@ -136,8 +138,8 @@ def _is_login(before: str, value: str) -> bool:
 
 
 def _is_other(name: str, value: str) -> bool:
-    """Return whether a value isn't secret despite its name, because it is a number of tokens (for
-    language models) or a working directory.
+    """Return whether a value isn't secret even though its name suggests it, because the value is a
+    number of language model tokens or a working directory.
     """
     name = name.rstrip("= :").lower()
     if name.endswith("tokens"):
@@ -146,7 +148,7 @@ def _is_other(name: str, value: str) -> bool:
 
 
 def redact_value(value: Any) -> Any:
-    """Return a JSON value with the secrets in all its strings hidden."""
+    """Return a JSON value with the secrets in all of its strings hidden."""
     if isinstance(value, Mapping):
         return {
             name: HIDDEN

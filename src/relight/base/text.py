@@ -1,26 +1,26 @@
-"""Text utilities, which split incoming data into lines, format times, counts and lists of hosts and
-ranks, and suggest spellings.
+"""Text utilities that split incoming data into lines, format durations, counts and lists of hosts
+and ranks, and suggest spelling corrections.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
 
 class LineBuffer:
-    """Splits data that arrives in pieces into lines. `rest` is the last line while it is
-    incomplete.
+    """Splits data that arrives in chunks into lines. The `rest` attribute holds the last line while
+    that line is incomplete.
     """
 
     def __init__(self) -> None:
         self.rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that this piece completes, without their line endings."""
+        """Return the lines that this chunk completes, without their line endings."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         return lines
 
 
 def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Yield the lines of data that arrives in pieces, including an incomplete last line."""
+    """Yield the lines in data that arrives in chunks, including an incomplete last line."""
     buffer = LineBuffer()
     for piece in pieces:
         for line in buffer.feed(piece):
@@ -38,7 +38,7 @@ def last_line(text: str) -> str:
 
 
 def format_names(hosts: Sequence[str]) -> str:
-    """Return a list of host names, shortened if there are many."""
+    """Format a list of host names, which is shortened if there are many."""
     shown = ", ".join(hosts[:8])
     return f"{shown} and {len(hosts) - 8} more" if len(hosts) > 8 else shown
 
@@ -57,7 +57,7 @@ def format_duration(seconds: float, digits: int = 0) -> str:
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Return `rank 3`, or `ranks 0-3, 5`, or `ranks 0, 2, 4, … (64 in all)`."""
+    """Format rank numbers, such as `rank 3`, `ranks 0-3, 5` or `ranks 0, 2, 4, … (64 in all)`."""
     text = _ranges(ranks)
     if len(text) > 40:
         text = f"{text[:32].rpartition(', ')[0]}, … ({len(ranks)} in all)"
@@ -65,7 +65,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 
 def _ranges(ranks: Iterable[int]) -> str:
-    """Return `0-3, 5` for 0, 1, 2, 3, 5."""
+    """Format sorted numbers as ranges, such as `0-3, 5` for 0, 1, 2, 3, 5."""
     parts: list[list[int]] = []
     for rank in sorted(ranks):
         if parts and parts[-1][-1] == rank - 1:
@@ -86,7 +86,7 @@ def format_size(size: float) -> str:
 
 
 def pluralize(number: int, word: str) -> str:
-    """Return `1 node`, `2 nodes`."""
+    """Return a number with its noun, such as `1 node` or `2 nodes`."""
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
@@ -102,8 +102,8 @@ def closest_match(word: str, known: "list[str] | tuple[str, ...]", *, cutoff: fl
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return a hint with the entry in `known` that is most similar to `word`. If none is similar,
-    return `otherwise`.
+    """Return a hint that suggests the entry in `known` that is most similar to `word`. If no entry
+    is similar, return `otherwise`.
     """
     meant = closest_match(word, list(known))
     return f"did you mean {meant}?" if meant else otherwise

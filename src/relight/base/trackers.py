@@ -1,4 +1,6 @@
-"""The variables that specify a job's trackers. Names and meanings are the same as in TorchX 0.7."""
+"""The environment variables that specify a job's trackers. Their names and meanings are the same as
+in TorchX 0.7.
+"""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +17,8 @@ def config_variable(name: str) -> str:
 
 
 def variables(configs: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for trackers and their configurations. Empty without trackers.
+    """Return the variables for trackers and their configurations. The result is empty if there are
+    no trackers.
 
     Raises:
         ValueError: if a tracker's name can't be part of a variable name.

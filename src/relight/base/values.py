@@ -1,4 +1,4 @@
-"""Parsers for the values of individual flags. No I/O.
+"""Parsers for the values of individual flags. The parsers do no I/O.
 
 Each `parse_…` function takes the text of one flag. If the text is invalid, it raises a ValueError
 that describes the expected form.
@@ -13,7 +13,7 @@ from relight.base.errors import signal_exit_code
 from relight.base.text import closest_match
 
 STDOUT, STDERR = 1, 2
-"""A worker's output streams as bits, as in `--redirects` and `--tee`. 3 means both."""
+"""A worker's output streams as bits, as in `--redirects` and `--tee`. 3 means both streams."""
 
 MAX_SECONDS = 2e6
 """23 days. epoll can't wait much longer."""
@@ -32,7 +32,9 @@ running.
 """
 
 STATUS_TOKEN = "RELIGHT_STATUS_TOKEN"  # noqa: S105  # not a secret, only a name
-"""The variable with the token for status pages. If it is unset, each page generates its own."""
+"""The environment variable that holds the token for status pages. If it is unset, each page
+generates its own token.
+"""
 _MIN_TOKEN = 16
 _TOKEN_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/-")
 _PUBLIC = "public"
@@ -42,7 +44,7 @@ BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "file")
 
 
 class Nodes(NamedTuple):
-    """Minimum and maximum number of nodes. They are equal for a fixed-size job."""
+    """The minimum and maximum number of nodes. The two are equal in a fixed-size job."""
 
     min_nodes: int
     max_nodes: int
@@ -53,8 +55,8 @@ class Nodes(NamedTuple):
 
 
 class RankOrder(NamedTuple):
-    """The order of nodes: by host name or number, or `by_topology`. The topology may be read from a
-    `file`.
+    """The order in which nodes get their ranks, either by host name or number, or `by_topology`.
+    The topology may be read from a `file`.
     """
 
     by_topology: bool = False
@@ -65,8 +67,9 @@ class RankOrder(NamedTuple):
 
 
 class KeepWarm(NamedTuple):
-    """How long a warm process outlives its job. It exits when it has been idle for `stays_s`
-    seconds, or when the process with the pid `until` has exited (0 means no such process).
+    """How long a warm process outlives its job. The warm process exits when it has been idle for
+    `stays_s` seconds, or when the process with the pid `until` has exited. A pid of 0 means no such
+    process.
     """
 
     stays_s: float
@@ -74,8 +77,8 @@ class KeepWarm(NamedTuple):
 
 
 class RestartBudget(NamedTuple):
-    """The restart limit, either per job or within `window_s` seconds. `per` is this time in the
-    user's own notation, such as `/1h`.
+    """The restart limit, either per job or within `window_s` seconds. The `per` field is the window
+    in the user's own notation, such as `/1h`.
     """
 
     most: int
@@ -94,9 +97,9 @@ class BadNodesDirectory(NamedTuple):
 
 
 class HangTimeout(NamedTuple):
-    """Limits for hang detection. A job has hung after `idle_s` seconds without any activity, or
-    after `silent_s` seconds with CPU usage only. If `adapts` is set, `idle_s` grows with the pauses
-    that the job makes.
+    """Limits for hang detection. A job counts as hung after `idle_s` seconds without any activity,
+    or after `silent_s` seconds in which its only activity was CPU usage. If the `adapts` field is
+    set, `idle_s` is increased when the job itself pauses for longer.
     """
 
     idle_s: float
@@ -105,14 +108,18 @@ class HangTimeout(NamedTuple):
 
 
 class BuiltinCheck(NamedTuple):
-    """A built-in check. `least` is in bytes, or 0 if not applicable."""
+    """A built-in check. The `least` field is the minimum in bytes, or 0 if the check has no
+    minimum.
+    """
 
     name: str
     least: int
 
 
 class HealthCheck(NamedTuple):
-    """Checks that run before a node's workers start, either a shell command or built-in checks."""
+    """The checks that run before a node's workers start. They are either a shell command or
+    built-in checks.
+    """
 
     command: str
     names: tuple[BuiltinCheck, ...] = ()
@@ -131,8 +138,8 @@ class PreemptionSource(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """The address at which nodes find each other. `port` may be None. `others` are additional hosts
-    that may take over. Text with a slash is kept unchanged in `host`.
+    """The address at which nodes find each other. The `port` may be None. The `others` field lists
+    additional hosts that may take over. Text with a slash is kept unchanged in `host`.
     """
 
     host: str
@@ -162,7 +169,7 @@ class StreamChoice(NamedTuple):
     by_rank: tuple[tuple[int, int], ...] = ()
 
     def streams_of_rank(self, local_rank: int) -> int:
-        """Return a worker's streams as bits: 0, STDOUT, STDERR or both."""
+        """Return a worker's chosen streams as a bit mask: 0, STDOUT, STDERR or both bits."""
         return dict(self.by_rank).get(local_rank, self.default)
 
     def any(self) -> bool:
@@ -192,7 +199,7 @@ NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
 
 
 def parse_nproc(text: str) -> str:
-    """Parse a number of workers, or a word that is resolved later, on the node itself."""
+    """Parse a number of workers, or a keyword that each node resolves later for itself."""
     if text in NPROC_WORDS:
         return text
     try:
@@ -209,9 +216,9 @@ def parse_nproc(text: str) -> str:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Parse `HOST`, `HOST:PORT`, `[V6]`, `[V6]:PORT`, or several of them separated by commas. Empty
-    text means this machine. Text with a slash is a path, or has a meaning that depends on the
-    backend.
+    """Parse `HOST`, `HOST:PORT`, `[V6]`, `[V6]:PORT`, or several of these separated by commas.
+    Empty text means this machine. Text with a slash is either a path or has a meaning that depends
+    on the backend.
     """
     if "/" in text:
         return Endpoint(text, None)
@@ -247,8 +254,8 @@ def _parse_one_endpoint(text: str) -> Endpoint:
 
 def parse_page(text: str) -> PageAddress:
     """Parse the address of a status page on this machine: `PORT`, `HOST:PORT` or `[V6]:PORT`,
-    followed by `,public` if anyone may read it. `public` alone uses any free port. Without a host,
-    only this machine can connect.
+    followed by `,public` if anyone may read it. The text `public` alone means any free port.
+    Without a host, only this machine can connect.
     """
     where, comma, word = text.partition(",")
     if text == _PUBLIC:
@@ -263,8 +270,8 @@ def parse_page(text: str) -> PageAddress:
 
 
 def parse_status_token(text: str) -> str:
-    """Parse the token for status pages. It must be valid in an HTTP header (RFC 6750, 2.1) and hard
-    to guess.
+    """Parse the token for status pages. The token must be valid in an HTTP header (RFC 6750, 2.1)
+    and hard to guess.
     """
     if len(text) < _MIN_TOKEN or not set(text.rstrip("=")) <= _TOKEN_LETTERS:
         raise ValueError(
@@ -294,8 +301,8 @@ def _check_ipv4(host: str) -> None:
 
 
 EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
-"""torch's names (torch 2.13, elastic/events/handlers.py). The last one does nothing in torch
-either.
+"""torch's names (torch 2.13, elastic/events/handlers.py). `dynamic_rendezvous` does nothing in
+torch either.
 """
 
 
@@ -330,7 +337,7 @@ def parse_port(text: str) -> int:
 
 
 def parse_port_range(text: str) -> range:
-    """Parse `PORT` or `FIRST-LAST`, a range that includes both ends."""
+    """Parse `PORT`, or `FIRST-LAST`, which is a range that includes both ports."""
     first, dash, last = text.strip().partition("-")
     ports = range(parse_port(first), parse_port(last if dash else first) + 1)
     if not ports or 0 in ports:
@@ -339,7 +346,9 @@ def parse_port_range(text: str) -> range:
 
 
 def parse_conf(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse `KEY=VALUE,KEY=VALUE`. Quotes that a shell left around the whole text are dropped."""
+    """Parse `KEY=VALUE,KEY=VALUE`. If a shell left quotes around the whole text, they are
+    removed.
+    """
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
@@ -423,8 +432,8 @@ def parse_notice(text: str) -> PreemptionSource:
 
 
 def parse_hang_timeout(text: str) -> HangTimeout | None:
-    """Parse `off`, `auto` (5 minutes idle, or 30 minutes with CPU usage only), or a number of
-    seconds.
+    """Parse `off`, a number of seconds, or `auto`, which means 5 minutes of idle time or 30 minutes
+    of CPU usage without other activity.
     """
     word = text.strip().lower()
     if word in ("", "off"):
@@ -467,10 +476,11 @@ _UNITS_OF_SIZE = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_name(text: str) -> str:
-    """Validate a job name: letters, digits, `_`, `.` and `-`, as in file and host names.
+    """Validate a job name, which consists of letters, digits, `_`, `.` and `-`, like file and host
+    names.
 
     Raises:
-        ValueError: if it contains other characters or is too long.
+        ValueError: if the name contains other characters or is too long.
     """
     plain = text.replace(".", "_").replace("-", "_")
     if not (text.isascii() and f"_{plain}".isidentifier() and text[:1] not in ("", ".", "-")):
@@ -483,7 +493,9 @@ def parse_name(text: str) -> str:
 
 
 def parse_health_check(text: str) -> HealthCheck | None:
-    """Parse check names, such as `disk=10G,gpu`, or a command, recognized by a space or a slash."""
+    """Parse check names, such as `disk=10G,gpu`, or a command. Text with a space or a slash is a
+    command.
+    """
     text = text.strip()
     if not text or text == "off":
         return None
@@ -618,7 +630,9 @@ def parse_restarts(text: str) -> RestartBudget:
 
 
 def parse_bad_nodes(text: str) -> BadNodesDirectory | None:
-    """Parse `DIR`, or `DIR,TIME`, where TIME is written like `7d`; empty or `off` means none."""
+    """Parse `DIR`, or `DIR,TIME`, where TIME is written like `7d`. Empty text or `off` means
+    none.
+    """
     if text in ("", "off"):
         return None
     path, comma, time = text.partition(",")
@@ -639,14 +653,18 @@ def _time_s(text: str) -> float | None:
 
 
 def parse_pattern(text: str) -> str:
-    """Parse a path pattern. Make it absolute, because it is relative to the current directory."""
+    """Parse a path pattern, and make it absolute, because a relative pattern is relative to the
+    current directory.
+    """
     if "\0" in text:
         raise ValueError("a path can't contain a null character")
     return os.path.abspath(text) if text else ""
 
 
 def parse_metrics(text: str) -> tuple[str, ...]:
-    """Parse regular expressions that find numbers in lines, one expression per line."""
+    """Parse regular expressions that find numbers in output lines. There is one expression per line
+    of text.
+    """
     from relight.base.metric_patterns import MetricFinder  # with the flag only: re takes 5 ms
 
     patterns = tuple(filter(None, text.split("\n")))
@@ -655,7 +673,9 @@ def parse_metrics(text: str) -> tuple[str, ...]:
 
 
 def parse_trackers(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse trackers, one per line: a name, or a name and its configuration."""
+    """Parse a list of trackers. Each line contains a tracker's name, or its name and
+    configuration.
+    """
     from relight.base import trackers  # only with the flag
 
     named = (line.partition("=") for line in filter(None, text.split("\n")))
@@ -693,8 +713,8 @@ def _not_a_choice(word: str, known: "tuple[str, ...] | list[str]") -> str:
 
 
 def whole(text: str) -> int | None:
-    """Return the number that is represented by at most 18 ASCII digits, or None for any other text,
-    such as `²` or text that is too long for `int`.
+    """Parse at most 18 ASCII digits as a number. Return None for any other text, such as `²` or
+    text that is too long for `int`.
     """
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 

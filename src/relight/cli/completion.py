@@ -1,6 +1,6 @@
 """`relight completion`: prints the completion script for a shell.
 
-To complete a job, the script runs `relight completion jobs` (known_jobs.py).
+To complete a job's name or id, the script runs `relight completion jobs` (known_jobs.py).
 """
 
 from collections.abc import Callable, Iterator

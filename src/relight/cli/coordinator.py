@@ -1,9 +1,10 @@
 """`relight coordinator`: a standalone coordinator process, for a login or head node.
 
-It serves all jobs that use it as their `--rdzv-endpoint`, distinguished by `--rdzv-id`, and keeps
-nothing on disk. After it is killed and restarted, it learns about the running groups from the
-agents, and the workers are not affected. With a registry (etcd or a file), it serves one job, and a
-second coordinator can stand by.
+The standalone coordinator serves all jobs that use it as their `--rdzv-endpoint`, and distinguishes
+them by their `--rdzv-id`. The coordinator keeps nothing on disk. If the coordinator is killed and
+restarted, it learns about the running groups from the agents, and the workers are not affected.
+With a registry (etcd or a file), a coordinator serves only one job, and a second coordinator can
+stand by.
 """
 
 import signal
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> int:
     """Run `relight coordinator` until it is stopped, and return 0.
 
     Raises:
-        RelightError: if it can't listen on its endpoint, or a setting is invalid.
+        RelightError: if the coordinator can't listen on its endpoint, or a setting is invalid.
     """
     env = environment.read()
     parsed = parse(argv, env, COORDINATOR_FLAGS, site.load(env))
@@ -130,8 +131,9 @@ def main(argv: list[str]) -> int:
 
 
 class _Candidate(Seeker):
-    """Coordinates while this process is the one named in the registry, and otherwise checks whether
-    the named coordinator is still listening. The finder calls it through the Seeker interface.
+    """Acts as the coordinator while the registry names this process. While the registry names
+    another coordinator, checks whether that coordinator is still listening. The finder calls this
+    object through the Seeker interface.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class _Candidate(Seeker):
         self._seek()
 
     def close(self) -> None:
-        """Close the finder, so that another coordinator can take over the registry entry."""
+        """Close the finder, so that another coordinator can take over the entry in the registry."""
         self._finder.close()
 
     def found(self, result: SearchResult) -> None:
@@ -191,7 +193,7 @@ class _Candidate(Seeker):
             self._say(text)
 
     def record(self, event: StateChanged) -> None:
-        """Show a change in the candidacy, with --verbose."""
+        """If --verbose is set, show a state change of the candidate."""
         if self._verbose:
             self.say(describe(event))
 
@@ -216,7 +218,7 @@ def _log_state_changes(say: Callable[[str], None], job: str, group: Group) -> No
 
 
 def _refuses(address: tuple[str, int]) -> bool:
-    """Return whether the address refuses connections. May block.
+    """Return whether the address refuses connections. This call may block.
 
     Raises:
         OSError: if the connection fails for another reason.

@@ -1,7 +1,8 @@
 """`relight doctor`: finds problems with this machine and with the network between the nodes.
 
-It accepts the command line of `relight run`, so that you can replace `run` with `doctor` in a
-command. Flags that have nothing to do with machines or networks are accepted and ignored.
+The command accepts the same command line as `relight run`, so that you can replace `run` with
+`doctor` in a command. Flags that have nothing to do with machines or networks are accepted and
+ignored.
 """
 
 import json
@@ -101,7 +102,9 @@ def usage() -> str:
 
 
 def _spec(parsed: ParsedFlags, env: Environment) -> LaunchSpec:
-    """Return the launch spec, possibly without a script, from the flags or cluster variables."""
+    """Return the launch spec from the flags or the cluster's variables. The spec may lack a
+    script.
+    """
     fields = {name: parsed.values[name] for name in LaunchSpec._fields if name in parsed.values}
     if "rdzv-backend" not in parsed.given and _STATIC & parsed.given:
         fields["rdzv_backend"] = "static"

@@ -1,7 +1,7 @@
 """`relight exec`: runs a program in an environment where relight replaces torchrun.
 
-It prepends a directory to PATH and another to PYTHONPATH, and then executes the program in the same
-process. Nothing is installed.
+The command prepends one directory to PATH and another to PYTHONPATH, and then executes the program
+in the same process. Nothing is installed.
 """
 
 import os
@@ -36,7 +36,7 @@ PAGE = Page(
 
 
 def main(argv: list[str]) -> int:
-    """Run `relight exec`, which returns only after printing its help.
+    """Run `relight exec`. This function returns only if the command printed its help.
 
     Raises:
         UsageError: if the program is missing or can't be found.

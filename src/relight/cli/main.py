@@ -79,7 +79,9 @@ USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
 
 
 class _BestEffortStream(io.FileIO):
-    """A stderr that ignores write errors (ENOSPC, EPIPE, EBADF), to preserve the exit code."""
+    """A stderr stream that ignores write errors (ENOSPC, EPIPE, EBADF), so that they can't change
+    the exit code.
+    """
 
     def write(self, data: Any) -> int:
         try:
@@ -95,7 +97,7 @@ def _escape_controls(text: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Run one command line and return its exit code.
+    """Run one relight command and return its exit code.
 
     Args:
         argv: the arguments that follow the program's name.
@@ -112,7 +114,7 @@ def main(argv: list[str]) -> int:
 
 
 def entry() -> NoReturn:
-    """Run the command line of this process."""
+    """Run the command given by this process's command line."""
     exit_signals.exit_on_signals()
     for fd in (0, 1, 2):
         try:

@@ -29,7 +29,9 @@ def main(argv: list[str]) -> int:
 
 
 def answered(parsed: ParsedFlags, command: str, flags: "Iterable[Flag]") -> bool:
-    """Print help or completion if the command line requests it, and return whether it does."""
+    """If the command line requests help or completion, print it. Return whether anything was
+    printed.
+    """
     if parsed.values["help"]:
         from relight.flags.usage import run_help
 
@@ -46,7 +48,7 @@ def answered(parsed: ParsedFlags, command: str, flags: "Iterable[Flag]") -> bool
 def launch(
     spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> int:
-    """Run the agent and return the job's exit code. The arguments are those of
+    """Run the agent and return the job's exit code. The arguments are the same as for
     `agent.start.make_agent`.
 
     Raises:

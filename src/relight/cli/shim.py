@@ -1,7 +1,7 @@
 """`relight shim`: makes relight replace torchrun in one environment, or undoes that.
 
-It writes a .pth file, which Python reads at startup in that environment. If the environment has no
-`torchrun`, it also writes one.
+The command writes a .pth file, which Python reads at startup in that environment. If the
+environment has no `torchrun`, the command also creates one.
 """
 
 import json
@@ -95,7 +95,7 @@ def find(folder: str, env: Environment) -> Place:
         env: the environment variables of this process.
 
     Raises:
-        UsageError: if its Python is missing or too old.
+        UsageError: if the environment's Python is missing or too old.
     """
     python = sys.executable
     chosen = folder or env.get("VIRTUAL_ENV") or env.get("CONDA_PREFIX")

@@ -1,7 +1,7 @@
 """`relight warm`: manages the state that is kept to make the next start of a script faster.
 
-This state consists of the processes with imported modules that outlive their jobs (`--keep-warm`),
-and the imports that `--preload=auto` has learned.
+This state consists of processes that have imported modules and outlive their jobs (`--keep-warm`),
+and of the imports that `--preload=auto` has learned.
 """
 
 from relight.base.errors import UsageError

@@ -73,7 +73,7 @@ def _name(each: Description) -> str:
 
 
 def _shortened(names: Sequence[str]) -> str:
-    """Return as many names as fit in a column."""
+    """Join as many names as fit into a column."""
     text = ",".join(names)
     if len(text) <= _WIDTH:
         return text
@@ -133,7 +133,7 @@ def stop(words: Sequence[str]) -> int:
 
 
 def _ends(pid: int, end: Callable[[], object]) -> bool:
-    """Stop a process, and return whether it exited within a short time."""
+    """Stop a process, and return whether it exited in time."""
     try:
         process = ProcessHandle(pid)
     except ProcessLookupError:
@@ -146,7 +146,9 @@ def _ends(pid: int, end: Callable[[], object]) -> bool:
 
 
 def _query() -> tuple[dict[str, Description], list[int]]:
-    """Return the warm processes that respond, by socket, and the pids of those that don't."""
+    """Return the warm processes that respond, by socket, and the pids of processes that don't
+    respond.
+    """
     found, silent = {}, []
     for path in _directory().sockets():
         if (answer := processes.ask(path)) is not None:

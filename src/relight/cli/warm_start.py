@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 def _complete(spec: LaunchSpec) -> LaunchSpec:
-    """Return the options, with the defaults for a process that is created in advance filled in."""
+    """Fill in the options' defaults for a process that is created in advance."""
     is_of_launch = spec.module and spec.script == _OF_LAUNCH[1]
     is_asked = spec.preload not in ((), (BACKGROUND,))
     preload = spec.preload if is_asked else (("torch",) if is_of_launch else (AUTO,))
@@ -123,7 +123,7 @@ class _Start:
         """Wait until the process is ready.
 
         Raises:
-            MachineError: if it can't be used, or does not become ready in time.
+            MachineError: if the process can't be used, or does not become ready in time.
         """
         try:
             self._loop.run_until(lambda: self._reason is not None, _LIMIT_S)
@@ -139,12 +139,12 @@ class _Start:
             raise MachineError(f"can't use the warm process: {self._reason}")
 
     def ready(self, event: PreloadReady) -> None:
-        """Record that the process can fork workers."""
+        """Record that the warm process can fork workers."""
         del event
         self._reason = ""
 
     def without(self, module: str, reason: str, seconds: float) -> None:
-        """Report a module that is not kept in the process."""
+        """Report a module that is not kept in the warm process."""
         if self._learned is not None:
             self._learned.note_unfit(module, reason, seconds)
         say(describe(PreloadWithout(module, reason, seconds, asked=self._learned is None)))
@@ -158,6 +158,6 @@ class _Start:
         """Do nothing, because no worker is running."""
 
     def lost(self, reason: str, *, retry: bool) -> None:
-        """Record that the process can't be used."""
+        """Record that the warm process can't be used."""
         del retry
         self._reason = reason or "it has ended"

@@ -1,4 +1,5 @@
-"""Makes decisions without I/O, clocks, threads or randomness. The time is passed as an argument.
+"""Makes all of relight's decisions, without I/O, clocks, threads or randomness. The current time is
+passed as an argument.
 
     group/       the coordinator's side: membership, generations, restarts, the end of the job
     link/        one agent and its coordinator: leases, elections, registry-based leadership
@@ -9,6 +10,6 @@
     ranks.py     which worker has which rank
 
 Each state machine has `step(event, now)`, which returns effects, as well as `deadline`, `explain`
-and `check`. Modules outside the core carry out the effects. tests/core has scenarios for each state
-machine, and tests/simulation runs all of them together.
+and `check`. Modules outside the core carry out the effects. There are scenarios for each state
+machine in tests/core, and tests/simulation runs all state machines together.
 """

@@ -1,4 +1,6 @@
-"""Data about a worker failure, which nodes exchange: how the worker ended, and its output."""
+"""The data about a worker failure that nodes exchange, which consists of how the worker ended and
+what it printed.
+"""
 
 import signal
 from enum import Enum
@@ -10,13 +12,13 @@ CRASHES = tuple(
     if hasattr(signal, name)  # Windows, from which jobs may be submitted, lacks SIGBUS
 )
 AT_EXIT = "terminate called without an active exception"
-"""Printed by libstdc++ if a thread is still running when the process exits, which sometimes happens
-in torch.
+"""The message that libstdc++ prints if a thread is still running when the process exits, which
+sometimes happens with torch.
 """
 
 
 class FailureKind(Enum):
-    """How certain it is that a report explains why its process ended."""
+    """How certain it is that an error report explains why the process ended."""
 
     RECORDED = "it is in the error file: this exception ended the script"
     RAISED = "apparently an uncaught exception: the text of a traceback shows it"
@@ -27,15 +29,16 @@ class FailureKind(Enum):
 class ErrorReport(NamedTuple):
     """An exception as reported by the worker.
 
-    `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source` is
-    the source text of that line. `cause` is the first exception in a chain, such as `KeyError:
-    'lr'`, and `cause_where` is where it was raised. Both are empty for a single exception. For an
-    ExceptionGroup, `where` is where its first exception was raised. If such a group lacks a cause,
-    `cause_where` is where the group itself was raised. `is_interrupted` is true if the chain
-    contains a SystemExit or KeyboardInterrupt that a signal handler may have raised. `doubt` is the
+    The `where` field is the last line in the user's own code, such as `train.py:42 in step`, and
+    `source` is the source text of that line. The `cause` field is the first exception in a chain,
+    such as `KeyError: 'lr'`, and `cause_where` is where that exception was raised. Both fields are
+    empty for a single exception. For an ExceptionGroup, the `where` field says where the group's
+    first exception was raised. If such a group lacks a cause, the `cause_where` field says where
+    the group itself was raised. The `is_interrupted` field is true if the chain contains a
+    SystemExit or KeyboardInterrupt that a signal handler may have raised. The `doubt` field is the
     reason why the exception may not have ended the worker, such as `it printed more after that: no
-    data`. It is empty if there is no evidence against the exception. `others` are the ranks that
-    printed the same exception and kept running.
+    data`. It is empty if there is no evidence against the exception. The `others` field contains
+    the ranks that printed the same exception and kept running.
     """
 
     kind: FailureKind
@@ -52,16 +55,17 @@ class ErrorReport(NamedTuple):
 
 
 class WorkerState(NamedTuple):
-    """What a worker was doing before it was stopped, as seen from outside
+    """What a worker was doing before it was stopped, as observed from outside the process
     (`core/diagnosis/stack_text.doing`).
 
-    `place` is shown after the worker's name, such as ` in read (data.py:41)`. `stack` has the lines
-    of its main thread's stack, with the innermost last. `expects_peers` is true if it was waiting
-    for other workers there. `handling` is the exception that it was handling or cleaning up after
-    in an `except` or `finally` block, such as `ValueError: bad record`, and `handling_where` is
-    where that exception was raised. `works_below` is true if it was in a function called from that
-    block, not in the block itself. `in_program` is true if its script was running, and false while
-    Python prints an exception or shuts down.
+    The `place` field is shown after the worker's name, such as ` in read (data.py:41)`. The `stack`
+    field has the lines of the main thread's stack, with the innermost last. The `expects_peers`
+    field is true if the worker was waiting for other workers at this place. The `handling` field is
+    the exception that the worker was handling or cleaning up after in an `except` or `finally`
+    block, such as `ValueError: bad record`, and `handling_where` is where that exception was
+    raised. The `works_below` field is true if the worker was in a function called from that block,
+    not in the block itself. The `in_program` field is true if the worker's script was running, and
+    false while Python prints an exception or shuts down.
     """
 
     place: str
@@ -74,8 +78,8 @@ class WorkerState(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """The last collective that a worker entered in a process group. It is the `number`-th in that
-    group.
+    """The last collective that a worker entered in a process group. The `number` field is the
+    collective's position in that group's sequence of collectives.
     """
 
     group: str
@@ -88,20 +92,22 @@ class Collective(NamedTuple):
 class Failure(NamedTuple):
     """How one worker ended, and all known facts about it.
 
-    `exitcode` is negative for a signal. `stop_signal` is the signal that the agent had already
-    sent, or 0. `evidence` contains facts reported by the machine, such as an out-of-memory kill.
-    `last_lines` is the end of stderr. `doing` is set if the agent inspected the worker before
-    stopping it, and `collectives` is set if torch's flight recorder left a dump.
+    The `exitcode` field is negative if a signal killed the worker. The `stop_signal` field is the
+    signal that the agent had already sent, or 0. The `evidence` field contains facts reported by
+    the machine, such as an out-of-memory kill. The `last_lines` field is the end of stderr. The
+    `doing` field is set if the agent inspected the worker before it stopped the worker, and
+    `collectives` is set if torch's flight recorder left a dump.
 
-    `when` is the time when the worker ended, on that host's clock, such as `2026-07-01
-    12:00:00+0200`. `at` orders the failures on one node, in seconds. It is monotonic in an agent.
-    In a message and in a `relight.RunResult`, it is relative to the time of sending and hence
-    negative, because nodes don't share a clock. `stopping_s` is the number of seconds between the
-    stop signal and the worker's end. `printed_s` is the number of seconds between the exception in
-    `report` and the worker's end, or None if unknown. `went_on` states whether its program kept
-    running after that exception. `words` is the most informative line in its other output.
-    `gpu_error` is a GPU error in the kernel log that may be the reason. `gpu_broken` is true if
-    that GPU needs a reset or a repair.
+    The `when` field is the time when the worker ended, on that host's clock, such as `2026-07-01
+    12:00:00+0200`. The `at` field is a time in seconds by which the failures on one node can be
+    sorted. Within an agent, this time is monotonic. In a message and in a `relight.RunResult`, it
+    is relative to the time of sending and hence negative, because nodes don't share a clock. The
+    `stopping_s` field is the number of seconds between the stop signal and the worker's end. The
+    `printed_s` field is the number of seconds between the exception in `report` and the worker's
+    end, or None if unknown. The `went_on` field says whether the worker's program kept running
+    after that exception. The `words` field is the most informative line in the worker's other
+    output. The `gpu_error` field is a GPU error from the kernel log that may be the reason for the
+    failure. The `gpu_broken` field is true if that GPU needs a reset or a repair.
     """
 
     rank: int
@@ -127,7 +133,9 @@ class Failure(NamedTuple):
 
     @property
     def is_explained(self) -> bool:
-        """Whether the report explains the worker's end, instead of being just its last output."""
+        """Whether the report explains why the worker ended, instead of being just its last
+        output.
+        """
         if self.report is None or self.report.kind is FailureKind.PRINTED:
             return False
         if self.report.kind is FailureKind.CRASHED:
@@ -145,8 +153,9 @@ class Failure(NamedTuple):
 
 
 class WorkerEnd(NamedTuple):
-    """How one worker ended. `stop_signal` is the last signal that it received from the agent, or 0.
-    `stopping_s` is the time in seconds from its first stop signal to its end.
+    """How one worker ended. The `stop_signal` field is the last signal that the worker received
+    from the agent, or 0. The `stopping_s` field is the time in seconds from the first stop signal
+    to the worker's end.
     """
 
     local_rank: int

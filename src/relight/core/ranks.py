@@ -1,7 +1,8 @@
-"""Computes all ranks of a generation, and the environment variables that pass them to workers.
+"""Computes all ranks in a generation, and the environment variables that pass these ranks to the
+workers.
 
-The names and their meaning come from torch.distributed.elastic.agent.server.api (torch 2.13), in
-particular `_assign_worker_ranks` and `LocalElasticAgent._start_workers`.
+The names of these variables and their meaning come from torch.distributed.elastic.agent.server.api
+(torch 2.13), in particular `_assign_worker_ranks` and `LocalElasticAgent._start_workers`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +13,18 @@ from relight.base.errors import UsageError
 
 
 class NodeSize(NamedTuple):
-    """A member of a generation: its number of workers and its role."""
+    """The number of workers on one node, and their role."""
 
     local_world_size: int
     role: str
 
 
 class GenerationId(NamedTuple):
-    """The identity of a generation. The number increases and is shown to users. However, a
-    coordinator that does not know about earlier generations starts at 0, so two generations may
-    have the same number.
+    """The identity of a generation. The `number` field increases from one generation to the next
+    and is shown to users. However, a coordinator that does not know about earlier generations
+    starts at 0, so two generations may have the same number.
 
-    `origin` is random and identifies the group that formed the generation.
+    The `origin` field is random and identifies the group that formed the generation.
     """
 
     number: int
@@ -34,9 +35,9 @@ NO_GENERATION = GenerationId(-1, "")
 
 
 class Generation(NamedTuple):
-    """The parameters of a generation, identical on every node. `restart` only counts failures.
-    `failed_host` is the host where the previous generation failed, or a host that was lost, or
-    empty.
+    """The parameters of a generation, which are identical on every node. The `restart` field counts
+    only failures. The `failed_host` field is the host where the previous generation failed, or a
+    host that was lost, or an empty string.
     """
 
     id: GenerationId
@@ -113,11 +114,11 @@ def arrange(survivors: Sequence[str | None], newcomers: Sequence[str], most: int
     """Return the nodes of the next generation in rank order.
 
     Survivors keep their order, newcomers take the places of lost nodes, and the remaining newcomers
-    come last. Places that stay empty are removed.
+    come last. Places that remain empty are removed.
 
     Args:
         survivors: the nodes of the last generation, with None for a lost node.
-        newcomers: the newcomers in order of arrival.
+        newcomers: the new nodes, in order of arrival.
         most: the maximum number of nodes.
     """
     left = list(newcomers[::-1])
@@ -127,8 +128,8 @@ def arrange(survivors: Sequence[str | None], newcomers: Sequence[str], most: int
 
 
 def as_numbered(order: Sequence[str], numbers: Mapping[str, int]) -> list[str]:
-    """Sort the numbered nodes by number, using only the places that they already occupy. The other
-    nodes keep their places.
+    """Sort the numbered nodes by number within the places that they already occupy. All other nodes
+    keep their places.
     """
     numbered = iter(sorted((node for node in order if node in numbers), key=numbers.__getitem__))
     return [next(numbered) if node in numbers else node for node in order]
@@ -141,7 +142,7 @@ def natural(host: str) -> tuple[tuple[bool, int, str], ...]:
 
 
 def assign(place: Place) -> list[Assignment]:
-    """Return the assignments of one node's workers, in local rank order."""
+    """Return the assignments for one node's workers, in local rank order."""
     return [
         Assignment(
             local_rank=local_rank,
@@ -165,7 +166,7 @@ def worker_variables(
 
     Args:
         assignment: the worker's place.
-        generation: the generation it belongs to.
+        generation: the generation to which the worker belongs.
         agent_store: whether the agent serves MASTER_PORT, so that every rank is a client.
         virtual: whether LOCAL_RANK is 0 for every worker (`--virtual-local-rank`).
     """

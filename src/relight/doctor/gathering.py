@@ -1,12 +1,12 @@
 """Lets the nodes meet at the endpoint, as a job's nodes do. The node that can bind the endpoint
-becomes the host.
+becomes the meeting's host.
 
 If the endpoint lists several hosts, only the first one is used.
 
     seeking     alternates between trying to host the endpoint and to reach it
       | we could bind the port      -> hosting (hosting.py)
       | a doctor responds           -> guest: introduces itself, probes, reports, gets the verdict
-      | neither within `wait_s`     -> reports what this machine knows about it (endpoint.py)
+      | neither within `wait_s`     -> reports what this machine knows about it (health/endpoint.py)
 """
 
 import socket
@@ -70,11 +70,11 @@ class GatherSettings(NamedTuple):
 
 
 def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdict:
-    """Meet the other nodes, probe all pairs, and return the findings.
+    """Meet the other nodes, probe the network between all of them, and return the findings.
 
     Args:
         settings: the settings for the meeting.
-        say: called after each change with the nodes that have joined.
+        say: called with the nodes that have joined, after each change.
     """
     loop, mistakes = Loop(), list[Finding]()
 
@@ -196,7 +196,7 @@ class _Participant(Seeker):
             self._finder.seek(may_host=not self._refused)
 
     def found(self, result: SearchResult) -> None:
-        """Connect to the meeting or host it, depending on the finder's result."""
+        """Connect to the meeting's host or become the host, depending on the search result."""
         match result:
             case CoordinatorAt(address):
                 self._dial(address)
@@ -239,8 +239,8 @@ class _Participant(Seeker):
         )
 
     def _own(self, prober: Prober, address: str) -> DoctorNode:
-        """Describe this node to the others, given the `address` that it uses to connect to the
-        host.
+        """Return this node's description for the others, given the `address` from which it connects
+        to the host.
         """
         chosen = self._settings.meeting.local_addr
         if chosen and not is_numeric(chosen):
@@ -263,7 +263,7 @@ class _Participant(Seeker):
     # Called by the connection to the host:
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Introduce this node if the peer is hosting the meeting."""
+        """Introduce this node to the peer if the peer is hosting the meeting."""
         if fields.record(Hello, hello).sender != DOCTOR:
             connection.fail("the program that listens there is not `relight doctor`")
             return
@@ -295,7 +295,7 @@ class _Participant(Seeker):
                 self._verdict = verdict._replace(seconds=self._loop.now() - began)
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """Handle a connection that has closed or failed."""
+        """Handle the end of the connection to the host, or a failure to connect."""
         self._connection = None
         if connection.turned_away:
             self._refused = reason
@@ -319,8 +319,8 @@ class _Participant(Seeker):
 
 
 class _Examination:
-    """Collects a node's probes of the other nodes and its clock offset from the host, and then
-    reports both to the host.
+    """Collects this node's probe results and its clock offset from the host, and then reports both
+    to the host.
     """
 
     def __init__(self, loop: Loop, connection: Connection) -> None:
@@ -339,7 +339,7 @@ class _Examination:
             self._timer.cancel()
 
     def take_probes(self, found: dict[int, Probe]) -> None:
-        """Report these results. Wait only briefly for the clock comparison."""
+        """Report these results, after waiting only briefly for the clock comparison."""
         self._found = found
         if self._clock_is_known:
             self._send_report()
@@ -347,7 +347,7 @@ class _Examination:
             self._timer = self._loop.call_after(_LAST_CLOCK_S, self._send_report)
 
     def compare_clocks(self, number: int, time_s: float | None) -> None:
-        """Record the clock offset, whose error is at most half the round-trip time."""
+        """Record this node's clock offset. Its error is at most half the round-trip time."""
         if number not in self._requested_at or time_s is None:
             raise Malformed("unexpected clock message")
         half_s = (self._loop.now() - self._requested_at[number]) / 2
@@ -365,7 +365,7 @@ class _Examination:
         self._connection.send(fields.to_json(Clock(number)))
 
     def _send_report(self) -> None:
-        """Send this node's results, once."""
+        """Send this node's results, unless they have already been sent."""
         found, self._found = self._found, None
         if found is None:
             return

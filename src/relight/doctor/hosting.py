@@ -1,6 +1,7 @@
-"""Implements the host, which admits the other nodes, starts their probes and reports the findings.
+"""Implements the meeting's host, which admits the other nodes, starts the probes and sends out the
+findings.
 
-The message types are in messages.py.
+The message types are defined in health/doctor_messages.py.
 """
 
 import socket
@@ -33,23 +34,24 @@ from relight.net.listener import Listener
 from relight.net.ports import is_loopback
 
 REPORT_S = 3.5
-"""How many seconds after the start of the probes all reports must have arrived."""
+"""All reports must have arrived this many seconds after the start of the probes."""
 
 _SEGMENT = 536
-"""A packet size in bytes that every network can carry. Messages must get through even on networks
-that lose larger packets.
+"""A packet size in bytes that every network can carry. The doctor's own messages must get through
+even on networks that drop larger packets.
 """
 _MAX_REFUSED = 4
 _DRAIN_S = 1.0
 
 
 class _Attendee:
-    """A node that has joined. The first one is the host itself.
+    """A node that has joined the meeting. The first such node is the host itself.
 
     Attributes:
         node: the description of the node.
-        connection: the connection to it; None for the host, or once it has closed.
-        reported: whether it has reported its probes.
+        connection: the connection to the node. None for the host itself, or once the connection has
+            closed.
+        reported: whether the node has reported its probes.
     """
 
     def __init__(self, node: DoctorNode, connection: Connection | None) -> None:
@@ -64,7 +66,7 @@ class MeetingHost:
     Args:
         loop: the event loop.
         sock: a listening socket, bound to the endpoint.
-        security: the credentials that the other nodes must prove.
+        security: the credentials that the other nodes must prove they have.
         job: the job's id. Nodes with a different id, or a different value of `nodes`, are rejected.
         nodes: the job's number of nodes.
         own: the local node's description.
@@ -115,7 +117,7 @@ class MeetingHost:
     # Called by the listener:
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Accept a connection from a new node."""
+        """Refuse a new connection if its node can't join the meeting."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender != "doctor":
             connection.fail("the peer is not `relight doctor`, but this side is")
@@ -142,7 +144,7 @@ class MeetingHost:
                 self._take_report(connection, report)
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """Handle a closed connection to a node."""
+        """Handle the end of a connection to a node."""
         del reason
         number = self._number_of(connection)
         if not number:
@@ -201,7 +203,7 @@ class MeetingHost:
         return self._began_at is None and len(self._attendees) < self._wanted.max_nodes
 
     def _number_of(self, connection: Connection) -> int:
-        """Return the number of the node at the other end of a connection, or 0."""
+        """Return the number of the node at the other end of a connection, or 0 if it has none."""
         connections = [each.connection for each in self._attendees]
         return connections.index(connection) if connection in connections else 0
 
@@ -230,7 +232,9 @@ class MeetingHost:
         self._prober.start(cookie, 0, targets, lambda found: self._record(0, found, 0.0, 0.0))
 
     def _address_of(self, node: DoctorNode) -> str:
-        """Return a node's address. A node that connected over loopback is on this machine."""
+        """Return the address at which others can reach a node. A node that connected over loopback
+        is on this machine.
+        """
         if not node.address or is_loopback(node.address):
             return self._seen_address or "127.0.0.1"
         return node.address

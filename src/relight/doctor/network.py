@@ -1,8 +1,8 @@
 """Interprets the probes between all pairs of nodes to find out which pairs can't reach each other,
 and why.
 
-Each pair is probed from both sides. If TCP connections fail in one direction only, a firewall
-blocks them. If both directions fail, datagrams show whether packets get through at all, and in
+Each pair is probed from both sides. If TCP connections fail in only one direction, a firewall is
+blocking them. If both directions fail, datagrams show whether packets get through at all, and in
 which direction:
 
     a -> b    b -> a    received datagrams     finding
@@ -62,8 +62,9 @@ def judge(
 
 
 def classify(there: Probe, back: Probe) -> str:
-    """Return the problem with probes from a to b, as a key of `_KINDS`. The result is empty if
-    the probes passed, or if the problem is reported for the other direction.
+    """Return the problem between a and b that the probes from a to b show, as a key of `_KINDS`.
+    Return an empty string if the probes passed, or if the problem is reported for the other
+    direction.
     """
     if there.tcp == ProbeResult.PASSED:
         return "mtu" if there.large == ProbeResult.STUCK else ""
@@ -164,7 +165,7 @@ def _connections(
 
 
 def _packet_sizes(pairs: Sequence[tuple[int, int]], probes: Probes) -> dict[str, str]:
-    """Return the finding about the largest datagram that gets through."""
+    """Return the parts of a finding that state which packet size gets through and how to set it."""
     mtus = [probes[pair].mtu for pair in pairs if probes[pair].mtu]
     least = min((probes[pair].answered for pair in pairs), default=0)
     if not mtus or not least:
@@ -182,7 +183,7 @@ def _port_range(nodes: Sequence[DoctorNode]) -> tuple[str, str]:
 
 
 def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[Finding]:
-    """Check whether datagrams, which are used for heartbeats, reach the endpoint."""
+    """Check whether datagrams, which carry the heartbeats, reach the endpoint."""
     if nodes and nodes[0].udp_taken:
         return [
             Finding(

@@ -1,10 +1,10 @@
 """Turns argv and PET_ variables into a LaunchSpec.
 
-It implements torchrun's grammar, which argparse can't handle in this form (docs/decisions/0002).
-Each flag has two spellings (`--max-restarts`, `--max_restarts`), and any unique prefix of a flag is
-accepted. Values are written `--flag=value` or `--flag value`. Everything after the script belongs
-to the script. The only exception is a `--` directly after the script: it is dropped unless another
-`--` precedes the script.
+This module implements torchrun's command-line syntax, which argparse can't parse exactly
+(docs/decisions/0002). Each flag has two spellings (`--max-restarts`, `--max_restarts`), and any
+unique prefix of a flag is accepted. Values are written as `--flag=value` or `--flag value`.
+Everything after the script is passed to the script. The only exception is a `--` directly after the
+script: it is dropped unless another `--` precedes the script.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ FALSE, TRUE = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 
 
 class ParsedFlags(NamedTuple):
-    """The values of all flags, the names of the flags that were given, and the script with its
+    """The values of all flags, the names of the flags that the user gave, and the script with its
     arguments.
     """
 
@@ -32,8 +32,9 @@ class ParsedFlags(NamedTuple):
 def parse(
     argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS, site: Site = NO_SITE
 ) -> ParsedFlags:
-    """Read flags from `argv` up to the script. Missing values come from PET_ variables, the site's
-    configuration or the defaults. Values from the site's configuration don't count as given.
+    """Read flags from `argv` up to the script. Flags without a value get one from a PET_ variable,
+    the site's configuration or the defaults. Flags that are set only by the site's configuration
+    don't count as given.
 
     Raises:
         UsageError: if a flag is unknown or ambiguous, a value is invalid, or the site locks the
@@ -105,9 +106,9 @@ def to_spec(parsed: ParsedFlags) -> LaunchSpec:
 
 
 def split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
-    """Return each given flag's value as text, and the rest of the command line, starting with the
-    script. If a flag is given several times, the last value counts. For flags with `repeats`, all
-    values are kept, one per line.
+    """Return the value of each given flag as text, and the rest of the command line, starting with
+    the script. If a flag is given several times, the last value counts. For flags with `repeats`,
+    all values are kept, one per line.
 
     As in argparse from Python 3.10 to 3.14, the first `--`, before the script or directly after it,
     ends the flags and is dropped. Any other `--` is an argument of the script.

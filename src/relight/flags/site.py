@@ -13,10 +13,10 @@
     scheduler = "slurm"
 
 The file is `config.toml` in `RELIGHT_CONFIG_DIR`, by default /etc/relight, on the machine where a
-command runs; agents read it on their own nodes. The command line, variables, and a project's or a
-user's settings files take precedence over its values. None of them can change a locked value; a
-locked flag without a value stays at relight's default. This prevents mistakes but not deliberate
-changes, because users can set the variable.
+command runs. Agents read the file on their own nodes. The command line, variables, and a project's
+or a user's settings files take precedence over its values. None of them can change a locked value.
+A locked flag without a value stays at relight's default. Locking prevents mistakes but not
+deliberate changes, because users can set the variable.
 
 Names that this version does not know are ignored, because the nodes of a cluster may run different
 versions. `relight configure --show` lists them.
@@ -79,7 +79,7 @@ NO_SITE = Site()
 
 
 def load(env: Environment) -> Site:
-    """Return the site's configuration, or an empty one if the file doesn't exist.
+    """Return the site's configuration, or an empty configuration if the file doesn't exist.
 
     Raises:
         UsageError: if the variable names a directory that does not contain the file.
@@ -151,7 +151,9 @@ def _checked(path: str, content: Mapping[str, Any]) -> Site:
 
 
 def _flag_or_key(name: str) -> str:
-    """Return a locked name with dashes if it is a flag. Keys of `--rdzv-conf` have underscores."""
+    """Return a locked name, with dashes if it is the name of a flag. Keys of `--rdzv-conf` have
+    underscores.
+    """
     from relight.flags.spec import FLAG_BY_NAME
 
     flag = name.removeprefix("run.").replace("_", "-")
@@ -179,7 +181,7 @@ def _tables(content: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
 
 
 def _text(name: str, value: Any) -> str:
-    """Return a value as it would be typed."""
+    """Return a value in the form that a user would type on the command line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list) and not any(isinstance(each, (list, dict)) for each in value):

@@ -1,12 +1,12 @@
-"""This node's launch settings: a table of flags and a record of checked values. This module does no
-I/O.
+"""Defines a node's launch settings: the table of flags, and the record of checked values. This
+module does no I/O.
 
 `FLAGS` describes the whole command line of `relight run`: each flag's name, parser, default and
-help. Names, defaults and meanings are those of torchrun (torch 2.14, `torch.distributed.run`), as
-are the `PET_<NAME>` variables that supply defaults. A new setting needs a field in `LaunchSpec`, a
-row in `FLAGS`, and the code that uses it.
+help. Names, defaults and meanings match torchrun's (torch 2.14, `torch.distributed.run`), and so do
+the `PET_<NAME>` variables that supply defaults. A new setting needs a field in `LaunchSpec`, a row
+in `FLAGS`, and code that uses the setting.
 
-`check` compares the values with each other. It rejects combinations that can't work, and returns a
+`check` examines combinations of values. It rejects combinations that can't work, and returns a
 one-line note for each setting that torchrun would silently ignore.
 """
 
@@ -74,8 +74,8 @@ LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
 
 
 class LaunchSpec(NamedTuple):
-    """All checked values of `relight run`: one field per flag in the order of `FLAGS`, the script,
-    and the site's defaults.
+    """All checked values of a `relight run` command: one field per flag, in the order of `FLAGS`,
+    followed by the script and the site's defaults.
     """
 
     nnodes: Nodes
@@ -137,10 +137,10 @@ class LaunchSpec(NamedTuple):
     script: str
     script_args: tuple[str, ...]
     conf_defaults: tuple[tuple[str, str], ...] = ()
-    """Pairs from the site's configuration, for keys that are missing from `rdzv_conf`."""
+    """Key-value pairs from the site's configuration, for keys that are missing from `rdzv_conf`."""
 
     def runs_locally(self) -> bool:
-        """Return whether the job has only one node, and therefore needs no rendezvous."""
+        """Return whether the job has only one node and therefore doesn't need a rendezvous."""
         return self.nnodes.max_nodes == 1
 
     def makes_own_id(self) -> bool:
@@ -153,7 +153,7 @@ class LaunchSpec(NamedTuple):
         )
 
     def store_address(self) -> Endpoint:
-        """Return the address of the workers' store in a single-node job; port 0 means any free
+        """Return the address of the workers' store in a single-node job. Port 0 means any free
         port.
         """
         static = self.rdzv_backend == "static" and not self.standalone
@@ -174,10 +174,11 @@ class LaunchSpec(NamedTuple):
 class Flag(NamedTuple):
     """One row of the flag table.
 
-    `parse` is None for a switch, and raises ValueError for an invalid value. The default may come
-    from `PET_<NAME>` (`from_env`) or from `variable`. A flag with an `implied` value may be given
-    without a value; otherwise the value must follow `=`. A flag with `repeats` may be given several
-    times, and its parser receives the values as lines.
+    `parse` converts a value, and raises ValueError if the value is invalid. For a switch, `parse`
+    is None. The default may come from `PET_<NAME>` (`from_env`) or from `variable`. A flag with an
+    `implied` value may be given without a value. If it is given with a value, the value must follow
+    `=`. A flag with `repeats` may be given several times, and its parser receives the values as one
+    string with a line for each.
     """
 
     name: str
@@ -352,7 +353,7 @@ FLAG_BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
 def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
-    """Reject values that contradict each other; return a note for each value that is ignored.
+    """Reject values that contradict each other, and return a note for each value that is ignored.
 
     Args:
         spec: the values, each valid on its own.
@@ -498,7 +499,9 @@ def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
 
 
 def check_ranks(spec: LaunchSpec, local_world_size: int) -> list[str]:
-    """Return a note for each local rank that is named in a flag but doesn't exist on this node."""
+    """Return a note for each local rank that a flag refers to but that doesn't exist on this
+    node.
+    """
     notes = []
     for flag, ranks in (
         ("--redirects", [rank for rank, _ in spec.redirects.by_rank]),

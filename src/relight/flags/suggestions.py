@@ -1,4 +1,4 @@
-"""Suggests corrections for an invalid command line. Imported only if there is an error."""
+"""Suggests corrections for an invalid command line. This module is imported only after an error."""
 
 import os
 import re
@@ -58,7 +58,7 @@ EXAMPLES = {
     "signals-to-handle": ("SIGTERM,SIGUSR1",),
     "shutdown-timeout": ("60",),
 }
-"""Valid values for flags whose help adds nothing to the error message for an invalid value."""
+"""Examples of valid values, for flags whose help text would add nothing to the error message."""
 _OTHER_COMMANDS = {
     "log": "logs", "runopts": "schedulers", "builtins": "components", "ls": "list",
     "squeue": "list", "ps": "status", "kill": "cancel", "stop": "cancel", "scancel": "cancel",
@@ -104,7 +104,9 @@ def bad_value(flag: Flag, source: str) -> str:
 
 
 def _cause(value: str) -> str:
-    """Return a guess at how a shell altered a value, or an empty string."""
+    """Return how a shell may have altered a value, or an empty string if it doesn't look
+    altered.
+    """
     if not value.strip():
         return "the value is empty, perhaps because a variable is unset"
     if "\r" in value:
@@ -119,8 +121,8 @@ def _cause(value: str) -> str:
 
 
 def _explain_workers(text: str) -> tuple[str, str] | None:
-    """Explain a value in another tool's syntax; return the explanation and the number of
-    workers.
+    """Recognize a number of workers in another tool's syntax. Return an explanation and the
+    number.
     """
     text = text.strip()
     if found := re.fullmatch(r"([\w.-]+:)+(\d+)(\(.*\))?", text):
@@ -133,11 +135,11 @@ def _explain_workers(text: str) -> tuple[str, str] | None:
 
 
 def blank(what: str, word: str) -> UsageError:
-    """Return the error for a blank word, usually caused by an empty shell variable.
+    """Return the error for a blank argument, which is usually caused by an empty shell variable.
 
     Args:
-        what: a description of the word's purpose, such as `the script`.
-        word: the word.
+        what: what the argument should have been, such as `the script`.
+        word: the argument.
     """
     hint = "delete the space or carriage return after a backslash at the end of a line"
     if not word:
@@ -148,7 +150,7 @@ def blank(what: str, word: str) -> UsageError:
 
 
 def unknown_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:
-    """Return the error for a first word that is not a command.
+    """Return the error for a command line whose first word is not a command.
 
     Args:
         argv: the whole command line.

@@ -22,11 +22,11 @@ _GROUPS = {
 table.
 """
 _EMPTY = {"local-ranks-filter": "all"}
-"""The meaning of an empty tuple as a default."""
+"""What an empty tuple means as a default value."""
 
 
 def flag_lines(flags: Iterable[Flag]) -> list[str]:
-    """Return the help lines for flags: their names, values, and help texts with defaults."""
+    """Return the help lines for these flags, with their names, values, help texts and defaults."""
     lines = []
     for flag in flags:
         name = f"-{flag.short}, --{flag.name}" if flag.short else f"    --{flag.name}"
@@ -43,7 +43,7 @@ def flag_lines(flags: Iterable[Flag]) -> list[str]:
 
 
 def _grouped(flags: Iterable[Flag]) -> list[str]:
-    """Return the help lines for flags, under the titles of their groups."""
+    """Return the help lines for these flags, under the titles of their groups."""
     lines = []
     for flag in flags:
         if flag.name in _GROUPS:
@@ -53,8 +53,8 @@ def _grouped(flags: Iterable[Flag]) -> list[str]:
 
 
 def shown_default(flag: Flag) -> str:
-    """Return a flag's default as it would be typed, or an empty string if the default is not
-    informative.
+    """Return a flag's default as a user would type it, or an empty string if showing it would not
+    help.
     """
     value = flag.default
     if flag.parse is None or value is None or value == UNSET_RUN_ID:

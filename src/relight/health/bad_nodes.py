@@ -1,12 +1,13 @@
 """Records nodes whose hardware has failed, in a directory that all nodes and users share
 (`--bad-nodes`), so that later jobs are submitted without them.
 
-There is one small file per node and user, such as `gpu-17.1000.json`, because nobody can replace
-another user's file in a directory with the sticky bit. Files are written atomically and expire.
-Malformed and foreign files are ignored, because anyone may write to the directory.
+Each user has a small file of their own for each node, such as `gpu-17.1000.json`, because in a
+directory with the sticky bit nobody can replace another user's file. Files are written atomically
+and expire. Malformed and unrelated files are ignored, because anyone may write to the directory.
 
-Only proven failures count (`HealthCheckFailure.is_proof`, `Failure.gpu_broken`). Otherwise a health
-check with a typo, which fails on every node, would leave no usable nodes for anyone.
+A node is recorded only if the failure is proven (`HealthCheckFailure.is_proof`,
+`Failure.gpu_broken`). Otherwise a health check with a typo, which fails on every node, would leave
+nobody with any usable nodes.
 """
 
 import json
@@ -28,7 +29,9 @@ from relight.host import files, job_origin
 
 FLAG = FLAG_BY_NAME["bad-nodes"]
 NODE_NAME = "RELIGHT_NODE_NAME"
-"""The node's name in its cluster, if that differs from the host name, as it does in a pod."""
+"""The variable that contains the node's name in its cluster if that is not the host name, as in a
+pod.
+"""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 _LARGEST = 16384
 _MAX = 10_000
@@ -36,7 +39,8 @@ _REASON = 300
 
 
 class BadNode(NamedTuple):
-    """A node with broken hardware, the reason, and the user and job that found it.
+    """A record of a node with broken hardware, with the reason and the user and job that detected
+    it.
 
     `scheduler` is empty if there is none. `since` and `until` are in seconds since 1970.
     """
@@ -50,16 +54,17 @@ class BadNode(NamedTuple):
     until: float
 
     def describe(self) -> str:
-        """Return the name, when the record expires, and the reason."""
+        """Return a line with the node's name, when the record expires, and the reason."""
         return f"{self.name} until {self.expiry_text()}: {self.reason}"
 
     def expiry_text(self) -> str:
-        """Return when the record expires, in local time."""
+        """Return the time at which the record expires, as text in local time."""
         return time.strftime("%F %H:%M", time.localtime(self.until))
 
 
 def directory(env: Environment, site: Site) -> BadNodesDirectory | None:
-    """Return the directory from this machine's configuration, or None.
+    """Return the directory that this machine's configuration specifies, or None if it specifies
+    none.
 
     Raises:
         UsageError: if the value is invalid, or the site's configuration enforces a different value.
@@ -69,7 +74,7 @@ def directory(env: Environment, site: Site) -> BadNodesDirectory | None:
 
 
 def remember(place: BadNodesDirectory, reason: str, env: Environment) -> BadNode:
-    """Record the node that this process runs on, and remove expired records.
+    """Record the node that this process is running on, and remove expired records.
 
     Raises:
         OSError: if the record can't be written.
@@ -92,8 +97,8 @@ def remember(place: BadNodesDirectory, reason: str, env: Environment) -> BadNode
 
 
 def current(place: BadNodesDirectory) -> list[BadNode]:
-    """Return the currently recorded nodes, sorted by name. If a node has several records, the one
-    that expires last is returned.
+    """Return the records that have not expired, sorted by node name. If a node has several records,
+    only the one that expires last is returned.
 
     Raises:
         OSError: if the directory can't be read.
@@ -106,7 +111,7 @@ def current(place: BadNodesDirectory) -> list[BadNode]:
 
 
 def forget(place: BadNodesDirectory, names: Iterable[str]) -> list[str]:
-    """Remove all records for these nodes; return the names of the nodes that had one.
+    """Remove all records for these nodes, and return the names of the nodes that had a record.
 
     Raises:
         OSError: if a record can't be removed or the directory can't be read.

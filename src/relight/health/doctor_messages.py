@@ -1,5 +1,5 @@
-"""The messages that nodes running `relight doctor` exchange, with one small immutable type per
-message.
+"""The messages that nodes running `relight doctor` exchange. Each message has a small immutable
+type.
 
 Each field of a message is checked before the message is used (`base/fields`).
 
@@ -15,13 +15,13 @@ from relight.core.group.messages import StartProbes
 from relight.health.finding import Finding, in_order
 
 _MAX_TEXT = 800
-"""The maximum number of characters in each of a finding's texts, so that all findings fit into a
-message.
+"""The maximum number of characters in each text field of a finding, so that all findings fit into
+one message.
 """
 
 
 class ProbeResult(StrEnum):
-    """The result of an attempt."""
+    """The result of an attempt to reach another node."""
 
     UNTRIED = ""
     PASSED = "ok"
@@ -35,14 +35,14 @@ class ProbeResult(StrEnum):
 class DoctorNode(NamedTuple):
     """A node's description of itself.
 
-    Other nodes try to reach it at `address`, on the ports `tcp_port` and `udp_port`. `own` is the
-    address that it uses to connect to the meeting's host. `resolved` holds the addresses that the
-    endpoint's host resolves to on this node. `udp_taken` means that the node hosts the endpoint,
-    but another program receives the datagrams.
+    Other nodes try to reach the node at `address`, on the ports `tcp_port` and `udp_port`. `own` is
+    the address from which it connects to the meeting's host. `resolved` holds the addresses that
+    the endpoint's host resolves to on this node. `udp_taken` means that the node hosts the
+    endpoint, but another program receives the datagrams.
 
-    The host adds `seen_as`, the source address of the node's connection if it differs from `own`,
-    and `clock_s`, the offset of the node's clock from the host's, with an error of up to
-    `clock_error_s`; None if unknown.
+    The host adds `seen_as`, which is the source address of the node's connection if it differs from
+    `own`. It also adds `clock_s`, the offset of the node's clock from the host's, with an error of
+    up to `clock_error_s`, or None if unknown.
     """
 
     name: str
@@ -64,8 +64,9 @@ class Probe(NamedTuple):
 
     `tcp` is the result of connecting to a free port, and `large` is the result of sending a large
     amount of data over that connection. `answered` is the size in bytes of the largest packet that
-    received a reply, and `heard` is the size of the largest packet received from the other node; 0
-    means none. `mtu` is the largest packet that the interface accepts.
+    the other node replied to, and `heard` is the size of the largest packet received from the other
+    node. 0 means that there was none. `mtu` is the size of the largest packet that the interface
+    accepts.
     """
 
     tcp: ProbeResult = ProbeResult.UNTRIED
@@ -76,27 +77,27 @@ class Probe(NamedTuple):
 
 
 class TargetProbe(NamedTuple):
-    """The probe of the node with number `target`."""
+    """A probe of the node whose number is `target`."""
 
     target: int
     probe: Probe
 
 
 class NodesPresent(NamedTuple):
-    """The nodes that have joined so far."""
+    """Tells a node which nodes have joined so far."""
 
     hosts: tuple[str, ...]
 
 
 class NodeRefused(NamedTuple):
-    """Tells a node that it was refused."""
+    """Tells a node that the host has refused to admit it."""
 
     why: str
 
 
 class Clock(NamedTuple):
-    """A request for the time, or the reply, which gives the seconds since 1970 as `time_s`. Both
-    have the same `number`.
+    """A request for the host's time, or the reply to it. A reply has the same `number` as its
+    request, and contains the seconds since 1970 as `time_s`.
     """
 
     number: int
@@ -104,7 +105,7 @@ class Clock(NamedTuple):
 
 
 class ProbeReport(NamedTuple):
-    """One node's probes, and how far its clock is ahead of the host's."""
+    """A node's probe results, and how far its clock is ahead of the host's."""
 
     probes: tuple[TargetProbe, ...]
     clock_s: float | None
@@ -121,8 +122,8 @@ class Verdict(NamedTuple):
     seconds: float = 0.0
 
     def bounded(self) -> "Verdict":
-        """Return a copy that fits into a message. If there are too many findings, the worst are
-        kept.
+        """Return a copy that fits into a message. If there are too many findings, only the worst
+        are kept.
         """
         worst = in_order(self.findings)[:MAX_FINDINGS]
         short = (Finding(each.level, *(text[:_MAX_TEXT] for text in each[1:])) for each in worst)

@@ -1,7 +1,7 @@
 """Examines the endpoint from this machine: its addresses, the program that responds, and the
 process that owns its port.
 
-It doesn't need an event loop, so an agent can call it before giving up.
+The functions here don't need an event loop, so an agent can call them just before it gives up.
 """
 
 import os
@@ -27,19 +27,23 @@ RELIGHT_PROGRAMS = (COORDINATOR, DOCTOR, RELIGHT)
 _MAX_ADDRESSES = 8
 _NAME_S = 0.4
 _ANSWER_S = 0.4
-"""Shares of the time limit for the name lookup and for the response. Connecting gets the rest."""
+"""The fractions of the time limit for the name lookup and for the response. The rest is for
+connecting.
+"""
 _SPARE_S = 1.0
-"""Spare time for a thread whose calls have time limits of their own."""
+"""Extra time for a thread whose calls have time limits of their own."""
 _TRACE_PORT = 33434
-"""No program listens on this port, so a machine that is up refuses connections (traceroute(8))."""
+"""A port on which no program listens, so that a machine that is up refuses connections
+(traceroute(8)).
+"""
 
 
 class EndpointAnswer(NamedTuple):
     """The response from one address.
 
-    `what` is one of the words above, or describes how the program there behaved. `alive` means that
-    the machine responds on another port. `ours` means that the address belongs to this machine, and
-    `holder` is the process that has the port.
+    `what` is one of the words above, or a description of how the program at the address behaved.
+    `alive` means that the machine responds on another port. `ours` means that the address belongs
+    to this machine, and `holder` is the process that is using the port.
     """
 
     address: str
@@ -50,7 +54,9 @@ class EndpointAnswer(NamedTuple):
 
 
 class EndpointReport(NamedTuple):
-    """This machine's view of an endpoint. If `addresses` is empty, its name does not resolve."""
+    """What this machine can tell about an endpoint. If `addresses` is empty, the endpoint's name
+    does not resolve.
+    """
 
     host: str
     port: int
@@ -58,9 +64,9 @@ class EndpointReport(NamedTuple):
 
 
 def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
-    """Diagnose an endpoint at which no other node was found; return the lines of the diagnosis.
+    """Return the lines of a diagnosis for an endpoint at which this node found no other nodes.
 
-    This takes at most `seconds`, and never raises.
+    The diagnosis takes at most `seconds`, and never raises an exception.
     """
     try:
         found = judge(examine(host, port, seconds * 0.9))
@@ -129,7 +135,9 @@ def loopback_finding(host: str, port: int, addresses: list[str]) -> Finding | No
 
 
 def find_listener(port: int, proc: str = "/proc") -> str:
-    """Return which process on this machine listens on a TCP port, if this user may see that."""
+    """Return the process on this machine that listens on a TCP port, if this user is allowed to see
+    it.
+    """
     inodes = set()
     for name in ("tcp", "tcp6"):
         for line in content(f"{proc}/net/{name}").splitlines()[1:]:
@@ -220,7 +228,7 @@ def _attempt(address: str, port: int, end: float, answer_s: float) -> EndpointAn
 
 
 def _answer(sock: socket.socket, end: float) -> str:
-    """Send a hello and return the response that arrives before the deadline."""
+    """Send a hello and identify the program from the response that arrives before the deadline."""
     hello = {"type": "hello", "sender": DOCTOR, "nonce": os.urandom(NONCE_BYTES).hex(),
              "token": False}  # fmt: skip
     heard, is_closed, what = b"", False, ""

@@ -1,4 +1,4 @@
-"""Findings, which have a subject, a severity, and a remedy."""
+"""Defines findings, each of which has a subject, a severity and a remedy."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -22,11 +22,11 @@ OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
 
 
 class Finding(NamedTuple):
-    """One result of the doctor.
+    """A single result of `relight doctor`.
 
-    `what` names the finding in a few words; `where` is a host, several hosts, or pairs of hosts.
-    `why` explains why it matters or how it was determined; `remedy` says what to do. The last two
-    may be empty.
+    `what` names the finding in a few words, and `where` is a host, several hosts, or pairs of
+    hosts. `why` explains why the finding matters or how it was determined, and `remedy` says what
+    to do. The last two may be empty.
     """
 
     level: Level
@@ -37,13 +37,13 @@ class Finding(NamedTuple):
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings with the worst first, and otherwise in their original order."""
+    """Return the findings, the worst first. Findings of the same severity keep their order."""
     levels = list(Level)
     return sorted(findings, key=lambda finding: levels.index(finding.level))
 
 
 def format_finding(finding: Finding) -> list[str]:
-    """Format a finding as lines for people, with the remedy indented below."""
+    """Format a finding as human-readable lines, with the remedy indented below."""
     where = f"{finding.where}: " if finding.where else ""
     why = f" ({finding.why})" if finding.why else ""
     lines = [f"{finding.level:<8} {where}{finding.what}{why}"]
@@ -53,7 +53,8 @@ def format_finding(finding: Finding) -> list[str]:
 
 
 def format_pairs(pairs: Iterable[tuple[str, str]], hosts: Sequence[str]) -> str:
-    """Format pairs of hosts for people, such as `node2 -> all others`, `node1 -> node3`.
+    """Format pairs of hosts as human-readable text, such as `node2 -> all others`,
+    `node1 -> node3`.
 
     Args:
         pairs: the two hosts of each connection, in its direction.

@@ -1,8 +1,8 @@
 """Examines this machine's limits, disks, devices and names. A limit that can't be read counts as
 unlimited.
 
-Sources: getrlimit(2), statvfs(3), cgroups(7), proc(5) and sysfs of Linux; `host.devices` for the
-accelerators visible to a worker.
+The facts come from getrlimit(2), statvfs(3), cgroups(7), proc(5) and Linux's sysfs, and from
+`host.devices` for the accelerators visible to a worker.
 """
 
 import os
@@ -75,7 +75,9 @@ def with_time_limit(seconds: float, call: Callable[[], T], otherwise: T) -> T:
 
 
 def resolve_addresses(host: str) -> tuple[str, ...]:
-    """Return the addresses of a host name. The result is empty if it can't be resolved."""
+    """Return the addresses that a host name resolves to. The result is empty if the name can't be
+    resolved.
+    """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
@@ -96,7 +98,7 @@ def disk(path: str) -> Disk:
 
 
 def gpus(env: Environment, root: str = "/") -> Accelerators:
-    """Return the accelerators of this machine, and which of them a worker sees."""
+    """Return this machine's accelerators, and how many of them are visible to a worker."""
     bare = Environment({})
     present = max(_gpus_on_bus(root), len(entries(os.path.join(root, "proc/driver/nvidia/gpus"))))
     usable = devices.gpus(bare, root)
@@ -117,7 +119,7 @@ def gpus(env: Environment, root: str = "/") -> Accelerators:
 
 
 def driver(root: str = "/") -> str:
-    """Return the version of the GPU driver, or an empty string if none is loaded."""
+    """Return the version of the GPU driver, or an empty string if no driver is loaded."""
     version = content(os.path.join(root, "sys/module/nvidia/version"))
     if version:
         return version
@@ -139,7 +141,7 @@ def open_files(pid: str, proc: str = "/proc") -> list[str]:
 
 
 def collect_facts(machine: Machine) -> dict[str, str]:
-    """Return further facts that should be equal on all nodes."""
+    """Return additional facts that should be equal on all nodes."""
     found = {"GPUs": str(machine.gpus.visible)}
     if machine.gpus.driver:
         found["GPU driver"] = machine.gpus.driver
@@ -161,8 +163,8 @@ def _gpus_on_bus(root: str) -> int:
 
 
 def _gpu_processes(root: str) -> tuple[str, ...]:
-    """Return which other processes have a GPU open. Only processes that this user may see are
-    included.
+    """Return the other processes that have a GPU open. Only processes that this user may inspect
+    are included.
     """
     found = []
     for pid in entries(os.path.join(root, "proc")):
@@ -183,7 +185,9 @@ def _limits(kind: int) -> tuple[int, int]:
 
 
 def _user_tasks_left(root: str) -> int:
-    """Return how many more tasks this user may start. For root, the number is unlimited."""
+    """Return how many more processes and threads this user may start. For root, the number is
+    unlimited.
+    """
     limit = _limits(resource.RLIMIT_NPROC)[0]
     if limit == NO_LIMIT or os.geteuid() == 0:
         return NO_LIMIT

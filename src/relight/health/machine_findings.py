@@ -24,7 +24,7 @@ HOLDERS_REMEDY = "stop them if they are no longer needed (nvidia-smi shows their
 
 
 class Disk(NamedTuple):
-    """A directory's size and free space in bytes, and the reason if it is not writable."""
+    """A directory's size and free space in bytes, and why it is not writable (empty if it is)."""
 
     path: str
     size: int
@@ -52,13 +52,13 @@ class Accelerators(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Facts about a machine. Sizes are in bytes; `NO_LIMIT` marks a missing limit.
+    """Facts about a machine. Sizes are in bytes, and `NO_LIMIT` means that there is no limit.
 
-    `tasks` is how many threads and processes may still be started according to RLIMIT_NPROC
-    (`of_user`) and to the cgroup. `locked` is RLIMIT_MEMLOCK. `rdma` contains the names of
-    InfiniBand and RoCE devices. `memory` is the memory left in the cgroup. `own_name` contains the
-    addresses that the host's own name resolves to, and `addresses` contains those of its
-    interfaces, such as `eth0 10.0.0.3`.
+    `tasks_of_user` and `tasks_of_cgroup` are how many more threads and processes RLIMIT_NPROC and
+    the cgroup allow. `locked` is RLIMIT_MEMLOCK. `rdma` contains the names of InfiniBand and RoCE
+    devices. `memory` is the memory left in the cgroup. `own_name` contains the addresses that the
+    host's own name resolves to, and `addresses` contains those of its interfaces, such as
+    `eth0 10.0.0.3`.
     """
 
     host: str
@@ -83,7 +83,7 @@ def judge(machine: Machine, *, alone: bool) -> list[Finding]:
 
     Args:
         machine: its facts.
-        alone: whether no other node takes part, so that names and addresses do not matter.
+        alone: whether this is the only node, so that names and addresses do not matter.
     """
     found = [
         *_shared_memory(machine.shm),

@@ -1,4 +1,4 @@
-"""Imitates a job's workers by connecting to free ports and sending large amounts of data and large
+"""Imitates a job's workers: connects to free ports, and sends large amounts of data and large
 datagrams.
 
     caller                                     prober
@@ -9,8 +9,8 @@ datagrams.
     datagram: cookie ? number size ...  ->
                                         <-     datagram: cookie ! number size
 
-A prober counts and discards all data that it receives, and never replies to a peer that lacks the
-cookie. A reply is never larger than its request. The numbers identify the nodes.
+A prober counts and discards all data that it receives, and never replies to a peer that does not
+know the cookie. A reply is never larger than its request. The numbers identify the nodes.
 """
 
 import errno
@@ -49,8 +49,8 @@ _IP_MTU, _IPV6_MTU = 14, 24
 
 
 def mtu_to(address: str) -> int:
-    """Return the size of the largest packet that this machine sends to a numeric address. Return 0
-    if it is unknown or the address belongs to this machine.
+    """Return the size of the largest packet that this machine sends to a numeric address, or 0 if
+    the size is unknown or the address belongs to this machine.
     """
     if is_loopback(address):
         return 0
@@ -68,7 +68,7 @@ def mtu_to(address: str) -> int:
 
 
 class Prober:
-    """Receives probes from other nodes, and sends our own.
+    """Receives probes from other nodes, and sends this node's own probes.
 
     Args:
         loop: the event loop.
@@ -77,7 +77,7 @@ class Prober:
     Attributes:
         tcp_port: the port for connections.
         udp_port: the port for datagrams, or 0.
-        udp_taken: whether another program has the requested port.
+        udp_taken: whether another program is using the requested port for datagrams.
     """
 
     def __init__(self, loop: Loop, udp_port: int = 0) -> None:
@@ -108,7 +108,7 @@ class Prober:
         nodes: Sequence[Target],
         done: Callable[[dict[int, Probe]], None],
     ) -> None:
-        """Probe the other nodes; call `done` with the results within `LIMIT_S`.
+        """Probe the other nodes, and call `done` with the results after at most `LIMIT_S` seconds.
 
         Args:
             cookie: a secret that all nodes share.
@@ -214,7 +214,7 @@ class Prober:
     # Finishing.
 
     def _check_finished(self) -> None:
-        """Finish early if all results are in."""
+        """Finish early if all results have arrived."""
         if all(
             other.call.large == ProbeResult.PASSED and other.answered >= other.largest
             for other in self._others.values()
@@ -234,7 +234,8 @@ class Prober:
 
 
 class _Other:
-    """Another node, and the largest datagrams that got through so far, as in `Probe`.
+    """Another node, with the sizes of the largest datagrams that have got through so far, as in
+    `Probe`.
 
     Args:
         call: the connection to the node.
@@ -369,7 +370,7 @@ class _Caller:
             self._sock.close()
 
     def check(self, cookie: bytes) -> None:
-        """Once the hello has arrived, reply to it if it contains the cookie."""
+        """Reply to the connection's hello, once it has arrived, if it contains the cookie."""
         if len(self._hello) < _hello.size or not cookie or self._left >= 0:
             return
         if _hello.unpack(self._hello)[0] != cookie:
@@ -379,7 +380,7 @@ class _Caller:
         self._say(b"+")
 
     def _on_readable(self) -> None:
-        """Read pending data; an error closes only this connection."""
+        """Read pending data. An error closes only this connection."""
         if not self._loop.run_guarded(self._read, "a probe"):
             self.close()
 

@@ -1,8 +1,8 @@
-"""Code that accesses this machine, one resource per file.
+"""Accesses this machine's resources. Each module deals with one kind of resource.
 
-`system` is the module with the functions that differ between systems: `linux`, or `portable`, which
-uses only what macOS has. The choice is made here and nowhere else. On any other system, using it
-raises UsageError.
+`system` is the module with the functions that differ between operating systems. It is `linux` on
+Linux, and `portable`, which uses only what macOS provides, on macOS. No other module makes this
+choice. On any other operating system, using `system` raises UsageError.
 """
 
 import sys

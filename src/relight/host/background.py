@@ -1,4 +1,4 @@
-"""Runs calls that may block outside the loop, each in its own thread."""
+"""Runs blocking calls outside the event loop, each in its own thread."""
 
 import _thread
 import os
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 def call(loop: Loop, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-    """Do `work` in a thread, then call `done` in the loop with its result or its exception.
+    """Call `work` in a thread, then call `done` in the event loop with the result or the exception.
 
-    The work may take any amount of time, and the caller is free to stop waiting for it. If no
-    thread can be started, the result is a RuntimeError.
+    The call may take any amount of time, and the caller is free to stop waiting for it. If no
+    thread can be started, `done` receives a RuntimeError.
     """
     results: list[T | Exception] = []
     readable, writable = os.pipe()

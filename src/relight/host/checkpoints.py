@@ -9,7 +9,7 @@ _MAX_FILES = 100_000
 
 def newest(pattern: str) -> int:
     """Return the modification time of the newest file that matches a pattern, in nanoseconds since
-    1970 according to its file system's clock. Return 0 if no file matches.
+    1970 by its file system's clock. Return 0 if no file matches.
 
     Args:
         pattern: the file paths, in the syntax of `glob`; `**` matches any number of directories.

@@ -4,7 +4,9 @@ _soft: int | None = None
 
 
 def raise_limit() -> None:
-    """Let this process open as many files as the system allows (setrlimit(2), RLIMIT_NOFILE)."""
+    """Allow this process to open as many files as the system permits (setrlimit(2),
+    RLIMIT_NOFILE).
+    """
     global _soft
     import resource
 
@@ -18,7 +20,7 @@ def raise_limit() -> None:
 
 
 def restore_limit() -> None:
-    """Give a worker the limit that it would have had without `raise_limit`."""
+    """Restore the limit in a worker to what it would have been without `raise_limit`."""
     if _soft is not None:
         import resource
 

@@ -1,15 +1,15 @@
-"""Counts a node's devices to choose its number of workers. Accelerators are counted from the
-drivers' files, and CPUs from the affinity mask and the cgroup.
+"""Counts a node's devices, in order to choose its number of workers. Accelerators are counted using
+the drivers' files, and CPUs using the affinity mask and the cgroup.
 
-torch is never imported. Only devices that a worker will see are counted, so variables that hide
-devices are interpreted the way torch interprets them. Sources: the NVIDIA driver's
+torch is never imported. Only devices that will be visible to a worker are counted, so variables
+that hide devices are interpreted in the same way as in torch. Sources: the NVIDIA driver's
 /proc/driver/nvidia/gpus and /dev/nvidia<minor>; the CUDA programming guide on CUDA_VISIBLE_DEVICES;
 amdkfd's /sys/class/kfd/kfd/topology/nodes; Intel's xe and i915 under /sys/class/drm and Level
 Zero's ZE_AFFINITY_MASK and ZE_FLAT_DEVICE_HIERARCHY.
 
 GPUs are numbered by PCI address. The CUDA driver does the same if all GPUs are the same model or if
-CUDA_DEVICE_ORDER is PCI_BUS_ID. Otherwise it puts the fastest GPU first, an order that no file
-exposes.
+CUDA_DEVICE_ORDER is PCI_BUS_ID. Otherwise the CUDA driver puts the fastest GPU first, and no file
+shows which GPU that is.
 """
 
 import os
@@ -25,7 +25,8 @@ class Device(NamedTuple):
     """One accelerator as listed by a driver: a GPU or a tile of an Intel GPU.
 
     `number` is unique within the driver. `pci` is the device's address in /sys/bus/pci/devices, and
-    `uuid` is its name in *_VISIBLE_DEVICES. Either is empty if the driver doesn't provide it.
+    `uuid` is the device's name in *_VISIBLE_DEVICES. Either of the two is empty if the driver
+    doesn't provide it.
     """
 
     number: int
@@ -59,10 +60,10 @@ def count(word: str, env: Environment, root: str = "/") -> int:
 
 
 def accelerators(env: Environment, root: str = "/") -> list[Device]:
-    """Return the devices that training uses by default, ordered by local rank.
+    """Return the devices that training uses by default, in local rank order.
 
-    A GPU built into an Intel processor is excluded, because nearly every laptop has one and hardly
-    anyone trains on it. `xpus` includes it.
+    A GPU that is built into an Intel processor is excluded, because nearly every laptop has such a
+    GPU and hardly anyone trains on it. `xpus` includes it.
     """
     return gpus(env, root) or [xpu for xpu in xpus(env, root) if xpu.pci != _INSIDE_PROCESSOR]
 
@@ -74,22 +75,22 @@ def gpus(env: Environment, root: str = "/") -> list[Device]:
     found = _visible(env.variables.get("CUDA_VISIBLE_DEVICES"), _nvidia(root))
     if found:
         return found
-    # ROCm filters in two steps. The second step numbers the devices that the first step left.
+    # ROCm filters in two steps. The second step numbers the devices that remain after the first.
     left = _visible(env.variables.get("ROCR_VISIBLE_DEVICES"), _amd(root))
     cuda = env.variables.get("CUDA_VISIBLE_DEVICES")
     return _visible(env.variables.get("HIP_VISIBLE_DEVICES", cuda), left)
 
 
 def gpu_names(env: Environment) -> list[str]:
-    """Return the names, as used in CUDA_VISIBLE_DEVICES, of the GPUs returned by `gpus`."""
+    """Return the names of the GPUs returned by `gpus`, in the form used in CUDA_VISIBLE_DEVICES."""
     number, chosen = len(gpus(env)), env.get("CUDA_VISIBLE_DEVICES")
     return [name.strip() for name in chosen.split(",")][:number] if chosen else [
         str(each) for each in range(number)]  # fmt: skip
 
 
 def xpus(env: Environment, root: str = "/") -> list[Device]:
-    """Return the Intel GPUs that Level Zero shows to a worker. The GPU built into the processor is
-    included only if it is the only one.
+    """Return the Intel GPUs that Level Zero makes visible to a worker. A GPU built into the
+    processor is included only if there is no other GPU.
     """
     found = _intel(root, tiles=env.get("ZE_FLAT_DEVICE_HIERARCHY") != "COMPOSITE")
     mask = env.get("ZE_AFFINITY_MASK")
@@ -101,7 +102,7 @@ def xpus(env: Environment, root: str = "/") -> list[Device]:
 
 
 def cpus(root: str = "/") -> int:
-    """Return how many CPUs this process may use, given the affinity mask and the cgroup's quota."""
+    """Return how many CPUs this process may use according to its affinity mask and cgroup quota."""
     mask = system.cpus()
     quota = _cpu_quota(root)
     return mask if quota is None else max(1, min(mask, quota))
@@ -116,7 +117,7 @@ _INSIDE_PROCESSOR = "0000:00:02.0"
 
 
 def _nvidia(root: str) -> list[Device]:
-    """Return the NVIDIA GPUs that this process may open, by PCI address.
+    """Return the NVIDIA GPUs that this process may open, ordered by PCI address.
 
     The driver lists all of the machine's GPUs, even in a container. The device files, and the
     device cgroup of a scheduler such as Slurm, restrict a job to a subset.
@@ -144,7 +145,9 @@ def _nvidia(root: str) -> list[Device]:
 
 
 def _amd(root: str) -> list[Device]:
-    """Return the AMD GPUs that this process may open, in the order of the kernel's nodes."""
+    """Return the AMD GPUs that this process may open, in the order of the kernel's topology
+    nodes.
+    """
     if not _usable(os.path.join(root, "dev/kfd")):
         return []
     folder = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
@@ -169,7 +172,7 @@ def _amd(root: str) -> list[Device]:
 
 
 def _intel(root: str, *, tiles: bool) -> list[Device]:
-    """Return the Intel GPUs, or their tiles, that this process may open, by PCI address."""
+    """Return the Intel GPUs, or their tiles, that this process may open, ordered by PCI address."""
     folder = os.path.join(root, "sys/class/drm")
     cards = []
     for name in entries(folder):
@@ -187,7 +190,9 @@ def _intel(root: str, *, tiles: bool) -> list[Device]:
 
 
 def _tiles(device: str) -> int:
-    """Return the number of tiles of an Intel GPU: xe has tile<N>, i915 drm/card<N>/gt/gt<N>."""
+    """Return how many tiles an Intel GPU has. The xe driver has tile<N>, and i915 has
+    drm/card<N>/gt/gt<N>.
+    """
     found = [name for name in entries(device) if re.fullmatch("tile[0-9]+", name)]
     for card in entries(os.path.join(device, "drm")):
         found += entries(os.path.join(device, "drm", card, "gt"))
@@ -195,7 +200,7 @@ def _tiles(device: str) -> int:
 
 
 def _visible(text: str | None, devices: list[Device]) -> list[Device]:
-    """Return the devices that a *_VISIBLE_DEVICES variable selects, in its order.
+    """Return the devices that a *_VISIBLE_DEVICES variable selects, in the order of its entries.
 
     The first entry determines whether all entries are read as numbers or as names. The list ends at
     the first entry that does not name a device. A duplicate entry hides all devices.
@@ -229,8 +234,8 @@ def _named(name: str, devices: list[Device], chosen: list[Device]) -> list[Devic
     """Return the devices whose names begin with `name`.
 
     A name that is missing from the driver's files (a MIG instance, or a GPU that has not been used
-    yet) counts as valid as long as unmatched devices remain. It remains unknown which device the
-    name refers to.
+    yet) counts as valid as long as there are devices left that no other name matches. Which device
+    such a name refers to remains unknown.
     """
     instance = name.startswith("MIG-")
     whole = name.removeprefix("MIG-").partition("/")[0]  # MIG-GPU-<UUID>/<instance>/<instance>
@@ -276,7 +281,7 @@ def _bus_order(device: Device) -> tuple[int, str]:
 
 
 def _usable(path: str) -> bool:
-    """Return whether this process may open a device file. The kernel also checks the device
+    """Return whether this process may open a device file. The check also covers the device
     cgroup.
     """
     return os.access(path, os.R_OK | os.W_OK)

@@ -1,7 +1,7 @@
 """Collects the facts that should be equal on all nodes, in a few milliseconds and without torch.
 
-A fact that can't be determined is left out of the comparison. `core.group.env_diff`
-reports differences.
+A fact that can't be determined is not compared. `core.group.env_diff` reports the differences
+between nodes.
 """
 
 import binascii
@@ -54,7 +54,7 @@ def machine() -> str:
 
 
 def _torch_version(paths: Sequence[str]) -> str:
-    """Return the version of the torch that `import torch` would load, from its metadata
+    """Return the version of torch that `import torch` would load, according to its metadata
     directory.
     """
     for path in paths:
@@ -98,15 +98,15 @@ def _file_checksum(path: str) -> str:
 
 
 def _checksum(content: bytes) -> str:
-    """Return the CRC-32, as printed by `crc32` and `gzip -lv`.
+    """Return the CRC-32 of this content, as printed by `crc32` and `gzip -lv`.
 
-    `hashlib` is not used because it loads OpenSSL, which would delay the start of each node by two
-    milliseconds.
+    `hashlib` is not used, because it loads OpenSSL and would therefore delay the start of each node
+    by two milliseconds.
     """
     return f"{binascii.crc32(content):08x}"
 
 
 def _quoted(argument: str) -> str:
-    """Quote an argument so that it stays separate from its neighbours and can be sent."""
+    """Quote a command-line argument so that it can be sent as part of a single string."""
     plain = argument and argument.isprintable() and not any(c in " '\"\\" for c in argument)
     return argument if plain else repr(argument)

@@ -1,4 +1,4 @@
-"""Creates a job's run directory, and safely reads and writes files.
+"""Creates a job's run directory, and reads and writes files safely.
 
 The layout is torchrun's: `<base>/<run id>_<random>/`. Each agent creates its own directory.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 14
 _MAX_OWN = 10
-"""How many names are tried when a user's own directory is created."""
+"""How many names to try when creating a user's own directory."""
 
 
 def new_run_id() -> str:
@@ -29,11 +29,11 @@ def new_run_id() -> str:
 
 
 def own_directory(base: str, forbidden: int = 0) -> str:
-    """Return this user's own directory below a world-writable one.
+    """Return this user's own directory inside a world-writable directory.
 
-    It is named `relight-<uid>`, or `relight-<uid>-1` to `-9` if another user has taken that name.
-    The first directory that belongs to this user is returned, so that all of the user's processes
-    find the same one. It is created if necessary.
+    The directory is named `relight-<uid>`, or `relight-<uid>-1` to `-9` if another user has taken
+    that name. The first directory that belongs to this user is returned, so that all of the user's
+    processes find the same directory. If there is none, it is created.
 
     Args:
         base: the shared directory.
@@ -59,7 +59,7 @@ def own_directory(base: str, forbidden: int = 0) -> str:
 
 
 def why_elsewhere(own: str) -> str:
-    """Explain why `own_directory` did not return the usual name. The result is empty if it did."""
+    """Return why `own_directory` did not return the usual name, or an empty string if it did."""
     folder, name = os.path.split(own)
     usual, *others = _own_names()
     if name not in others:
@@ -120,7 +120,7 @@ def temporary_base(env: Environment) -> str:
 def replace(path: str, text: str, mode: int = 0o600) -> None:
     """Replace a file atomically, in a directory that other users may write to.
 
-    This never follows other users' links, and never reads or changes their files.
+    The function never follows other users' links, and never reads or changes their files.
 
     Args:
         path: the file; created if it does not exist.
@@ -164,7 +164,8 @@ def opened(path: str) -> "BinaryIO":
 def read_small(path: str) -> bytes:
     """Return the content of a small file, such as a file in /proc.
 
-    This avoids file objects, which would cause a newly forked process to copy pages.
+    The function avoids file objects, because they would make a newly forked process copy memory
+    pages.
 
     Raises:
         OSError: if it can't be read.
@@ -180,8 +181,8 @@ def read_small(path: str) -> bytes:
 
 
 def attempt_directory(run_directory: str, restart: int, generation: int) -> str:
-    """Return the log directory for a generation. It has the name that torchrun would use, unless
-    that name already exists.
+    """Return the log directory for a generation. Its name is the one that torchrun would use,
+    unless that name is already taken.
     """
     path = os.path.join(run_directory, f"attempt_{restart}")
     return f"{path}_generation_{generation}" if os.path.exists(path) else path

@@ -1,4 +1,4 @@
-"""Determines how much memory new processes can get, and whether memory is scarce.
+"""Determines how much memory is available to new processes, and whether memory is scarce.
 
 Sources: cgroups(7), proc(5), Documentation/accounting/psi.rst of Linux.
 """
@@ -10,15 +10,15 @@ from relight.base.values import NO_LIMIT
 from relight.host.devices import content
 
 PLENTY = 2 << 30
-"""A size in bytes. It is more than twice the memory of a process that has imported torch, its CUDA
-libraries and the HF Trainer.
+"""A number of bytes that is more than twice the memory of a process that has imported torch, its
+CUDA libraries and the HF Trainer.
 """
 _UNLIMITED = 2**60
 
 
 class Limit(NamedTuple):
-    """The cgroup files that contain a limit and the current usage, in cgroup versions 1 and 2.
-    `cache` is the entry in memory.stat that counts as free.
+    """The names of the cgroup files that contain a limit and the current usage, in cgroup versions
+    1 and 2. `cache` is the entry in memory.stat whose memory counts as free.
     """
 
     controller: str
@@ -41,8 +41,8 @@ TASKS = Limit("pids", "pids.max", "pids.max", "pids.current", "pids.current")
 
 
 def available(root: str = "/") -> int:
-    """Return how many bytes of memory new processes can get on this machine and in its cgroup, or
-    `NO_LIMIT`.
+    """Return how many bytes of memory are available to new processes on this machine and in this
+    process's cgroup, or `NO_LIMIT`.
     """
     left = [each for each in (cgroup_left(root, MEMORY),) if each != NO_LIMIT]
     for line in content(os.path.join(root, "proc/meminfo")).splitlines():
@@ -53,11 +53,12 @@ def available(root: str = "/") -> int:
 
 
 def why_scarce(root: str = "/") -> str:
-    """Return why an optional process should not use memory now, or an empty string if it may.
+    """Return why an optional process should not be started while memory is scarce, or an empty
+    string if it may be started.
 
-    Memory pressure alone proves nothing. The kernel measures it for the whole machine, so another
-    container at its own limit raises it, and so does rereading a file that was dropped from the
-    cache.
+    Memory pressure is not considered, because the kernel measures it for the whole machine. Another
+    container that has reached its own limit increases the pressure, and so does rereading a file
+    that was dropped from the cache.
     """
     left = available(root)
     if left == NO_LIMIT or left >= PLENTY:
@@ -66,8 +67,8 @@ def why_scarce(root: str = "/") -> str:
 
 
 def cgroup_left(root: str, kind: Limit) -> int:
-    """Return the smallest amount left under a limit in our cgroup and its ancestors, or
-    NO_LIMIT.
+    """Return how much is left before this process's cgroup or one of its ancestors reaches its
+    limit, or NO_LIMIT.
     """
     left = []
     for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():

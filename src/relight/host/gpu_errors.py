@@ -19,7 +19,7 @@ from relight.host import kernel_log
 
 _DRIVER = "/proc/driver/nvidia"
 _RECENT_S = 600.0
-"""How long before a failure its cause may have occurred. Collectives in torch time out after ten
+"""How long before a failure its cause may have occurred. Torch's collectives time out after ten
 minutes.
 """
 _XID = re.compile(
@@ -85,7 +85,7 @@ Most other Xids are caused by a program.
 
 
 class GpuError(NamedTuple):
-    """An error in the log.
+    """A GPU error in the kernel log.
 
     `pci` is the device address without the function, such as `0000:3b:00`. `pid` is the process
     that was using the device, or 0 if unknown. `at` is on the monotonic clock, and `says` is the
@@ -101,12 +101,12 @@ class GpuError(NamedTuple):
 
     @property
     def is_hardware(self) -> bool:
-        """Whether the device needs a reset or repair, regardless of what the program did."""
+        """Whether the device needs a reset or a repair, no matter what the program did."""
         return self.is_switch or (self.code in _HARDWARE and "Nonfatal" not in self.says)
 
     def text(self, before: float, *, own: bool) -> str:
-        """Describe the error and how long before the given time it happened. `own` means that it
-        occurred on the GPU of the reported rank.
+        """Describe the error, and how long before the given time it happened. `own` means that the
+        error occurred on the reported rank's GPU.
         """
         device = "NVSwitch" if self.is_switch else "its GPU" if own else "GPU"
         kind = "SXid" if self.is_switch else "Xid"
@@ -118,8 +118,8 @@ class GpuError(NamedTuple):
 
 
 def recent(now: float, root: str = "/") -> list[GpuError]:
-    """Return the errors from the last ten minutes. The result is empty if NVIDIA's driver is not
-    loaded or the log can't be read.
+    """Return the GPU errors from the last ten minutes. The result is empty if NVIDIA's driver is
+    not loaded or the kernel log can't be read.
 
     Args:
         now: the time on the monotonic clock.
@@ -132,9 +132,9 @@ def recent(now: float, root: str = "/") -> list[GpuError]:
 
 
 def parse(lines: Iterable[bytes], since: float) -> list[GpuError]:
-    """Return the errors logged since a time on the monotonic clock.
+    """Return the GPU errors that have been logged since this time on the monotonic clock.
 
-    Entries that merely follow from other errors, such as clean-ups and recommended actions, are
+    Entries that only follow from other errors, such as clean-ups and recommended actions, are
     omitted.
     """
     found = []
@@ -158,7 +158,7 @@ def explain_exit(
     errors: Iterable[GpuError], *, pid: int, pci: str, visible: Iterable[str], at: float,
     blames_gpu: bool,
 ) -> tuple[str, bool]:  # fmt: skip
-    """Describe the error that may explain why a worker ended, or return an empty string. Also
+    """Describe the GPU error that may explain why a worker ended (empty if there is none). Also
     return whether the worker's own GPU is broken.
 
     Args:

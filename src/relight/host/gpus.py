@@ -16,11 +16,11 @@ _LIMIT_S, _AFTER_KILL_S = 5.0, 0.5
 
 
 class Gpu(NamedTuple):
-    """A GPU's number and model, its utilization in percent, and its used and total memory in MiB.
+    """One GPU, with its number, model, utilization in percent, and used and total memory in MiB.
 
-    A value is None if the driver withholds it, as it does for MIG partitions. `processes` maps the
-    pids of processes that compute on the GPU to the GPU memory that they use. It is empty in a
-    container.
+    A value is None if the driver does not report it, which is the case for MIG partitions.
+    `processes` maps the pids of processes that compute on the GPU to the GPU memory that they use.
+    In a container, `processes` is empty.
     """
 
     number: int
@@ -32,8 +32,8 @@ class Gpu(NamedTuple):
 
 
 class GpuUse(NamedTuple):
-    """A process's GPU usage: the utilization of its GPUs, as a fraction, and its GPU memory in
-    bytes.
+    """A process's GPU usage: the utilization of its GPUs as a fraction, and the GPU memory that it
+    uses in bytes.
     """
 
     busy: float | None = None
@@ -41,7 +41,7 @@ class GpuUse(NamedTuple):
 
 
 class Gpus:
-    """The GPUs of this machine.
+    """Queries the state of this machine's GPUs.
 
     Once `nvidia-smi` has failed, it is not run again, because each call may hang forever if the
     driver is broken.
@@ -50,7 +50,7 @@ class Gpus:
     def __init__(self) -> None:
         self._works = True
         self._numbers: dict[str, int] = {}
-        """GPU numbers by GPU id. `nvidia-smi` lists processes by GPU id."""
+        """Maps GPU ids to GPU numbers, because `nvidia-smi` lists processes by GPU id."""
 
     def look(self) -> list[Gpu]:
         """Return the current state of each GPU. The result is empty on a machine without GPUs or if
@@ -115,6 +115,6 @@ def _parsed(text: str) -> list[Gpu]:
 
 
 def _rows(text: str | None, size: int) -> list[list[str]]:
-    """Return the lines that have exactly `size` values."""
+    """Return the values in each line that has exactly `size` of them."""
     rows = (line.split(", ") for line in (text or "").splitlines())
     return [row for row in rows if len(row) == size]

@@ -20,8 +20,8 @@ variables"; qsub(1B) of OpenPBS; "Environment variables set for job execution" o
 
 
 class Origin(NamedTuple):
-    """The user, host and relight version of this agent, and the job's scheduler and scheduler job
-    id. The last two are empty without a scheduler.
+    """This agent's user, host and relight version, and the job's scheduler and scheduler job id.
+    The last two are empty if there is no scheduler.
     """
 
     user: str
@@ -32,14 +32,14 @@ class Origin(NamedTuple):
 
 
 def from_environment(variables: Mapping[str, str]) -> Origin:
-    """Return the origin of the job whose agent has these environment variables."""
+    """Return a job's origin, given the environment variables of its agent."""
     scheduler, job = _scheduler(variables)
     return Origin(user_name(), socket.gethostname(), __version__, scheduler, job)
 
 
 def _scheduler(variables: Mapping[str, str]) -> tuple[str, str]:
-    """Return the scheduler and its job id, as set by `relight submit` or otherwise by the scheduler
-    itself.
+    """Return the scheduler and its job id, as set by `relight submit` or, failing that, by the
+    scheduler itself.
     """
     scheduler, separator, rest = variables.get(_SUBMITTED, "").partition("://")
     if separator:

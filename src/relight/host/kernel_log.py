@@ -21,14 +21,14 @@ _KILLED = re.compile(
 _INITIAL_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO (include/uapi/linux/nsfs.h)."""
 CLOCKS_DIFFER_S = 1.0
-"""How far the kernel's clock may differ from the monotonic clock."""
+"""The maximum difference between the kernel log's clock and the monotonic clock."""
 
 
 class Kill(NamedTuple):
-    """A process that the out-of-memory killer killed.
+    """A process that was killed by the out-of-memory killer.
 
-    `at` is on the monotonic clock. If the machine has been suspended, it is earlier than the kill.
-    `in_cgroup` means that a cgroup limit was hit.
+    `at` is the time of the kill on the monotonic clock. If the machine has been suspended, `at` is
+    too early. `in_cgroup` means that a cgroup reached its limit.
     """
 
     pid: int
@@ -38,8 +38,8 @@ class Kill(NamedTuple):
 
 
 def kills(since: float) -> list[Kill] | None:
-    """Return the kills since a point in time. Return None if the log can't be read, doesn't reach
-    back far enough, or uses pids from a different namespace than this process.
+    """Return the out-of-memory kills since a point in time. Return None if the log can't be read,
+    doesn't go back far enough, or contains pids from a different namespace than this process's.
 
     Args:
         since: on the monotonic clock.
@@ -49,7 +49,7 @@ def kills(since: float) -> list[Kill] | None:
 
 
 def sees_all_pids() -> bool:
-    """Return whether the pids in the log are from the pid namespace of this process."""
+    """Return whether the pids in the kernel log belong to this process's pid namespace."""
     try:
         return os.readlink("/proc/self/ns/pid") == _INITIAL_NAMESPACE
     except OSError:
@@ -57,7 +57,7 @@ def sees_all_pids() -> bool:
 
 
 def records(path: str = _PATH) -> list[bytes] | None:
-    """Return the records in the log, oldest first, or None if it can't be read."""
+    """Return the records in the kernel log, oldest first, or None if the log can't be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -80,7 +80,7 @@ def record(line: bytes) -> tuple[float, bytes] | None:
 
 
 def parse(lines: list[bytes], since: float) -> list[Kill] | None:
-    """Like `kills`, but for log records that have already been read."""
+    """Like `kills`, but takes log records that have already been read."""
     found: list[Kill] = []
     oldest = float("inf")
     for at, text in filter(None, map(record, lines)):

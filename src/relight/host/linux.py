@@ -1,7 +1,7 @@
-"""Functions that need Linux; `portable` has the same functions for other systems.
+"""Implements the functions that need Linux. `portable` has the same functions for other systems.
 
-Some of them call libc through ctypes, for system calls that Python's standard library does not
-provide.
+Some of these functions call libc through ctypes to make system calls that Python's standard library
+does not provide.
 """
 
 import ctypes
@@ -41,10 +41,12 @@ _FOLDERS = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108
 END_LIMIT_S = 10.0
 """How long to wait for processes to exit after SIGKILL before giving up."""
 REFUSED_LIMIT_S = 1.0
-"""The same limit for processes that this user may not signal. They may never exit."""
+"""The same limit for processes that this user is not allowed to signal, which may never exit."""
 _LET_END_S = 0.5
 _START_MS = 100
-"""How long the guard delays its own setup, to leave the processors to the starting workers."""
+"""How long the guard delays its own setup, so that it does not compete with the starting workers
+for CPU time.
+"""
 
 # Functions are looked up once here, rather than in each forked process.
 _libc = ctypes.CDLL(None)
@@ -61,9 +63,9 @@ _libc.sigaddset(_SIGCHLD, int(signal.SIGCHLD))
 Selector = selectors.DefaultSelector
 """The selector that the loop uses."""
 own_children: set[int] = set()
-"""The processes that this process forked with `fork` and has not reaped, and the ones left by an
-earlier program in this process. As a subreaper, this process also has orphans as children, but
-nothing needs those.
+"""The processes that this process has forked with `fork` and not yet reaped, and the children that
+an earlier program in this process left behind. As a subreaper, this process also has orphans as
+children, but they are not needed by anything.
 """
 
 
@@ -90,16 +92,17 @@ def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
 
 
 def require_linux(what: str) -> None:
-    """Do nothing. Everything runs on Linux."""
+    """Do nothing, because all features work on Linux."""
     del what
 
 
 class Child:
-    """A process that was forked with `fork`. The reference ensures that a reused pid is never
-    signalled.
+    """A reference to a process that was forked with `fork`. It ensures that no signal is ever sent
+    to a reused pid.
 
-    The forked process may be a guard (`stand_guard`) whose child is the spawner; the guard exits
-    the same way as its child. A warm process forks its guards itself (`preload/warm_process.py`).
+    The forked process may be a guard (`stand_guard`) whose child is the spawner. The guard exits
+    with the same status as its child. A warm process forks its guards itself
+    (`preload/warm_process.py`).
 
     Attributes:
         pid: the spawner.
@@ -145,11 +148,11 @@ class Child:
         return is_stopped(self.pid) or is_stopped(self._child)
 
     def reap(self) -> int:
-        """Reap the process once `fileno` is readable, and return its exit code, negative for a
-        signal.
+        """Reap the process once `fileno` is readable, and return its exit code, which is negative
+        for a signal.
 
-        The exit code is unknown if another process forked it. In that case, the process itself
-        reports why it ends, unless it is killed.
+        The exit code is unknown if the process was forked by another process. In that case, the
+        process itself reports why it is exiting, unless it is killed.
 
         Raises:
             ChildProcessError: if this process has already reaped it.
@@ -159,8 +162,8 @@ class Child:
         return os.waitstatus_to_exitcode(reap(self._child, END_LIMIT_S) or 0)
 
     def kill_orphans(self) -> bool:
-        """Kill the orphans that the process left when it was killed; return whether some still
-        exist. They are now children of this process, which is a subreaper.
+        """Kill the orphans that the process left behind when it was killed, and return whether some
+        still exist. The orphans are now children of this process, which is a subreaper.
         """
         return bool(reap_and_kill(own_children))
 
@@ -176,19 +179,19 @@ class Child:
 
 
 def stand_guard(agent: int, of: str = "worker", held: Collection[int] = ()) -> int:
-    """Fork and continue in the child; the parent stays behind as its guard.
+    """Fork and continue in the child, while the parent stays behind as the child's guard.
 
-    If the agent ends, the guard kills all descendants. If the child is killed, the guard kills the
-    child's orphans and exits the same way. All signals are blocked.
+    If the agent exits, the guard kills all descendants. If the child is killed, the guard kills the
+    child's orphans and exits with the same status. All signals are blocked.
 
     Args:
         agent: the parent of this process.
         of: the kind of processes that the child spawns; used in the guard's name.
-        held: descriptors that the guard keeps open as long as it lives.
+        held: descriptors that the guard keeps open as long as it is running.
 
     Returns:
-        The descriptor of a pipe to the guard. If a directory path is written to it, the guard
-        removes that directory at the end if the agent no longer exists.
+        The descriptor of a pipe to the guard. If the path of a directory is written to the pipe,
+        the guard removes that directory at the end if the agent no longer exists.
 
     Raises:
         OSError: if the fork failed, or no descriptor is left.
@@ -246,8 +249,8 @@ def _stay(agent: int, poll: select.poll, of: str) -> None:
 def let_end(child: ProcessHandle) -> None:
     """Resume a child whose agent has exited, and give it a bounded time to exit.
 
-    The child kills its descendants. If it and this process were both killed now, no process would
-    do so.
+    The child kills its own descendants. If both the child and this process were killed now, the
+    descendants would be left behind.
     """
     os.kill(child.pid, signal.SIGCONT)
     child.wait(_LET_END_S)
@@ -268,7 +271,7 @@ def end_as(status: int) -> NoReturn:
 
 
 def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
-    """Wait up to a time limit for a child to end; return whether it has."""
+    """Wait up to a time limit for a child to end, and return whether it has."""
     handle = ProcessHandle(process.pid)
     try:
         return handle.wait(seconds)
@@ -277,8 +280,8 @@ def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
 
 
 def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
-    """Send a signal to a process if `still()` confirms that it is the same one. The pid can't be
-    reused between the check and the signal.
+    """Send a signal to a process if `still()` confirms that the pid still refers to the same
+    process. The pid can't be reused between the check and the signal.
 
     Raises:
         ProcessLookupError: if no process has this pid.
@@ -292,7 +295,8 @@ def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
 
 
 def catches_signal(pid: int, number: int, unknown: bool) -> bool:
-    """Return whether a process has a handler for a signal, or blocks it to wait (proc(5)).
+    """Return whether a process has a handler for a signal, or has blocked it in order to wait for
+    it (proc(5)).
 
     Args:
         pid: the process; if it has ended, the result is False.
@@ -309,8 +313,8 @@ def catches_signal(pid: int, number: int, unknown: bool) -> bool:
 
 
 def reopen(fd: int, flags: int) -> int:
-    """Open the file, pipe or terminal of another descriptor again, and return a new descriptor with
-    its own flags.
+    """Reopen the file, pipe or terminal that a descriptor refers to, and return a new descriptor
+    with its own flags.
 
     Raises:
         OSError: if it can't be opened.
@@ -319,10 +323,12 @@ def reopen(fd: int, flags: int) -> int:
 
 
 def anonymous_file(name: str) -> int:
-    """Return the descriptor of a new in-memory file; links in /proc/PID/fd show its name.
+    """Return the descriptor of a new in-memory file, whose name is visible in the links in
+    /proc/PID/fd.
 
-    memfd_create(2) needs Linux 3.17, and CPython supports it if built with glibc 2.27 or newer.
-    Without it, a file is created in a directory and immediately removed.
+    The function uses memfd_create(2), which needs Linux 3.17 and a CPython built with glibc 2.27 or
+    newer. If that isn't available, the function creates a file in a directory and immediately
+    removes it.
 
     Raises:
         OSError: if no descriptor is left, or no directory is writable.
@@ -357,13 +363,13 @@ def open_files() -> int:
 
 
 def max_open_files(hard: int) -> int:
-    """Return how many files this process can have open if the system allows `hard`."""
+    """Return how many files this process could have open if the system's hard limit is `hard`."""
     return hard
 
 
 def cpus() -> int:
-    """Return how many CPUs this process may run on, or the number of CPUs in the machine if that is
-    hidden.
+    """Return how many CPUs this process may run on, or how many CPUs the machine has if the
+    affinity mask can't be read.
     """
     try:
         return len(os.sched_getaffinity(0))
@@ -372,15 +378,17 @@ def cpus() -> int:
 
 
 def end_with_parent(pid: int, number: int) -> bool:
-    """Have this process receive a signal when its parent `pid` ends; return False if it has ended
-    already.
+    """Have this process receive a signal when its parent `pid` exits, or return False if the parent
+    has already exited.
     """
     die_with_parent(number)
     return os.getppid() == pid
 
 
 def die_with_parent(number: int) -> None:
-    """Have the kernel send this process a signal when the thread that forked it ends (prctl(2))."""
+    """Have the kernel send this process a signal when the thread that forked it exits
+    (prctl(2)).
+    """
     _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
@@ -399,8 +407,8 @@ def become_subreaper(is_one: bool = True) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the new parent of any descendant whose own parent exits. Children that already exist
-    don't count as adopted, because a shell that was replaced by this program may have left some.
+    """Become the new parent of any descendant whose own parent exits. Existing children don't count
+    as adopted, because they may have been left by a shell that this program has replaced.
     """
     if not is_subreaper():
         own_children.update(children())
@@ -413,7 +421,7 @@ def inotify_open() -> int:
 
 
 def inotify_watch(fd: int, path: str, mask: int) -> int:
-    """Watch `path`; return the watch's number, or -1."""
+    """Watch `path` with inotify, and return the watch descriptor, or -1 on failure."""
     return int(_libc.inotify_add_watch(fd, os.fsencode(path), mask))
 
 
@@ -427,9 +435,9 @@ def close_all_but(keep: Collection[int]) -> None:
 
 
 def libffi_descriptors() -> set[int]:
-    """Return the descriptors of the file from which libffi 3.5 maps code for each ctypes callback
-    (src/tramp.c). If a fork reused one of these numbers, it would execute the contents of another
-    file.
+    """Return the descriptors of the files from which libffi 3.5 maps the code for ctypes callbacks
+    (src/tramp.c). If a forked process reused one of these numbers, it would execute the contents of
+    a different file.
     """
     found = set()
     for name in os.listdir("/proc/self/fd"):
@@ -450,10 +458,10 @@ def _close(fd: int) -> None:
 
 
 def block_signals() -> Any:
-    """Block all signals in this thread; return the previous mask, for `restore_signals`.
+    """Block all signals in this thread, and return the previous mask for `restore_signals`.
 
-    `signal.pthread_sigmask` converts each signal to an enum member, which would make a newly forked
-    process copy some 60 pages.
+    `signal.pthread_sigmask` is not used, because it converts each signal to an enum member, which
+    would make a newly forked process copy about 60 memory pages.
     """
     before = ctypes.create_string_buffer(_SIGSET)
     _sigmask(_BLOCK, _ALL_SIGNALS, before)
@@ -466,17 +474,19 @@ def restore_signals(mask: Any) -> None:
 
 
 def unblock_sigchld() -> None:
-    """Let SIGCHLD arrive in this thread."""
+    """Unblock SIGCHLD in this thread."""
     _sigmask(_UNBLOCK, _SIGCHLD, None)
 
 
 def system_call(number: int, *arguments: int) -> int:
-    """Make a system call that libc does not wrap; return -1 if it failed."""
+    """Make a system call that libc does not wrap, and return its result, or -1 if it failed."""
     return int(_libc.syscall(number, *arguments))
 
 
 def get_control(option: int) -> int:
-    """Return the result of prctl(2) for an option without arguments, or -1 if it fails."""
+    """Call prctl(2) with an option that takes no arguments, and return the result, or -1 if the
+    call fails.
+    """
     return int(_prctl(option, 0, 0, 0, 0))
 
 
@@ -485,21 +495,23 @@ def rename_process(name: str, *, exactly: bool = False) -> None:
 
     The command line is overwritten in place (proc(5): arg_start and arg_end in /proc/self/stat). A
     long name is therefore truncated to the length of the old one, and a short one is padded with
-    zero bytes. `exactly` avoids the padding, but causes a newly forked process to copy 50 more
+    zero bytes. `exactly` avoids the padding, but makes a newly forked process copy 50 more memory
     pages.
     """
     show_as(name.encode(), name.encode(), exactly=exactly)
 
 
 def show_as(short: bytes, command_line: bytes, *, exactly: bool = True) -> None:
-    """Set both names of this process. Each word of a command line ends with a zero byte."""
+    """Set this process's short name and its command line, in which each word ends with a zero
+    byte.
+    """
     _prctl(_PR_SET_NAME, short[:15] + b"\0", 0, 0, 0)
     _overwrite(_COMMAND_LINE, command_line, exactly=exactly)
 
 
 def show_environment(variables: Mapping[str, str]) -> None:
-    """Set what /proc/PID/environ shows for this process, limited to the size of the environment
-    that the program was started with.
+    """Set the variables that /proc/PID/environ shows for this process. There is room for as many
+    bytes as there were in the environment that the program was started with.
     """
     pairs = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in variables.items())
     _overwrite(_ENVIRONMENT, pairs, exactly=True)
@@ -514,17 +526,17 @@ _MAP = (26, 27, 45, 46, 47, 0, 28, 48, 49, 50, 51)
 end of the heap, which stat lacks.
 """
 _places: dict[int, tuple[int, int]] = {}
-"""Where the memory of the command line and of the environment, including spare room, began and
-ended when this program was started.
+"""The start and end addresses of the memory for the command line and for the environment when this
+program was started, including spare room.
 """
 
 
 def _overwrite(field: int, data: bytes, *, exactly: bool) -> None:
-    """Overwrite the memory from which proc(5) shows the command line or the environment. Data that
-    does not fit is truncated, and shorter data is padded with zero bytes.
+    """Overwrite the memory in which the kernel finds the command line or the environment that it
+    shows in /proc. Data that does not fit is truncated, and shorter data is padded with zero bytes.
 
-    With `exactly`, nothing is padded if the kernel supports it (PR_SET_MM_MAP, Linux 3.18 with
-    CONFIG_CHECKPOINT_RESTORE).
+    With `exactly`, the data is not padded if the kernel supports that (PR_SET_MM_MAP, Linux 3.18
+    with CONFIG_CHECKPOINT_RESTORE).
     """
     try:
         fields: list[Any] = [0, 0, 0, *read_small("/proc/self/stat").rpartition(b")")[2].split()]
@@ -551,11 +563,12 @@ def children() -> list[int]:
 
 
 def kill_children() -> dict[int, bool]:
-    """Send SIGKILL to this process's children. Their pids can't be reused until they are reaped.
+    """Send SIGKILL to this process's children. Their pids can't be reused until the children have
+    been reaped.
 
     Returns:
-        Their pids, each with whether the system refused the signal, as it does for another user's
-        process.
+        A map from each child's pid to whether the system refused the signal, as it does for another
+        user's process.
     """
     return _kill(children())
 
@@ -577,8 +590,8 @@ def reap_and_kill(keep: Collection[int] = ()) -> dict[int, bool]:
     """Reap all children except those in `keep`, then kill the remaining ones and return them as
     `kill_children` does.
 
-    Reaping comes first because the system refuses to signal another user's process even if it is a
-    zombie.
+    The function reaps first, because the system refuses to signal another user's process even if
+    that process is a zombie.
     """
     for pid in set(children()).difference(keep):
         try:
@@ -590,10 +603,10 @@ def reap_and_kill(keep: Collection[int] = ()) -> dict[int, bool]:
 
 def end_children(limit_s: float, keep: Collection[int] = ()) -> list[int]:
     """Kill all children except those in `keep`, and the orphans that this process adopts. Return
-    the pids of those that still exist after the time limit.
+    the pids of the processes that still exist after the time limit.
 
-    A process in an uninterruptible call can't be killed. The limit is shorter for a process that we
-    may not signal (`REFUSED_LIMIT_S`).
+    A process in an uninterruptible system call can't be killed. The time limit is shorter for
+    processes that this process is not allowed to signal (`REFUSED_LIMIT_S`).
     """
     begin, pause, before = time.monotonic(), 0.0, dict[int, bool]()
     while left := reap_and_kill(keep):
@@ -607,7 +620,7 @@ def end_children(limit_s: float, keep: Collection[int] = ()) -> list[int]:
 
 
 def reap_any() -> tuple[int, int]:
-    """Reap a child that has ended. Return its pid, or 0 if none has ended, and its waitpid(2)
+    """Reap a child that has ended. Return its pid, or 0 if no child has ended, and its waitpid(2)
     status. Called in the spawner.
 
     Raises:
@@ -617,8 +630,8 @@ def reap_any() -> tuple[int, int]:
 
 
 def reap(pid: int, limit_s: float) -> int | None:
-    """Reap a child that has ended or is about to. Return its waitpid(2) status, or None if it is
-    still running after the time limit.
+    """Reap a child that has ended or is about to end. Return its waitpid(2) status, or None if the
+    child is still running after the time limit.
 
     Raises:
         ChildProcessError: if it has already been reaped.
@@ -640,8 +653,8 @@ def reap(pid: int, limit_s: float) -> int | None:
 
 
 def name_and_user(pid: int) -> tuple[str, str]:
-    """Return a process's short name and its user's name, or the uid if that name is unknown. Both
-    are empty if the process has exited.
+    """Return a process's short name and the name of its user, or the uid if the user's name is
+    unknown. Both are empty if the process has exited.
     """
     import pwd
 
@@ -657,8 +670,8 @@ def name_and_user(pid: int) -> tuple[str, str]:
 
 
 def _log_left(agent: int, pids: Collection[int]) -> None:
-    """Log to the system log that processes could not be killed. The agent has exited, so nobody
-    would read messages on stderr.
+    """Write to the system log that some processes could not be killed. The agent has exited, so
+    nobody would read a message on stderr.
     """
     if not pids:
         return
@@ -682,7 +695,7 @@ def tree(pid: int) -> list[int]:
 
 
 def child_pids(pid: int) -> list[int]:
-    """Return the children of all threads of a process."""
+    """Return the pids of the children of all of a process's threads."""
     found = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -713,7 +726,7 @@ def is_uninterruptible(pid: int) -> bool:
 
 
 def parent_pid(pid: int) -> int:
-    """Return a process's parent, or 0 if the process lacks one or has ended."""
+    """Return the pid of a process's parent, or 0 if the process has no parent or has ended."""
     return int(_state_and_parent(pid)[1])
 
 
@@ -733,9 +746,9 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 def usage(pid: int) -> tuple[float, int, int]:
-    """Return the resource usage of a process and the children that it has reaped. This consists of
-    the seconds of CPU time, the bytes passed to read(2) and write(2), and the page faults
-    (proc(5)). A value that can't be read is 0.
+    """Return the resource usage of a process and of the children that it has reaped: the seconds of
+    CPU time, the bytes transferred by read(2) and write(2), and the page faults (proc(5)). A value
+    that can't be read is 0.
     """
     cpu_s, faults, io_bytes = 0.0, 0, 0
     try:
@@ -755,7 +768,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 def resident(pid: int) -> int:
     """Return the memory of a process in bytes, including shared pages, or 0 if it can't be read.
-    Unlike `memory`, this takes the same time regardless of the size of the process.
+    Unlike `memory`, this function takes the same time for a process of any size.
     """
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:

@@ -1,8 +1,8 @@
-"""The agent's event loop. It handles readable and writable descriptors, deadlines and signals
-without polling.
+"""Implements the agent's event loop, which handles readable and writable descriptors, deadlines and
+signals without polling.
 
-It runs in one thread. It doesn't use asyncio, whose import alone costs 40 ms, most of the time
-budget for a launch (docs/decisions/0001).
+The loop runs in one thread. It doesn't use asyncio, because importing asyncio alone takes 40 ms,
+which is most of the time budget for a launch (docs/decisions/0001).
 """
 
 import heapq
@@ -32,7 +32,7 @@ Fd = int | HasFileno
 
 
 class Timer:
-    """A call scheduled for a point in time; `cancel` prevents it."""
+    """A call that is scheduled for a point in time, unless `cancel` is called first."""
 
     __slots__ = ("callback", "when")
 
@@ -64,7 +64,9 @@ class Alarm:
         return None if self._timer is None else self._timer.when
 
     def set(self, when: float | None) -> None:
-        """Schedule a single call at `when`, replacing the previously set time. None cancels it."""
+        """Schedule a single call at `when`, replacing the previously set time. None cancels the
+        call.
+        """
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if when is None else self._loop.call_at(when, self._ring)
@@ -79,9 +81,9 @@ class Alarm:
 
 
 class Loop:
-    """Waits for events and runs their callbacks until a condition is true.
+    """Waits for events and calls their callbacks until a condition is true.
 
-    Signal handlers only write a byte to a pipe; the callbacks registered with `on_signal` run in
+    Signal handlers only write a byte to a pipe. The callbacks registered with `on_signal` run in
     the loop.
 
     Attributes:
@@ -123,7 +125,7 @@ class Loop:
         self._watch(fd, selectors.EVENT_WRITE, callback)
 
     def forget(self, fd: Fd) -> None:
-        """Stop watching `fd`. Call it before closing the descriptor."""
+        """Stop watching `fd`. Call this before closing the descriptor."""
         self.on_readable(fd, None)
         self.on_writable(fd, None)
 
@@ -131,8 +133,8 @@ class Loop:
         return (fd if isinstance(fd, int) else fd.fileno()) in self._callbacks
 
     def call_at(self, when: float, callback: Callback) -> Timer:
-        """Call back once at the monotonic time `when`. Calls scheduled for the same time are made
-        in order.
+        """Call back once at the monotonic time `when`. Calls for the same time are made in the
+        order in which they were scheduled.
         """
         timer = Timer(when, callback)
         self._timers_set += 1
@@ -144,16 +146,18 @@ class Loop:
         return self.call_at(self.now() + seconds, callback)
 
     def on_signal(self, number: int, callback: Callable[[int], None]) -> None:
-        """Call back with the signal's number, inside the loop, each time the signal arrives."""
+        """Call back with the signal's number each time the signal arrives. The call is made inside
+        the loop.
+        """
         self._signals[number] = callback
         # The handler does nothing, because Python writes the number to the wake-up pipe.
         self._previous.setdefault(number, signal.signal(number, lambda *_: None))
 
     def run_guarded(self, act: Callback, what: str) -> bool:
-        """Run `act`, which handles outside input; return whether it succeeded.
+        """Run `act`, which handles outside input, and return whether it succeeded.
 
-        Input from another machine must never end this process. An exception is therefore treated as
-        a bug in relight and passed to `on_internal_error`, unless it is meant for the user.
+        Input from another machine must never end this process. An exception that isn't meant for
+        the user is therefore treated as a bug in relight and passed to `on_internal_error`.
         """
         try:
             act()
@@ -195,7 +199,7 @@ class Loop:
                 due()
 
     def close(self) -> None:
-        """Restore the signal handlers and close everything that the loop opened."""
+        """Restore the signal handlers, and close all descriptors that the loop has opened."""
         for number, previous in self._previous.items():
             signal.signal(number, previous)  # type: ignore[arg-type]  # as signal() returned it
         signal.set_wakeup_fd(-1)

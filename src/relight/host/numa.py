@@ -1,8 +1,8 @@
 """Chooses each worker's CPUs for `--numa-binding`, from the topology under /sys.
 
-A worker's home is the NUMA node that its GPU is attached to. The mode selects CPUs there. The modes
-have the same meaning as in torchrun (torch 2.13). The masks are set with sched_setaffinity, so
-numactl is not needed.
+A worker's home is the NUMA node that its GPU is attached to. The mode determines which of the CPUs
+there the worker may use. The modes have the same meaning as in torchrun (torch 2.13). The masks are
+set with sched_setaffinity, so numactl is not needed.
 """
 
 import os
@@ -30,12 +30,13 @@ def bind(
       largest group first.
 
     The home is the NUMA node of the GPU whose index is the local rank. With `exclusive` and
-    `core-complex`, the share of a visible GPU without a worker stays unused. Without GPUs (a case
-    that torchrun rejects), the workers' homes are spread evenly over the cores. For example, of 4
-    workers on 2 equal nodes, 2 have their home on each node.
+    `core-complex`, a visible GPU that has no worker also gets a share of the CPUs, which stays
+    unused. If there are no GPUs (a case that torchrun rejects), the workers' homes are spread
+    evenly over the cores. For example, if there are 4 workers and 2 equal nodes, each node is the
+    home of 2 workers.
 
     Args:
-        mode: one of the four words.
+        mode: one of the four modes.
         local_world_size: the number of workers on this node.
         env: the environment, with the variables that hide devices.
         root: where /proc, /dev and /sys are; for tests.
@@ -70,7 +71,7 @@ def bind(
 
 
 class _Topology:
-    """The NUMA nodes of this machine, with the CPUs in each that may be used."""
+    """This machine's NUMA nodes, with the CPUs in each node that may be used."""
 
     def __init__(self, mode: str, root: str, allowed: Cpus) -> None:
         self.mode = mode
@@ -98,7 +99,7 @@ class _Topology:
         return max(0, int(self._read(f"{self.pci_folder}/{gpu.pci}/numa_node")))
 
     def spread(self, local_world_size: int) -> list[int]:
-        """Return a home for each of `local_world_size` workers without a GPU."""
+        """Return a home for each of `local_world_size` workers that don't have a GPU."""
         # Spread by cores rather than by nodes, because a container may have more cores on one node
         # than on another.
         homes = [node for node, cpus in self.cpus.items() for _ in self._cores(cpus)]
@@ -170,8 +171,8 @@ class _Topology:
         return self._cpus_in(f"{levels[max(levels)]}/shared_cpu_list")
 
     def _groups(self, cpus: Cpus, sharing: Callable[[int], Cpus]) -> list[Cpus]:
-        """Group CPUs that share a resource. Order the groups by the lowest CPU in each whole
-        group.
+        """Group the CPUs that share a resource. Order the groups by the lowest CPU in each group,
+        including CPUs that may not be used.
         """
         groups: dict[int, Cpus] = {}
         left = set(cpus)

@@ -1,7 +1,7 @@
 """Determines whether the kernel's out-of-memory killer killed a worker.
 
-The kernel does not tell a parent why its child got SIGKILL. These are the sources of evidence, the
-most reliable one first:
+The kernel does not tell a process why its child received SIGKILL. The following sources contain
+evidence, with the most reliable source first:
 
     the kernel log       names each process that the kernel killed: proof that it did or did not
                          kill the worker (kernel_log)
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _ROOT = "/sys/fs/cgroup"
 _UNLIMITED = 2**60
 _SAME_S = 5.0
-"""How long before its end a process may have been killed. The kernel frees the process's memory
-first.
+"""A process may have been killed this many seconds before it ended, because the kernel frees its
+memory first.
 """
 _PAUSE_S = 0.1
 """The minimum time between two reads of a counter that keeps changing close to its limit."""
@@ -45,7 +45,7 @@ class _Cgroup(NamedTuple):
 
 
 class OomKills:
-    """Detects out-of-memory kills after this object was created.
+    """Detects out-of-memory kills that happen after this object has been created.
 
     Args:
         proc: where proc(5) is mounted.
@@ -67,13 +67,13 @@ class OomKills:
         self._before = self._last = _read(self._counter)
         self._machine_before = _read(self._vmstat)
         self._times: list[float] | None = None
-        """The times of the counter's increases, or None if it isn't being watched."""
+        """The times at which the counter increased, or None if the counter isn't being watched."""
         self._inotify = -1
         self._loop: Loop | None = None
         self._alarm: Alarm | None = None
 
     def watch(self, loop: Loop) -> None:
-        """Record the times of kills from now on, until `close`, if the kernel reports them."""
+        """Record the times of kills from now until `close`, if the kernel reports them."""
         if not self._counter.endswith("memory.events"):
             return
         self._inotify = system.inotify_open()
@@ -97,7 +97,7 @@ class OomKills:
             self._inotify = -1
 
     def explain_kill(self, pid: int, at: float) -> str:
-        """Describe whether a process that received SIGKILL was killed for lack of memory.
+        """Return a text that says whether a process that received SIGKILL ran out of memory.
 
         Args:
             pid: the process.
@@ -114,8 +114,8 @@ class OomKills:
         return f"out of memory{limit}: the kernel killed it{place} (kernel log)"
 
     def explain_child_kill(self, at: float, *, is_worker: bool) -> str:
-        """Describe whether a process that was started by a worker and received SIGKILL was killed
-        for lack of memory. The result is empty if nothing indicates that.
+        """Return a text that says whether a worker's child process that received SIGKILL ran out of
+        memory. The result is empty if there is no sign of that.
 
         Args:
             at: when the worker ended, on the monotonic clock.
@@ -140,7 +140,7 @@ class OomKills:
         return kernel_log.kills(self._began)
 
     def _counted(self, at: float) -> str:
-        """Describe the kill that the counters show at this time, or return an empty string."""
+        """Describe the kill that the counters show for this time, or return an empty string."""
         here = _increase(self._before, _read(self._counter))
         if here and self._cgroup is not None:
             if self._inotify >= 0:
@@ -170,7 +170,9 @@ class OomKills:
         return "" if self._machine_before is None else NOBODY
 
     def _place(self) -> tuple[str, str]:
-        """Return the limit and the cgroup as parts of a sentence. Both are empty if unknown."""
+        """Return the limit and the cgroup as phrases for a message. Both are empty if they are
+        unknown.
+        """
         if self._cgroup is None:
             return "", ""
         limit = _limit(self._cgroup)
@@ -209,7 +211,9 @@ def _other(kill: "Kill", at: float) -> str:
 
 
 def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:
-    """Return this process's memory cgroup (cgroups(7)), if its counter can be read."""
+    """Return this process's memory cgroup (cgroups(7)), or None if the cgroup's counter can't be
+    read.
+    """
     try:
         rows = [line.split(":", 2) for line in os.fsdecode(read_small(memberships)).split("\n")]
     except OSError:
@@ -245,7 +249,7 @@ def _increase(before: int | None, now: int | None) -> int | None:
 
 
 def _limit(cgroup: _Cgroup) -> int:
-    """Return the smallest limit of a cgroup and its parents, or 0 if all are unlimited."""
+    """Return the smallest limit of a cgroup and its parents, or 0 if none of them has a limit."""
     limits = []
     path = cgroup.path.strip("/")
     while True:

@@ -1,12 +1,12 @@
-"""The functions in `linux`, implemented with what macOS provides: select, process groups, ps, and a
+"""Implements the functions in `linux` with what macOS provides: select, process groups, ps, and a
 guardian process.
 
-They behave like the Linux versions wherever possible; docs/macos.md lists the exceptions. Only
-single-node jobs are supported.
+The functions behave like the Linux versions wherever possible. docs/macos.md lists the exceptions.
+Only single-node jobs are supported.
 
-macOS lacks parent-death signals and subreapers, so a separate process, the guardian
+macOS doesn't have parent-death signals or subreapers. Therefore a separate process, the guardian
 (`processes/guardian.py`), ends the workers if the spawner is killed. Each worker reports itself to
-the guardian through a pipe before its program starts; the spawner reports each worker that it
+the guardian through a pipe before its program starts, and the spawner reports each worker that it
 reaps.
 """
 
@@ -37,7 +37,7 @@ _SETTLE_S = 2.0
 END_LIMIT_S = 10.0
 REFUSED_LIMIT_S = 1.0
 own_children: set[int] = set()
-"""Always empty. This process adopts no orphans."""
+"""Always empty, because this process doesn't adopt orphans."""
 
 SPAWNER_STAYS = False
 """Whether a single spawner can start the workers of several generations. The guardian doesn't
@@ -45,14 +45,14 @@ support that.
 """
 
 Selector = selectors.SelectSelector
-"""On macOS, kqueue(2) and poll(2) do not support all kinds of terminals; select(2) does."""
+"""On macOS, select(2) supports all kinds of terminals, but kqueue(2) and poll(2) do not."""
 
 
 class _GuardianPipes(NamedTuple):
-    """This process's pipes to a forked process and its guardian.
+    """The pipes between this process, a process that it has forked, and that process's guardian.
 
     `ended` becomes readable when the forked process has ended, and `swept` when the guardian has
-    ended. As long as `alive` is open, the guardian knows that this process is running.
+    ended. The guardian can tell that this process is running as long as `alive` is open.
     """
 
     ended: int
@@ -62,7 +62,7 @@ class _GuardianPipes(NamedTuple):
 
 _guards: dict[int, _GuardianPipes] = {}
 _pipe = -1
-"""The pipe to the guardian. Used in the spawner."""
+"""The spawner's pipe to the guardian."""
 _kept: set[int] = set()
 _running: set[int] = set()
 _reaped: set[int] = set()
@@ -198,8 +198,8 @@ def _become_guardian(told: int, sweeps: int, watched: int) -> None:
 
 
 class Child:
-    """A process that was forked with `fork`. Once the process has been reaped, signals to it are
-    dropped.
+    """A reference to a process that was forked with `fork`. Once the process has been reaped, no
+    more signals are sent to it.
 
     Raises:
         OSError: only on Linux.
@@ -215,7 +215,7 @@ class Child:
         return self._guard.ended
 
     def send(self, number: int) -> None:
-        """Send it a signal if it exists."""
+        """Send the process a signal if it still exists."""
         if not self._reaped:
             try:
                 os.kill(self.pid, number)
@@ -223,24 +223,24 @@ class Child:
                 pass
 
     def guards(self, pid: int) -> None:
-        """Do nothing. The forked process is the spawner itself."""
+        """Do nothing, because the forked process is the spawner itself."""
         del pid
 
     def is_stopped(self) -> bool:
-        """Return whether it is stopped."""
+        """Return whether the process is stopped."""
         return is_stopped(self.pid)
 
     def reap(self) -> int:
-        """Reap the process once `fileno` is readable; return its exit code, negative for a
-        signal.
+        """Reap the process once `fileno` is readable, and return its exit code, which is negative
+        for a signal.
         """
         status = reap(self.pid, END_LIMIT_S)
         self._reaped = True
         return os.waitstatus_to_exitcode(status or 0)
 
     def kill_orphans(self) -> bool:
-        """Return whether the guardian still has to kill orphans that the process left when it was
-        killed.
+        """Return whether the process was killed and left orphans that the guardian has yet to
+        kill.
         """
         return not select.select([self._guard.swept], [], [], 0)[0]
 
@@ -257,8 +257,8 @@ class Child:
 
 
 def stand_guard(agent: int, of: str = "worker", held: Collection[int] = ()) -> int:
-    """Do nothing and return -1 instead of a descriptor. As far as possible, the guardian takes on
-    this task.
+    """Do nothing, and return -1 instead of a descriptor. The guardian does the guard's work as far
+    as possible.
     """
     del agent, of, held
     return -1
@@ -275,8 +275,8 @@ def fork_worker() -> int:
 
 
 def reap_any() -> tuple[int, int]:
-    """Reap a child that has ended and report it to the guardian. Return its pid, or 0 if none has
-    ended, and its waitpid(2) status. Called in the spawner.
+    """Reap a child that has ended, and report it to the guardian. Return its pid, or 0 if no child
+    has ended, and its waitpid(2) status. Called in the spawner.
 
     Raises:
         ChildProcessError: if this process doesn't have any children.
@@ -297,7 +297,7 @@ def _tell(line: str) -> None:
 
 
 def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
-    """Wait up to a time limit for a child to end; return whether it has."""
+    """Wait up to a time limit for a child to end, and return whether it has."""
     from subprocess import TimeoutExpired
 
     try:
@@ -308,7 +308,8 @@ def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
 
 
 def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
-    """Send a signal to a process if `still()` confirms that it is the same one.
+    """Send a signal to a process if `still()` confirms that the pid still refers to the same
+    process.
 
     Raises:
         ProcessLookupError: if no process has this pid.
@@ -339,8 +340,8 @@ def adopt_orphans() -> None:
 
 
 def end_with_parent(pid: int, number: int) -> bool:
-    """Have this process receive a signal when its parent `pid` ends; return False if it has ended
-    already.
+    """Have this process receive a signal when its parent `pid` exits, or return False if the parent
+    has already exited.
     """
     import _thread
 
@@ -361,8 +362,8 @@ class _PsRow(NamedTuple):
 
 
 def _processes() -> list[_PsRow]:
-    """Return all processes on this machine except ps itself. The result is empty if ps is
-    missing.
+    """Return all processes on this machine except ps itself. The result is empty if ps is not
+    installed.
     """
     readable, writable = os.pipe()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
@@ -394,8 +395,8 @@ def _processes() -> list[_PsRow]:
 
 def descendants(running: Collection[int], reaped: Collection[int]) -> list[int]:
     """Return the workers and those of their descendants that can be found, parents before children.
-    These are all processes in a worker's session, and all processes with an unbroken chain of
-    living ancestors up to such a process.
+    A process can be found if it is in a worker's session, or if it has an unbroken chain of living
+    ancestors up to a process in that session.
 
     Args:
         running: workers that have not been reaped.
@@ -422,12 +423,12 @@ def descendants(running: Collection[int], reaped: Collection[int]) -> list[int]:
 
 
 def sweep(running: Collection[int], reaped: Collection[int]) -> None:
-    """Kill the processes that `descendants` returns. Return when they have exited or are stuck in
-    the kernel.
+    """Kill the processes that `descendants` returns, and wait until they have exited or are stuck
+    in the kernel.
 
-    All of them are stopped before the first one is killed, and children are killed before their
-    parents. Otherwise, if this process were killed midway, a process whose parent had ended could
-    no longer be found.
+    All of these processes are stopped before the first one is killed, and children are killed
+    before their parents. Otherwise, if this process were killed midway, processes whose parents had
+    already ended could no longer be found.
     """
     stopped: list[int] = []
     while more := [pid for pid in descendants(running, reaped) if pid not in stopped]:
@@ -449,8 +450,8 @@ def _kill(pids: Collection[int], number: int) -> None:
 
 
 def kill_children() -> dict[int, bool]:
-    """Kill the workers of this process and their descendants; return the pids of the workers that
-    have not been reaped yet, each with False.
+    """Kill this process's workers and their descendants. Return a map from the pid of each worker
+    that has not been reaped yet to False.
     """
     sweep(_running, _reaped)
     _reaped.clear()
@@ -459,8 +460,8 @@ def kill_children() -> dict[int, bool]:
 
 
 def reap(pid: int, limit_s: float) -> int | None:
-    """Reap a child that has ended or is about to. Return its waitpid(2) status, or None if it is
-    still running after the time limit.
+    """Reap a child that has ended or is about to end. Return its waitpid(2) status, or None if the
+    child is still running after the time limit.
 
     Raises:
         ChildProcessError: if it has already been reaped.
@@ -476,7 +477,7 @@ def reap(pid: int, limit_s: float) -> int | None:
 
 
 def name_and_user(pid: int) -> tuple[str, str]:
-    """Return a process's short name and its user's name; both are empty if the process has
+    """Return a process's short name and the name of its user. Both are empty if the process has
     exited.
     """
     return os.path.basename(_ps("comm", pid)), _ps("user", pid)
@@ -493,8 +494,8 @@ def is_running(pid: int) -> bool:
 
 
 def tree(pid: int) -> list[int]:
-    """Return the pids of a process's descendants, parents before children. Processes whose parents
-    have ended are not found.
+    """Return the pids of a process's descendants, parents before children. Descendants whose
+    parents have exited are not found.
     """
     processes = _processes()
     found = [process.pid for process in processes if process.parent == pid]
@@ -504,28 +505,28 @@ def tree(pid: int) -> list[int]:
 
 
 def child_pids(pid: int) -> list[int]:
-    """Return an empty result, because each call would have to start a process, and orphans have a
-    different parent.
+    """Return an empty list, because each call would have to run ps, and orphans have a different
+    parent.
     """
     del pid
     return []
 
 
 def is_uninterruptible(pid: int) -> bool:
-    """Return False, because each check would have to start a process."""
+    """Return False, because each check would have to run ps."""
     del pid
     return False
 
 
 def parent_pid(pid: int) -> int:
-    """Return a process's parent, or 0 if the process lacks one or has ended."""
+    """Return the pid of a process's parent, or 0 if the process has no parent or has ended."""
     parent = _ps("ppid", pid)
     return int(parent) if parent.isdecimal() else 0
 
 
 def usage(pid: int) -> tuple[float, int, int]:
-    """Return zeros. The usage is only needed for --hang-timeout, which this system does not
-    support.
+    """Return zeros, because resource usage is only needed for --hang-timeout, which this system
+    does not support.
     """
     del pid
     return 0.0, 0, 0
@@ -558,7 +559,7 @@ def _ps(column: str, pid: int) -> str:
 
 
 def block_signals() -> Any:
-    """Block all signals in this thread; return the previous mask, for `restore_signals`."""
+    """Block all signals in this thread, and return the previous mask for `restore_signals`."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
@@ -568,7 +569,7 @@ def restore_signals(mask: Any) -> None:
 
 
 def unblock_sigchld() -> None:
-    """Let SIGCHLD arrive in this thread."""
+    """Unblock SIGCHLD in this thread."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
@@ -612,7 +613,7 @@ def anonymous_file(name: str) -> int:
 
 
 def open_files() -> int:
-    """Return how many files this process may have open, up to the number that `Selector`
+    """Return how many files this process may have open, which is at most the number that `Selector`
     supports.
     """
     files = os.sysconf("SC_OPEN_MAX")
@@ -620,17 +621,17 @@ def open_files() -> int:
 
 
 def max_open_files(hard: int) -> int:
-    """Return how many files this process can have open if the system allows `hard`."""
+    """Return how many files this process could have open if the system's hard limit is `hard`."""
     return _MAX_FILES if hard < 0 else min(hard, _MAX_FILES)
 
 
 def inotify_open() -> int:
-    """Return -1. Files are polled, because macOS lacks inotify."""
+    """Return -1, because macOS doesn't have inotify. Files are polled instead."""
     return -1
 
 
 def inotify_watch(fd: int, path: str, mask: int) -> int:
-    """Return -1, because macOS lacks inotify."""
+    """Return -1, because macOS doesn't have inotify."""
     del fd, path, mask
     return -1
 

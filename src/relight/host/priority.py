@@ -1,9 +1,10 @@
 """Runs background work at the lowest priority, and restores the priority afterwards.
 
-Without privileges, a priority lowered by nice(2) or SCHED_IDLE can't be raised again, and processes
-forked later would inherit it. SCHED_IDLE is therefore used only if a trial shows that it can be
-undone. Otherwise, the work sleeps most of the time. If autogroups are enabled, lowering the
-priority of the session's autogroup (sched(7)) also helps; each worker has its own session.
+An unprivileged process can't raise its priority again after lowering it with nice(2) or SCHED_IDLE,
+and processes that it forks later would inherit the low priority. SCHED_IDLE is therefore used only
+if a test shows that it can be undone. Otherwise, the background work sleeps most of the time. If
+autogroups are enabled, lowering the priority of the session's autogroup (sched(7)) also helps. Each
+worker has its own session.
 """
 
 import os
@@ -16,25 +17,25 @@ from typing import Any
 from relight.host import linux
 
 IDLE_S = 15.0
-"""How long the work may starve on a machine whose processors are all busy."""
+"""How long background work may be starved on a machine whose processors are all busy."""
 GENTLE_S = 45.0
-"""After this many seconds, the work gets normal priority, so that it finishes about as soon as
-other work.
+"""After this many seconds, background work gets normal priority, so that it makes progress at the
+same rate as other work.
 """
 STARVED_S = 60.0
-"""How long work that stays at low priority may starve at SCHED_IDLE. If half a processor is idle, a
-job's imports finish within this time.
+"""How long work that stays at low priority may be starved at SCHED_IDLE. If half a processor is
+idle, a job's imports finish within this time.
 """
 _STARVED_SHARE = 0.25
-"""Work that gets less than this share of a processor counts as starved."""
+"""Work that gets less than this fraction of a processor counts as starved."""
 _STARVED_NICE = 19
 """At this nice value, work that competes with one process of normal priority gets 1.4 % of a
 processor. SCHED_IDLE gets 0.3 % (sched(7)). Ranks that wait for each other are therefore slowed
-down by no more than that, no matter how long the work takes.
+down by no more than that, no matter how long the background work takes.
 """
 _SHARE = 4
-"""Without SCHED_IDLE, the work runs for one part of the time out of this many, and leaves the rest
-to other processes.
+"""Without SCHED_IDLE, background work runs for 1/N of the time, where N is this number, and leaves
+the rest to other processes.
 """
 _BUSY_PAUSE = 100
 """Without SCHED_IDLE, work that stays at low priority gets about 1 % of a busy processor."""
@@ -47,7 +48,8 @@ _IDLE_CLASS = 3 << 13  # linux/ioprio.h
 
 
 def lower(*, stays_low: bool = False) -> Callable[[], None]:
-    """Switch to the lowest priority that can be undone; return a function that undoes it.
+    """Switch to the lowest priority from which this process can return, and return a function that
+    restores its priority.
 
     Args:
         stays_low: whether the work must never get normal priority.
@@ -78,14 +80,14 @@ def raise_step_by_step(pid: int, seconds: float, *, stays_low: bool = False) -> 
     """Raise the priority of a process that runs at SCHED_IDLE.
 
     After `IDLE_S`, the process gets a quarter of a processor, and after `GENTLE_S`, it gets the
-    priority of this process. If it is supposed to stay at low priority, it is raised only to nice
-    19, and only if it starves for `STARVED_S`.
+    priority of this process. A process that must stay at low priority is raised only to nice 19,
+    and only after it has been starved for `STARVED_S`.
 
     Args:
-        pid: the process. Without SCHED_IDLE, it runs for a quarter of the time, and ends that
+        pid: the process. Without SCHED_IDLE, it runs only a quarter of the time, and lifts that
             restriction itself.
-        seconds: time since it began.
-        stays_low: whether it must never get the priority of this process.
+        seconds: time since the process began its work.
+        stays_low: whether the process must never get the priority of this process.
 
     Returns:
         The number of seconds after the start of the work at which to call this function again, or
@@ -139,15 +141,16 @@ class _Pacer:
 
 
 def pause_s(worked_s: float, waited_s: float) -> float:
-    """Return how long to pause after a period of work. The work may use a quarter of an idle
-    processor. On a busy processor, where it waits about as long as it runs, it may use much less.
+    """Return how many seconds background work must pause after a period of work. The work may use a
+    quarter of an idle processor. It may use much less of a busy processor, where it waits about as
+    long as it runs.
     """
     return worked_s * (_SHARE - 1) + min(waited_s, worked_s) * _BUSY_PAUSE
 
 
 def _runqueue_wait_s() -> float:
-    """Return how long this process has been ready to run without having a processor (Linux,
-    Documentation/scheduler/sched-stats.rst), or 0 if the system does not report it.
+    """Return how many seconds this process has been waiting for a processor while it was ready to
+    run (Linux, Documentation/scheduler/sched-stats.rst), or 0 if the system does not report that.
     """
     try:
         with open("/proc/self/schedstat", "rb") as file:

@@ -1,7 +1,7 @@
-"""A process reference that stays correct even after the pid has been reused.
+"""Defines a reference to a process that remains correct even after the pid has been reused.
 
-Linux has descriptors for this purpose, called pidfds (pidfd_open(2), Linux 5.3). There are three
-implementations, and the first one that works is used:
+Linux provides descriptors called pidfds for this purpose (pidfd_open(2), Linux 5.3). There are
+three implementations, and the first one that works is used:
 
     os.pidfd_open       CPython has this function if it was built with kernel headers that support
                         the system call
@@ -29,18 +29,18 @@ _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
 MIPS (syscalls(2)).
 """
 _REFUSALS = (errno.ENOSYS, errno.EPERM, errno.EACCES)
-"""The errors with which kernels and seccomp filters refuse a system call. pidfd_open(2) itself
-never fails with these.
+"""The errors that kernels and seccomp filters return when they refuse a system call. pidfd_open(2)
+itself never returns them.
 """
 _POLL_S = 0.05
 
 
 class ProcessHandle:
-    """A reference to a process. Without pidfds, `fileno` starts a thread. Forked processes don't
-    inherit the thread, so `fileno` starts another one there.
+    """A reference to a process. Without pidfds, `fileno` starts a thread. A forked process doesn't
+    inherit that thread, so `fileno` starts another thread there.
 
     Args:
-        pid: the process; it may have ended if it has not been reaped.
+        pid: the process. It may have ended, but it must not have been reaped yet.
 
     Raises:
         ProcessLookupError: if the process does not exist.
@@ -55,7 +55,7 @@ class ProcessHandle:
             _, self._started = _state_and_start(pid)
         self._pipe = -1
         self._owner = 0
-        """The process that owns the thread that writes to the pipe."""
+        """The pid of the process whose thread writes to the pipe."""
         self._is_closed = False
 
     @property
@@ -77,12 +77,12 @@ class ProcessHandle:
         return self._pipe
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended, whether or not it has been reaped."""
+        """Return whether the process has ended, even if it has not been reaped yet."""
         return self.wait(0)
 
     def wait(self, limit_s: float | None = None) -> bool:
-        """Wait up to `limit_s` seconds for the process to end; return whether it has. The process
-        is not reaped.
+        """Wait up to `limit_s` seconds for the process to end, and return whether it has. The
+        process is not reaped.
         """
         if self._pidfd >= 0:
             poll = select.poll()
@@ -104,7 +104,7 @@ class ProcessHandle:
             time.sleep(min(left, _POLL_S))
 
     def send(self, number: int) -> None:
-        """Send it a signal.
+        """Send the process a signal.
 
         Raises:
             ProcessLookupError: if it has ended.
@@ -163,7 +163,7 @@ def _pidfd_open(pid: int) -> int:
 
 
 def _pidfd_send_signal(pidfd: int, number: int) -> bool:
-    """Send a signal; return False if the system call was refused.
+    """Send a signal, and return False if the kernel or a seccomp filter refuses the system call.
 
     Raises:
         ProcessLookupError: if the process has been reaped.

@@ -1,14 +1,14 @@
-"""The scratch directory of a job that keeps no logs.
+"""Manages the scratch directory of a job that doesn't keep logs.
 
-It holds the workers' error files. It is created when the workers start and removed when the job
-ends.
+The directory contains the workers' error files. It is created when the workers start and removed
+when the job ends.
 
 If the agent is killed, its spawner removes the directory. If the spawner is also killed, one of
 this user's later jobs removes it. `TMPDIR/relight_<boot>_<random>/lock` is locked (lockf(3)) as
-long as the agent is alive. `relight.launch` has such a directory of its own. If it is killed, its
-agent ends and removes the directory. All containers and pid namespaces on a machine share the
-machine's kernel, and therefore its locks and its boot id. On a network file system, directories
-that belong to other machines are not removed.
+long as the agent is alive. `relight.launch` has a scratch directory of its own. If the process that
+called `relight.launch` is killed, its agent exits and removes that directory. All containers and
+pid namespaces on a machine share the machine's kernel, and therefore its locks and its boot id. On
+a network file system, directories that were created by other machines are not removed.
 """
 
 import errno
@@ -19,21 +19,23 @@ from relight.host.files import read_small, remove_tree
 from relight.host.loop import Loop
 
 _FALLBACKS = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108
-"""Where the directory is created if TMPDIR is full or missing. Without the directory, workers share
-no memory with their agent and can't be asked to save a checkpoint.
+"""Where the directory is created if TMPDIR is full or missing. Without a scratch directory, workers
+don't share memory with their agent and can't be asked to save a checkpoint.
 """
 _LOCK = "lock"
 _TRIES = 3
 _SWEEP_AFTER_S = 1.0
-"""How long to wait before the sweep, so that it does not delay the start of the workers."""
+"""How long to wait before abandoned directories are removed, so that removing them does not delay
+the start of the workers.
+"""
 _MAX_INSPECTED = 10_000
-"""The maximum number of names in TMPDIR to check, because a crowded directory must not block the
+"""How many names in TMPDIR to check at most, because a crowded directory must not block the
 agent.
 """
 
 
 class Scratch:
-    """Creates and removes one such directory.
+    """Creates and removes a job's scratch directory.
 
     Args:
         loop: the agent's loop.
@@ -42,14 +44,14 @@ class Scratch:
 
     def __init__(self, loop: Loop, base: str) -> None:
         self.path = ""
-        """The directory's path, or empty until it is created."""
+        """The directory's path, or an empty string until the directory is created."""
         self._loop = loop
         self._base = base
         self._lock = -1
 
     def make(self) -> str:
-        """Create the directory if it does not exist, and return its path, or an empty string if no
-        location works. A job can run without error files.
+        """Create the directory if it does not exist, and return its path. If it can't be created
+        anywhere, return an empty string, because a job can run without error files.
         """
         for base in (self._base, *_FALLBACKS) if self._base and not self.path else ():
             try:
@@ -82,12 +84,13 @@ class Scratch:
 
 
 def make(base: str) -> tuple[str, int]:
-    """Create a directory that one of this user's later jobs removes if this process can't.
+    """Create a scratch directory. If this process can't remove it, one of this user's later jobs
+    will.
 
     Returns:
-        Its path, and the lock: a descriptor to close when the directory is removed. This process
-        must not open the file `lock` elsewhere, because closing that descriptor would release the
-        lock.
+        The directory's path, and its lock, which is a descriptor to close when the directory is
+        removed. This process must not open the file `lock` elsewhere, because closing that
+        descriptor would release the lock.
 
     Raises:
         OSError: if it can't be created.
@@ -113,13 +116,15 @@ def _boot() -> str:
 
 
 def _is_safe(base: os.stat_result) -> bool:
-    """Return whether a directory prevents other users from moving this user's files."""
+    """Return whether a directory's permissions prevent other users from moving this user's
+    files.
+    """
     shared = base.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not base.st_mode & stat.S_ISVTX
     return base.st_uid in (0, os.geteuid()) and not shared
 
 
 def _take(path: str) -> int:
-    """Lock a newly created directory. Return -1 if another job was about to remove it."""
+    """Lock a newly created directory. Return -1 if another job is about to remove the directory."""
     name = os.path.join(path, _LOCK)
     fd = -1
     try:

@@ -1,4 +1,4 @@
-"""Reads lines from files that may grow, and from files that appear later."""
+"""Reads lines from files that are still growing, and from files that are created later."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ def lines(
     is_live: Callable[[], bool],
     wait: Callable[[], object] = _pause,
 ) -> Iterator[str]:
-    """Yield lines from files, as `lines_by_path` does, but without their paths."""
+    """Yield the lines of files as `lines_by_path` does, but without the files' paths."""
     return (line for _, line in lines_by_path(find, is_live, wait))
 
 
@@ -29,7 +29,7 @@ def lines_by_path(
     is_live: Callable[[], bool],
     wait: Callable[[], object] = _pause,
 ) -> Iterator[tuple[str, str]]:
-    """Yield lines from files with their paths, followed by the lines that are added later,
+    """Yield the lines of files, each with its file's path, and then the lines that are added later,
     including an incomplete last line.
 
     Args:

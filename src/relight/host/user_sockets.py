@@ -1,10 +1,10 @@
-"""Unix sockets for one user's processes, in a directory that only that user can enter.
+"""Manages the Unix sockets of one user's processes, in a directory that only that user can enter.
 
 The directory is `$XDG_RUNTIME_DIR/relight`, or `/tmp/relight-UID` if the session has not created a
 runtime directory (or `/tmp/relight-UID-1` and so on if another user has taken that name, see
-files.own_directory). Connecting processes still query the kernel for the owner of the process at
-the other end (SO_PEERCRED, unix(7)). Agents load this file while their workers are running, so it
-imports little.
+files.own_directory). A connecting process nevertheless asks the kernel which user owns the process
+at the other end (SO_PEERCRED, unix(7)). Agents load this module while their workers are running, so
+it has few imports.
 """
 
 import errno
@@ -22,7 +22,7 @@ JOBS, OF_JOB = "jobs", ".sock"
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 16
 NEW = ".new"
-"""Suffix of sockets that are not listening yet."""
+"""Suffix of the names of sockets that are not listening yet."""
 _OTHERS = 0o077
 _SHARED = "/tmp"  # noqa: S108  # files.own_directory checks what it finds there
 
@@ -35,7 +35,8 @@ class Peer(NamedTuple):
 
 
 def directory(variables: Mapping[str, str], below: str = "") -> str:
-    """Return this user's directory, or one below it; create it if it does not exist.
+    """Return this user's directory or a subdirectory of it, and create that directory if it does
+    not exist.
 
     Args:
         variables: the environment.
@@ -62,9 +63,9 @@ def directory(variables: Mapping[str, str], below: str = "") -> str:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a listening socket. It gets its final name only once it is listening, because
-    `connect` treats sockets that refuse connections as left over from processes that have exited,
-    and removes them.
+    """Return a listening socket. The socket gets its final name only once it is listening, because
+    `connect` treats a socket that refuses connections as left behind by a process that has exited,
+    and removes it.
 
     Raises:
         OSError: if it can't be created, or this system does not identify connecting processes
@@ -88,8 +89,8 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str, timeout_s: float) -> socket.socket | None:
-    """Connect to the process that listens on a socket, and set a time limit on the connection.
-    Return None if no process is listening, and remove the socket in that case.
+    """Connect to this user's process that listens on a socket, and set a timeout for the
+    connection. Return None on failure. If no process is listening, also remove the socket.
     """
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(timeout_s)
@@ -110,7 +111,9 @@ def connect(path: str, timeout_s: float) -> socket.socket | None:
 
 
 def peer(connection: socket.socket) -> Peer:
-    """Return the process at the other end. Its pid is 0 if it is running in another container."""
+    """Return the process at the other end of a connection. Its pid is 0 if it is running in another
+    container.
+    """
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(data)
     return Peer(pid, user)
@@ -131,8 +134,8 @@ def _remove(path: str) -> None:
 
 
 def _shortened(path: str) -> tuple[int, str]:
-    """Return a path short enough for the kernel, which accepts at most 107 bytes for a socket, and
-    a descriptor that must stay open while the path is used.
+    """Return a path to a socket that is at most 107 bytes long, which is the kernel's limit, and a
+    descriptor that must stay open while that path is used.
     """
     folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
     return folder, f"/proc/self/fd/{folder}/{os.path.basename(path)}"

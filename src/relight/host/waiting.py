@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 def wait_until(is_so: Callable[[], bool], limit_s: float, poll_s: float) -> bool:
-    """Poll every `poll_s` seconds until a condition is true; return False after `limit_s`
+    """Poll every `poll_s` seconds until a condition is true, or return False after `limit_s`
     seconds.
     """
     end = time.monotonic() + limit_s

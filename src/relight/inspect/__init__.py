@@ -1,5 +1,6 @@
-"""External views of running jobs: `relight top` and the status page.
+"""Implements the views of running jobs from outside: `relight top` and the status page.
 
-`top_rows` builds the table of `relight top`, and `page/` implements the status page, which runs
-as a separate process. Both read job state through the agents' sockets (processes/running_jobs.py).
+`top_rows` builds the table of `relight top`, and `page/` implements the status page, which runs as
+a separate process. Both views read job state through the agents' sockets
+(processes/running_jobs.py).
 """

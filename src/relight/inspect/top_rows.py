@@ -1,4 +1,4 @@
-"""The content of `relight top`: turns successive samples of jobs into rows. No I/O."""
+"""Turns successive samples of jobs into the rows of `relight top`. This module does no I/O."""
 
 import re
 from collections import Counter
@@ -22,20 +22,22 @@ _RANK = re.compile(r"\brank (\d{1,9})\b", re.IGNORECASE)
 HEADS = ("JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "GPU",
          "GPU MEMORY", "REPORT", "LAST LINE")  # fmt: skip
 ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
-"""The columns to sort by. The most noteworthy row comes first: the one with the lowest step or
-rate, or with the highest usage.
+"""The columns to sort by. The most noteworthy row comes first, which is the row with the lowest
+step or rate, or with the highest usage.
 """
 _IMPORTANT = ("STATE", "REPLICA", "JOB", "STEP", "REPORT", "LAST LINE", "STEP/S", "HOST", "GPU",
               "GPU MEMORY", "CPU", "MEMORY")  # fmt: skip
-"""The order in which columns are given the available space."""
+"""The order in which columns receive the available space."""
 _READABLE = {"JOB": 12, "REPLICA": 12, "HOST": 16, "REPORT": 12, "LAST LINE": 16}
-"""The minimum useful widths of the long columns. The other columns are never shortened."""
+"""The minimum width at which each of the long columns is useful. The other columns are never
+shortened.
+"""
 _STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDING", "RUNNING",
            "SUCCEEDED")  # fmt: skip
 
 
 class JobLook(NamedTuple):
-    """A job at one point in time, with its handle, its status, and its name or an empty string."""
+    """A sample of a job: its handle, its status, and its name (empty if it has none)."""
 
     handle: str
     status: AppStatus
@@ -43,8 +45,8 @@ class JobLook(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row for a replica of a job, or for a job without replicas, whose `rank` is -1. `rate` is in
-    steps per second, and `cpu` is in CPUs. None means that a value is unknown.
+    """A row for a replica of a job, or for a whole job without replicas, in which case `rank` is
+    -1. `rate` is in steps per second, and `cpu` is in CPUs. None means that a value is unknown.
     """
 
     handle: str
@@ -88,7 +90,7 @@ class Row(NamedTuple):
 
 
 class SampleHistory:
-    """The latest samples of jobs, which are kept to compute rates."""
+    """Keeps the latest samples of jobs, in order to compute rates."""
 
     def __init__(self) -> None:
         self._uses: dict[str, Uses] = {}
@@ -152,8 +154,8 @@ def _value(row: Row, order: str) -> Any:
 
 
 def matching(rows: Iterable[Row], words: str) -> list[Row]:
-    """Return the rows whose cells contain all of these words, ignoring case. `rank 1` only matches
-    that rank, rather than every row that contains a 1.
+    """Return the rows whose cells contain all of these words, ignoring case. `rank 1` matches only
+    rank 1, not every row that contains a 1.
     """
     ranks = {int(number) for number in _RANK.findall(words)}
     wanted = _RANK.sub("", words).lower().split()
@@ -179,7 +181,7 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def widths(
     heads: Sequence[str], lines: Sequence[Sequence[str]], room: int, between: int, keep: str = ""
 ) -> dict[int, int]:
-    """Return the columns that fit in a line, as a map from column number to width.
+    """Return the columns that fit into a line, as a map from column number to width.
 
     Columns that would be too narrow to read are dropped, the least important first. The long
     columns then share the remaining space, from left to right.
@@ -208,7 +210,7 @@ def widths(
 
 
 def shortened(text: str, width: int) -> str:
-    """Shorten text in the middle if it is longer than the width."""
+    """Shorten text if it is longer than the width, by leaving out its middle."""
     if len(text) <= width or width < 1:
         return text
     end = (width - 1) // 2
@@ -216,7 +218,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def totals(rows: Iterable[Row]) -> str:
-    """Return a summary of the number of jobs, nodes and ranks, and of their states. A replica of a
+    """Return a line with the numbers of jobs, nodes and ranks, and their states. A replica of a
     submitted job counts as an agent, not as a rank.
     """
     every = list(rows)
@@ -231,7 +233,7 @@ def totals(rows: Iterable[Row]) -> str:
 
 
 def gpus_line(gpus: Sequence[Gpu]) -> str:
-    """Return a line about this machine's GPUs, or an empty string if it doesn't have any."""
+    """Return a line that summarizes this machine's GPUs, or an empty string if it has none."""
     models = {gpu.model for gpu in gpus}
     texts = []
     for gpu in gpus:
@@ -259,7 +261,9 @@ def headline(job: JobLook) -> list[str]:
 
 
 def number_lines(status: AppStatus) -> list[str]:
-    """Return lines that show the job's progress and the numbers it has reported over time."""
+    """Return lines that show a job's progress and how the numbers that it reports have changed over
+    time.
+    """
     lines = []
     if (progress := status.progress) is not None:
         text = f"step {progress.step}"
@@ -280,7 +284,9 @@ def _chart(chart: Chart) -> str:
 
 
 def gone(last: JobLook) -> JobLook:
-    """Return the last sample of a job that has disappeared, with unfinished states as UNKNOWN."""
+    """Return the last sample of a job that has disappeared, with its unfinished states replaced by
+    UNKNOWN.
+    """
     replicas = tuple(
         each if each.state.is_over else each._replace(state=AppState.UNKNOWN, use=None)
         for each in last.status.replicas

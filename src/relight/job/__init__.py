@@ -1,6 +1,7 @@
-"""Scheduler-independent job descriptions: `import relight.job as specs` in a component file.
+"""Defines scheduler-independent job descriptions. A component file uses
+`import relight.job as specs`.
 
-Importing this package is cheap, because only the types of the description are loaded immediately.
+Importing this package is cheap, because only the types of job descriptions are loaded immediately.
 All other names are loaded on first use.
 """
 

@@ -1,9 +1,10 @@
 """Describes a job independently of its scheduler: an app has roles, and a role has replicas that
 all run the same command.
 
-Names and meanings match TorchX's specs (nightly 2026-10), so that only one line has to be changed
-in a component file. The types are plain dataclasses, because TorchX code copies, pickles and
-modifies them; a runner works on its own copy. `to_json` and `from_json` are in `job/serial.py`.
+Names and meanings match TorchX's specs (nightly 2026-10), so that only one line of a TorchX
+component file has to be changed. The types are plain dataclasses, because code written for TorchX
+copies, pickles and modifies them. A runner works on its own copy. `to_json` and `from_json` are in
+`job/serial.py`.
 """
 
 import inspect
@@ -20,7 +21,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class RetryPolicy(StrEnum):
-    """The scope of a restart when a replica fails: the replica, its role, or the whole app."""
+    """What is restarted when a replica fails: the replica, its role, or the whole app."""
 
     REPLICA = "REPLICA"
     ROLE = "ROLE"
@@ -62,7 +63,7 @@ class Resource:
 
     @staticmethod
     def copy(original: "Resource", **capabilities: Any) -> "Resource":
-        """Return a copy of `original` with additional capabilities."""
+        """Return a copy of a resource with additional capabilities."""
         return replace(
             original,
             capabilities={**original.capabilities, **capabilities},
@@ -72,7 +73,7 @@ class Resource:
 
 
 def unspecified() -> Resource:
-    """Return a resource without requirements."""
+    """Return a resource that doesn't specify any requirements."""
     return Resource(-1, -1, -1)
 
 
@@ -134,13 +135,13 @@ class Workspace:
 
 @dataclass
 class Role:
-    """A set of replicas that run the same command. A replica is a node (a container, a Slurm task),
-    not a rank.
+    """A set of replicas that run the same command. A replica is a node (such as a container or a
+    Slurm task), not a rank.
 
-    `min_replicas` is the minimum number of replicas that the job needs to run; None means all of
+    `min_replicas` is the minimum number of replicas that the job needs to run, or None for all of
     them. `args` and the values of `env` and `metadata` may contain macros for values that only the
     scheduler knows (`job/macros.py`). `overrides` maps field names to functions that return the
-    field's value; a function is called when its field is first read.
+    field's value. A function is called when its field is first read.
     """
 
     name: str
@@ -175,13 +176,15 @@ class Role:
         return value
 
     def pre_proc(self, scheduler: str, dryrun_info: Any) -> Any:  # noqa: ARG002
-        """Return the scheduler's request unchanged; a subclass may modify it, as in TorchX."""
+        """Return the scheduler's request unchanged. A subclass may modify the request, as in
+        TorchX.
+        """
         return dryrun_info
 
 
 @dataclass
 class AppDef:
-    """A job. All of its roles start and end together."""
+    """A job with its roles. All roles of a job start and end together."""
 
     name: str
     roles: list[Role] = field(default_factory=list)

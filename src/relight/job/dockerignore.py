@@ -1,9 +1,9 @@
-"""The patterns in a .dockerignore file, which exclude paths from a copy.
+"""Implements the patterns in a .dockerignore file, which exclude paths from a copy.
 
-The rules are Docker's (github.com/moby/patternmatcher): a pattern is matched against the whole path
-and its parents, so `data` does not match `x/data` but matches `data/x`. `*` does not match slashes,
-but `**` does. The last matching pattern takes precedence. `!` re-includes a path, even below an
-ignored directory.
+The rules are Docker's (github.com/moby/patternmatcher). A pattern is matched against the whole path
+and its parents, so `data` does not match `x/data` but does match `data/x`. `*` does not match
+slashes, but `**` does. The last matching pattern takes precedence. A pattern that begins with `!`
+re-includes a path, even one below an ignored directory.
 """
 
 import posixpath
@@ -15,7 +15,9 @@ from relight.job.patterns import to_regex
 
 
 class Pattern(NamedTuple):
-    """One pattern line. `takes_back` is true if the line begins with `!`; `text` omits the `!`."""
+    """A line with a pattern. `takes_back` is true if the line begins with `!`, which `text`
+    omits.
+    """
 
     text: str
     regex: re.Pattern[str]
@@ -56,7 +58,7 @@ def verdict(patterns: Sequence[Pattern], path: str, is_directory: bool) -> bool 
 
 
 def _may_be_below(pattern: str, directory: str) -> bool:
-    """Return whether a pattern with this text might match a path below a directory."""
+    """Return whether a pattern might match a path below a directory."""
     literal = re.split(r"[*?\[\\]", pattern, maxsplit=1)[0]
     return literal.startswith(f"{directory}/") or (
         literal != pattern and f"{directory}/".startswith(literal)

@@ -1,4 +1,4 @@
-"""Handles of the form `scheduler://session/job`, which identify a job in all commands."""
+"""Defines handles of the form `scheduler://session/job`, which identify a job in all commands."""
 
 import re
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Handle(NamedTuple):
 
 def parse_handle(text: str) -> Handle | None:
     """Parse `scheduler://session/job`, optionally followed by `/ROLE` or `/ROLE/REPLICA,…` for a
-    part of the job. Return None if the text has a different form.
+    part of the job. Return None if the text doesn't have this form.
 
     Raises:
         UsageError: if a replica number is too large.
@@ -59,7 +59,7 @@ def parse_part(job: Handle, role: str | None, replicas: str | None) -> Handle:
 
 
 def shown_replica(scheduler: str, role: str, replica: int) -> str:
-    """Format a replica for display, such as `rank 3` for a `relight run` job, whose replicas are
-    ranks, or `trainer/3` for any other job.
+    """Format the name of a replica for display. The replicas of a `relight run` job are ranks, such
+    as `rank 3`. For any other job, the name has the form `trainer/3`.
     """
     return f"rank {replica}" if scheduler == RUN else f"{role}/{replica}"

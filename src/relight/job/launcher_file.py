@@ -1,10 +1,10 @@
-"""Builds the launcher as a single file, which runs `relight run` from a zip archive on machines and
-in images that don't have relight installed.
+"""Builds the launcher file, a single file that runs `relight run` from a zip archive on machines
+and in images where relight isn't installed.
 
 The file is a shell script that looks for a Python interpreter, followed by a zip archive
 (https://docs.python.org/3/library/zipapp.html) that this interpreter runs. The archive contains the
 modules that `relight run` needs, most of them in one member (`packed_modules.py`). The file is
-built from the installed package, without docstrings, comments and annotations, and the result is
+built from the installed package, without docstrings, comments and annotations. The build is
 reproducible: the same package always yields the same bytes.
 
 A scheduler puts the file, named `relight`, into one of the replica's directories and starts the
@@ -30,9 +30,11 @@ from relight.base.errors import EXIT_MACHINE
 from relight.job.app import AppDef, Role
 
 NAME = "relight"
-"""The file's name."""
+"""The name of the launcher file."""
 VARIABLE = "RELIGHT_LAUNCHER"
-"""The role variable that holds the value of `--launcher`, if it was given."""
+"""The environment variable of a role that contains the value of `--launcher`, if that flag was
+given.
+"""
 INSTALLED, TRAVELS = "installed", "travels"
 ROOMS = frozenset({
     "base", "flags", "events", "core", "host", "processes", "output", "net", "rendezvous",
@@ -44,7 +46,7 @@ FOR_SSH = frozenset({
     "schedulers/__init__.py", "schedulers/ssh/__init__.py", "schedulers/ssh/frames.py",
     "schedulers/ssh/hosts.py", "schedulers/ssh/orders.py", "schedulers/ssh/replica.py",
 })  # fmt: skip
-"""Modules from other packages that a host needs to run an ssh job's replica."""
+"""Modules from other packages that a host needs in order to run a replica of an ssh job."""
 COMMANDS = frozenset({
     "__init__.py", "__main__.py", "cli/__init__.py", "cli/coordinator.py", "cli/launch.py",
     "cli/main.py", "cli/run.py", "cli/torchrun_completion.py",
@@ -53,7 +55,7 @@ COMMANDS = frozenset({
 _FOR_OTHER_COMMANDS = frozenset({
     "core/status/rates.py", "core/status/timeline.py", "events/event_schema.py",
 })  # fmt: skip
-"""Files in `ROOMS` that are only needed by commands that aren't part of the file."""
+"""Files in `ROOMS` that are only needed by commands that the launcher file doesn't contain."""
 _BY_PATH = ("worker/hook/", "worker/path/", "worker/run_path.py")
 """Files that interpreters load by path before they import `relight`."""
 _SCRIPT = f"""\
@@ -79,7 +81,7 @@ _WORD = re.compile(r"(?:^|[\s;&|(])relight\s+(?:run|launch)\b")
 
 @functools.cache
 def build() -> bytes:
-    """Return the file's content. Callers store it as `NAME`, with mode 0555.
+    """Return the content of the launcher file. Callers store it as `NAME`, with mode 0555.
 
     Raises:
         OSError: if the installed package can't be read.
@@ -98,12 +100,12 @@ def build() -> bytes:
 
 @functools.cache
 def digest() -> str:
-    """Return the first 12 hexadecimal digits of the file's SHA-256."""
+    """Return the first 12 hexadecimal digits of the launcher file's SHA-256."""
     return hashlib.sha256(build()).hexdigest()[:12]
 
 
 def modules() -> Iterator[str]:
-    """Yield the paths of the modules in the archive, relative to the package, in order."""
+    """Yield the paths of the modules in the archive in order, relative to the package."""
     top = os.path.dirname(relight.__file__)
     for directory, folders, files in os.walk(top):
         folders.sort()
@@ -118,8 +120,8 @@ def modules() -> Iterator[str]:
 
 
 def with_bundled_launcher(app: AppDef, launcher: str) -> AppDef:
-    """Return the app with the value of `--launcher` recorded in its roles, if this module handles
-    that value.
+    """Return the app. If this module handles this value of `--launcher`, record the value in the
+    app's roles.
     """
     if launcher not in (INSTALLED, TRAVELS):
         return app
@@ -139,7 +141,8 @@ def starts_relight(role: Role) -> bool:
 
 
 def wrapped(role: Role, directory: str) -> Role:
-    """Return the role with a command that finds the launcher in one of the replica's directories.
+    """Return the role with its command wrapped so that it finds the launcher in one of the
+    replica's directories.
 
     Args:
         role: a role for which `needed` is true.
@@ -172,8 +175,8 @@ def _members() -> Iterator[tuple[str, bytes]]:
 
 
 def stripped(source: str) -> str:
-    """Return a module without docstrings, comments, function and variable annotations, imports for
-    type checkers, and most of its indentation.
+    """Return a module's source without docstrings, comments, function and variable annotations,
+    imports for type checkers, and most of the indentation.
 
     Statements keep their line numbers, so that tracebacks from the file match the package.
     Annotations in classes are kept, because `base/fields.py` uses them to read records.

@@ -12,8 +12,8 @@ _ID_FORM = r"([^/\s]*[^/\s:])" + PART
 
 
 def find_job(text: str) -> Handle:
-    """Return the job that a handle or an id refers to. If `/ROLE` or `/ROLE/REPLICA,…` is appended,
-    return that part of the job.
+    """Return the job that a handle or an id refers to, or a part of the job if `/ROLE` or
+    `/ROLE/REPLICA,…` is appended.
 
     Text without `://` starts with a job id from relight's own records, or with the id, name or pid
     of a `relight run` job on this machine.
@@ -31,8 +31,8 @@ def find_job(text: str) -> Handle:
 
 
 def _by_name(text: str) -> Handle | None:
-    """Return the `relight run` job on this machine with this id, pid or name. If several jobs
-    match, return the newest one, preferring running jobs to ended ones.
+    """Return the `relight run` job on this machine that has this id, pid or name. If several jobs
+    match, return the newest running job, or the newest job if none is running.
     """
     from relight.processes.running_jobs import JobDirectory  # not on Windows
 

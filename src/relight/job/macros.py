@@ -1,10 +1,11 @@
-"""Macros: placeholders in an app for values that only the scheduler knows.
+"""Replaces macros, which are placeholders in an app for values that only the scheduler knows.
 
-A component writes `macros.app_id`; when a request is rendered, `substitute` replaces it with the
-scheduler's value. Only these four names in braces are replaced, so that other text that a user
-passes to a script (`$HOME`, `$$`, `${x}`) arrives unchanged. TorchX replaces every `$$` with `$`,
-and its components therefore write the shell's `${VAR:=localhost}` as `$${${rank0_env}:=localhost}`.
-That is the only form that loses its first dollar sign here too.
+A component writes `macros.app_id`, and `substitute` replaces it with the scheduler's value when a
+request is rendered. Only the names of the four macros in braces are replaced, so that other text
+that a user passes to a script (`$HOME`, `$$`, `${x}`) arrives unchanged. TorchX replaces every `$$`
+with `$`, and its components therefore write the shell's `${VAR:=localhost}` as
+`$${${rank0_env}:=localhost}`. That form is the only one that loses its first dollar sign in relight
+as well.
 """
 
 import re
@@ -15,9 +16,9 @@ from typing import Any
 from relight.job.app import Role
 
 img_root = "${img_root}"
-"""The directory with the image's files, as seen by the replica."""
+"""The directory with the image's files, as the replica sees it."""
 app_id = "${app_id}"
-"""The scheduler's id for the app: unique, and the same for all replicas."""
+"""The scheduler's id for the app, which is unique and the same for all replicas."""
 replica_id = "${replica_id}"
 """The replica's number within its role, starting at 0."""
 rank0_env = "${rank0_env}"
@@ -32,7 +33,7 @@ def substitute(role: Role, values: Mapping[str, str]) -> Role:
 
     Args:
         role: the role (not modified).
-        values: the macros' values, keyed by the names in `NAMES`; a macro without a value is left
+        values: the macros' values, keyed by the names in `NAMES`. A macro without a value is left
             unchanged.
     """
     return replace(
@@ -44,7 +45,7 @@ def substitute(role: Role, values: Mapping[str, str]) -> Role:
 
 
 def text(template: str, values: Mapping[str, str]) -> str:
-    """Return text with its macros replaced. Macros inside the replacement values are not
+    """Return a template with its macros replaced. Macros inside the replacement values are not
     expanded.
     """
     if "${" not in template:

@@ -1,6 +1,7 @@
 """Parses mounts such as `type=bind,src=/a,dst=/b,readonly,type=device,src=/dev/x`.
 
-Each `type` starts a new mount, because the input is a single list that has been split at commas.
+Each `type` key starts a new mount, because the input is a single list that has been split at
+commas.
 """
 
 import os
@@ -27,7 +28,7 @@ _EXAMPLE = "type=bind,src=/data,dst=/data,readonly"
 
 
 def parse_mounts(words: Sequence[str]) -> list[Mount]:
-    """Parse a list such as `type=bind`, `src=/data`, `readonly` into mounts.
+    """Parse a list of words such as `type=bind`, `src=/data`, `readonly` into mounts.
 
     Raises:
         UsageError: if a key is unknown, or a required one is missing.

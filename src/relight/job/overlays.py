@@ -1,5 +1,5 @@
-"""Overlays: the user's additions to a scheduler's request, stored in the metadata of a role or an
-app.
+"""Applies overlays, which are a user's additions to a scheduler's request. They are stored in the
+metadata of a role or an app.
 
     set_overlay(role, "kubernetes", "V1Pod", {"spec": {"nodeSelector": {"gpu": "a100"}}})
     set_overlay(role, "kubernetes", "V1Pod", {"spec": {JOIN("containers", on="name"): [
@@ -22,17 +22,17 @@ _PUT, _JOIN, _DEL = "__put__:", "__join__:", "__del__:"
 
 
 def PUT(key: str) -> str:  # noqa: N802  # TorchX's name
-    """Return a key that replaces the value."""
+    """Return an overlay key that replaces the value in the request."""
     return f"{_PUT}{key}"
 
 
 def JOIN(key: str, *, on: str) -> str:  # noqa: N802
-    """Return a key that merges the items of a list of dicts by the field named `on`."""
+    """Return an overlay key that merges the items of two lists of dicts by the field named `on`."""
     return f"{_JOIN}{key}:{on}"
 
 
 def DEL(key: str) -> str:  # noqa: N802
-    """Return a key that removes the value."""
+    """Return an overlay key that removes the value from the request."""
     return f"{_DEL}{key}"
 
 
@@ -45,8 +45,8 @@ def overlay_field(key: str) -> str:
 
 
 def set_overlay(target: AppDef | Role, namespace: str, kind: str, overlay: Overlay) -> None:
-    """Add an overlay to a role or an app. Operators are stored until the overlay is applied. If a
-    field has several operators, the last one takes precedence.
+    """Add an overlay to a role or an app. Operators are kept in the stored overlay until it is
+    applied. If a field has several operators, the last one takes precedence.
     """
     kinds = target.metadata.get(namespace)
     kinds = dict(kinds) if isinstance(kinds, dict) else {}
@@ -66,11 +66,11 @@ def get_overlay(target: AppDef | Role, namespace: str, kind: str) -> Overlay:
 
 
 def select_kind(found: Any, kind: str, what: str) -> Overlay:
-    """Return the overlay for a kind from a dict, which either maps kinds to overlays or is itself
-    the overlay.
+    """Return the overlay for a kind. `found` either maps kinds to overlays or is itself the
+    overlay.
 
     Raises:
-        UsageError: if the overlay is not a dict; the message begins with `what`.
+        UsageError: if the overlay is not a dict. The message begins with `what`.
     """
     if isinstance(found, Mapping) and (found.get(NESTED) or kind in found):
         found = found.get(kind) or {}
@@ -83,7 +83,7 @@ def applied(base: Mapping[str, Any], overlay: Mapping[str, Any], where: str) -> 
     """Return a part of a request with an overlay applied.
 
     Raises:
-        UsageError: if a value has the wrong type; the message begins with `where`.
+        UsageError: if a value has the wrong type. The message begins with `where`.
     """
     found = dict(base)
     for key, value in overlay.items():

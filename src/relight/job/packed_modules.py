@@ -1,9 +1,9 @@
-"""The import system of the one-file launcher, which stores all modules in one archive member.
+"""Imports modules in the one-file launcher, which stores all of them in a single archive member.
 
 Compressed together, the modules take up a quarter less space than they would as separate members.
 `launcher_file.py` writes the member and adds this file as `relight/packed_modules.py`.
 
-The finder only handles this package's directories. `sys.meta_path` and `sys.path_hooks` are not
+The finder handles only this package's directories. `sys.meta_path` and `sys.path_hooks` are not
 modified, because workers forked from a warm process would inherit the change.
 """
 
@@ -20,8 +20,8 @@ the modules' sources.
 
 
 def pack(sources: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return the content of `MEMBER`, given each module's path, such as `relight/agent/node.py`,
-    and its source.
+    """Return the content of `MEMBER`, given the path (such as `relight/agent/node.py`) and the
+    source of each module.
     """
     sources = list(sources)
     index = "".join(f"{path} {len(source)}\n" for path, source in sources)
@@ -29,7 +29,7 @@ def pack(sources: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 class PackedModules:
-    """Finder and loader for packed modules.
+    """An import finder and loader for packed modules.
 
     Args:
         archive: the archive's path, used as the prefix of the modules' file names.
@@ -51,7 +51,7 @@ class PackedModules:
         return {f"{self._archive}/{path.rpartition('/')[0]}" for path in self._sources}
 
     def find_spec(self, name: str, target: object = None) -> ModuleSpec | None:
-        """Return a packed module's spec."""
+        """Return a packed module's spec, or None for any other module."""
         del target
         place = name.replace(".", "/")
         for path, is_package in ((f"{place}/__init__.py", True), (f"{place}.py", False)):
@@ -65,7 +65,7 @@ class PackedModules:
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Leave module creation to the import system."""
+        """Return None, so that the import system creates the module."""
         del spec
         return None
 

@@ -1,7 +1,7 @@
-"""The patterns in a .gitignore file, which exclude paths from a copy.
+"""Implements the patterns in a .gitignore file, which exclude paths from a copy.
 
-The rules are git's (gitignore(5)): the last matching pattern takes precedence, `!` re-includes a
-path, and paths below an ignored directory are not visited.
+The rules are git's (gitignore(5)). The last matching pattern takes precedence, a pattern that
+begins with `!` re-includes a path, and paths below an ignored directory are not visited.
 """
 
 import re
@@ -16,9 +16,9 @@ _CLASSES = {
 
 
 class Pattern(NamedTuple):
-    """One pattern line. `takes_back` is true if the line begins with `!`. If `whole` is true, the
-    pattern is matched against the whole path instead of its last component. `regex` is None for a
-    line that matches nothing in git, such as `[`.
+    """A line with a pattern. `takes_back` is true if the line begins with `!`. If `whole` is true,
+    the pattern is matched against the whole path instead of its last component. `regex` is None for
+    a line that never matches in git, such as `[`.
     """
 
     regex: re.Pattern[str] | None
@@ -72,7 +72,9 @@ def _pattern(text: str) -> Pattern:
 
 
 def to_regex(text: str) -> str | None:
-    """Convert a pattern to a regular expression; return None if it matches nothing, such as `[`."""
+    """Convert a pattern to a regular expression, or return None if it never matches, such as
+    `[`.
+    """
     out = ""
     at = 0
     while at < len(text):
@@ -110,8 +112,8 @@ def to_regex(text: str) -> str | None:
 
 
 def _brackets(text: str, at: int) -> tuple[int, str]:
-    """Return the position after the `[…]` that begins just before `at`, and its regex. The regex is
-    empty if the bracket is not closed or has an unknown [:class:].
+    """Parse the bracket expression `[…]` that begins just before `at`. Return the position after it
+    and its regex. The regex is empty if the bracket is not closed or contains an unknown [:class:].
     """
     negated = text[at : at + 1] in ("!", "^")
     at += negated
@@ -142,8 +144,8 @@ def _brackets(text: str, at: int) -> tuple[int, str]:
 
 
 def _one(text: str, at: int) -> tuple[str, int]:
-    """Return one character of a bracket expression, which may be escaped with a backslash, and the
-    position after it.
+    """Return the next character of a bracket expression, which may be escaped with a backslash, and
+    the position after it.
     """
     at += text[at] == "\\" and at + 1 < len(text)
     return text[at], at + 1

@@ -1,8 +1,9 @@
-"""Keeps a record of each job in a directory with `job.json`, which describes the submission.
+"""Keeps a record of each job, in a directory that contains `job.json`, a description of the
+submission.
 
 The directory is `~/.local/state/relight/jobs/NAME-RANDOM/` (XDG base directories;
 `RELIGHT_STATE_DIR` replaces `~/.local/state/relight`). Schedulers that keep their own logs or state
-store them in subdirectories. Directories and files are readable only by the user.
+store them in subdirectories. Only the user can read the directories and files.
 """
 
 import errno
@@ -26,7 +27,7 @@ FILE = "job.json"
 _LOCK = "sending"
 _SUBMIT_LIMIT_S, _POLL_S = 120.0, 0.05
 _DEEPEST = 64
-"""Maximum nesting depth of objects in our files."""
+"""Maximum nesting depth of objects in relight's own files."""
 _NEEDED = ("id", "app_id", "handle", "scheduler", "name", "state", "submitted")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 _OF_NAME, _OF_ID = _LETTERS | set(".-"), _LETTERS | set(".:@%+=-")
@@ -34,8 +35,8 @@ _FIRST, _REST = "bcdfghjklmnpqrstvwxz", "bcdfghjklmnpqrstvwxz012345679"
 
 
 def new_id(name: str) -> str:
-    """Return a unique id, `NAME-RANDOM`, that contains only characters that are valid in both file
-    names and host names.
+    """Return a unique id of the form `NAME-RANDOM`, which contains only characters that are valid
+    in both file names and host names.
     """
     number = int.from_bytes(os.urandom(8), "big")
     number, digit = divmod(number, len(_FIRST))
@@ -48,13 +49,13 @@ def new_id(name: str) -> str:
 
 
 def root(env: Environment | None = None) -> str:
-    """Return the parent directory of all job directories. It may not exist yet."""
+    """Return the parent directory of all job directories, which may not exist yet."""
     env = environment.read() if env is None else env
     return os.path.join(environment.state_directory(env), "jobs")
 
 
 def path(app_id: str) -> str:
-    """Return a job's directory. It may not exist yet.
+    """Return a job's directory, which may not exist yet.
 
     Raises:
         UsageError: if the id is invalid.
@@ -151,7 +152,7 @@ def wait_until_submitted(app_id: str) -> None:
 
 
 def read(app_id: str) -> dict[str, Any] | None:
-    """Return a job's record, or None."""
+    """Return a job's record, or None if it doesn't exist or can't be read."""
     return _load(os.path.join(path(app_id), FILE))
 
 
@@ -167,7 +168,7 @@ def every() -> list[dict[str, Any]]:
 
 
 def instant(text: str) -> float:
-    """Convert an ISO 8601 time in any time zone to seconds since 1970; return 0 if it is
+    """Convert an ISO 8601 time in any time zone to seconds since 1970, or return 0 if it is
     invalid.
     """
     try:
@@ -177,8 +178,8 @@ def instant(text: str) -> float:
 
 
 def find_by_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
-    """Look up a job's record by the scheduler's job id. This id can differ from the name of the
-    job's directory.
+    """Look up a job's record by the scheduler's job id, which may differ from the name of the job's
+    directory.
     """
     record = read(app_id) if _is_id(app_id) else None
     if record is not None and record.get("scheduler") == scheduler:
@@ -230,8 +231,8 @@ def _is_id(text: str) -> bool:
 
 
 def load(file: str) -> Any:
-    """Return the content of a JSON file, or None if it can't be read or is nested too deeply. This
-    is not an error, because one broken file must not hide other jobs.
+    """Return the content of a JSON file, or None if the file can't be read or is nested too deeply.
+    A broken file is not an error, because it must not hide other jobs.
     """
     try:
         if not os.path.isfile(file):  # a FIFO would block

@@ -1,6 +1,7 @@
-"""Named resources: machine sizes under their TorchX names, and resources that the user defines.
+"""Defines named resources: machine sizes under their TorchX names, and resources that the user
+defines.
 
-The memory of `aws_*` resources is 983 MiB per advertised GiB, because only this much remains
+The memory of `aws_*` resources is 983 MiB for each advertised GiB, because only that much is
 available to a container.
 """
 
@@ -102,10 +103,10 @@ Own = Mapping[str, Callable[[], Resource] | Resource]
 
 
 class NamedResources(Mapping[str, Resource]):
-    """The built-in named resources and the user's own.
+    """The built-in named resources and those that the user has defined.
 
     Args:
-        own: the user's own resources, by name; None loads them with `own(environment)`.
+        own: the user's own resources, by name. If None, they are loaded with `own(environment)`.
     """
 
     def __init__(self, own: Own | None = None) -> None:
@@ -165,10 +166,10 @@ def resource(
     memMB: int | None = None,  # noqa: N803  # the flag's name
     h: str | None = None,
 ) -> Resource:
-    """Return a replica's resource. If a name `h` is given, look up the resource by this name;
-    otherwise, create it from the numbers.
+    """Return a replica's resource. If a name `h` is given, look up the resource with that name.
+    Otherwise, create the resource from the numbers.
 
-    None means TorchX's default: 2 cores, no GPU and 1024 MiB. An explicit 0 is kept.
+    None means TorchX's default, which is 2 cores, no GPU and 1024 MiB. An explicit 0 is kept.
     """
     if h:
         return named_resources[h]
@@ -180,7 +181,7 @@ def resource(
 
 
 def own(env: Environment) -> Own:
-    """Return the user's named resources. They come from the entry point groups
+    """Return the user's named resources. The resources come from the entry point groups
     `relight.named_resources` and `torchx.named_resources`, and then from the module named by
     RELIGHT_NAMED_RESOURCES (or TorchX's variable), whose NAMED_RESOURCES maps names to resources or
     to functions that return one.
@@ -208,8 +209,8 @@ def own(env: Environment) -> Own:
 
 
 def _made_by(entry: Any) -> Callable[[], Resource]:
-    """Return a function that loads a package only when its resource is used, because most are never
-    used.
+    """Return a function that loads a package only when its resource is used, because most resources
+    are never used.
     """
 
     def load() -> Resource:

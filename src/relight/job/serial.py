@@ -33,7 +33,7 @@ def from_json(value: Any) -> AppDef:
     """Restore an app from the result of `to_json`.
 
     Raises:
-        UsageError: if the object is not a valid app; the message says where the error is.
+        UsageError: if the object is not a valid app. The message says where the error is.
     """
     found = _object(value, "app", {"name", "roles", "metadata"})
     roles = found.get("roles", [])

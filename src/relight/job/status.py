@@ -1,6 +1,6 @@
-"""The status of a job and its replicas.
+"""Defines the status of a job and its replicas.
 
-Properties that duplicate a field exist under TorchX's names (nightly 2026-10).
+Some properties duplicate a field under the name that it has in TorchX (nightly 2026-10).
 """
 
 from collections.abc import Iterable
@@ -15,16 +15,16 @@ from relight.job.app import AppState
 
 _SIGKILL, _SIGTERM = 9, 15  # Linux numbers; Windows clients lack SIGKILL
 _STOPPED = {_SIGKILL: 1, _SIGTERM: 2}
-"""Signals that end the remaining replicas after one has failed. The less informative signal comes
-last.
+"""Signals that end the remaining replicas after one replica has failed. The less informative signal
+comes last.
 """
 
 
 class ReplicaStatus(NamedTuple):
-    """One replica. `exitcode` is None while unknown. `error` describes its failure in one line.
-    `last_line` is the last line of its output, `use` its resource usage, and `pid` its process on
-    this machine, if the scheduler knows them. `topology` is its node's location in the network, if
-    that determines the order of ranks.
+    """The status of one replica. `exitcode` is None as long as it is unknown. `error` describes the
+    replica's failure in one line. If the scheduler knows them, `last_line` is the last line of the
+    replica's output, `use` is its resource usage, and `pid` is its process on this machine.
+    `topology` is its node's location in the network, if that determines the order of ranks.
     """
 
     role: str
@@ -57,10 +57,11 @@ class RoleStatus(NamedTuple):
 
 
 class AppStatus(NamedTuple):
-    """A job. It has failed once any replica has failed, and it is over once all replicas are over.
-    `account` is the time breakdown, `progress` is how far the job has progressed, and `charts`
-    contains its metrics over time. `preload` is the progress of preloading imports for restarts on
-    this node. `restarts`, `account` and `progress` are None if unknown.
+    """The status of a job. A job has failed once any replica has failed, and it is over once all
+    replicas are over. `account` shows how the job's time was spent, `progress` is how far the job
+    has progressed, and `charts` contains its metrics over time. `preload` is the progress of
+    preloading imports for restarts on this node. `restarts`, `account` and `progress` are None if
+    unknown.
     """
 
     state: AppState
@@ -80,7 +81,7 @@ class AppStatus(NamedTuple):
 
     @property
     def num_restarts(self) -> int:
-        """TorchX's name for `restarts`; 0 if unknown."""
+        """TorchX's name for `restarts`, or 0 if unknown."""
         return self.restarts or 0
 
     @property
@@ -90,7 +91,7 @@ class AppStatus(NamedTuple):
 
     @property
     def roles(self) -> list[RoleStatus]:
-        """`replicas`, grouped by role."""
+        """The replicas, grouped by role."""
         found: dict[str, list[ReplicaStatus]] = {}
         for each in self.replicas:
             found.setdefault(each.role, []).append(each)
@@ -101,7 +102,7 @@ class AppStatus(NamedTuple):
         return self.state.is_over
 
     def raise_for_status(self) -> None:
-        """Raise an error unless the job succeeded.
+        """Raise an error unless the job has succeeded.
 
         Raises:
             AppStatusError: if the job did not succeed, or is not over.
@@ -119,7 +120,7 @@ class AppStatus(NamedTuple):
 
 
 class AppStatusError(RelightError):
-    """Raised when a job did not succeed as expected; `status` is the job's status."""
+    """Raised when a job did not succeed as expected. `status` is the job's status."""
 
     def __init__(self, status: AppStatus) -> None:
         why = f": {status.message}" if status.message else ""
@@ -129,7 +130,9 @@ class AppStatusError(RelightError):
 
 
 def by_cause(replicas: Iterable[ReplicaStatus]) -> list[ReplicaStatus]:
-    """Sort replicas. Those that were probably stopped because another one failed come last."""
+    """Sort replicas so that those that were probably stopped because another replica failed come
+    last.
+    """
 
     def rank(replica: ReplicaStatus) -> tuple[bool, int]:
         code = replica.exitcode or 0

@@ -1,4 +1,6 @@
-"""More names from TorchX's specs, so that only one line has to change in files that use them."""
+"""Provides more names from TorchX's specs, so that only one line has to be changed in files that
+use them.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -26,8 +28,8 @@ class ParsedAppHandle(NamedTuple):
 
 
 class AppDryRunInfo:
-    """The argument of `Role.pre_proc`: the scheduler's rendered request (a dict that may be
-    modified), and the app and options that it was rendered from.
+    """The argument of `Role.pre_proc`. It contains the scheduler's rendered request (a dict that
+    may be modified), and the app and the options from which the request was rendered.
     """
 
     def __init__(

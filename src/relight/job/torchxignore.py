@@ -1,10 +1,10 @@
-"""The patterns in a .torchxignore file, which exclude paths from a copy.
+"""Implements the patterns in a .torchxignore file, which exclude paths from a copy.
 
-The rules are TorchX's (torchx.workspace.api, nightly 2026-10), not git's: a pattern is matched
+The rules are TorchX's (torchx.workspace.api, nightly 2026-10), not git's. A pattern is matched
 against the whole path, so `data` does not match `x/data`, but `*` also matches slashes. `#` begins
 a comment anywhere in a line, and spaces around a pattern are ignored. The last matching pattern
-takes precedence. `!` re-includes a path; below a re-included directory, only the patterns after
-that one apply.
+takes precedence. A pattern that begins with `!` re-includes a path. Below a re-included directory,
+only the patterns after that one apply.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ def verdict(patterns: Sequence[str], path: str) -> bool | None:
 
     Args:
         patterns: the patterns, in file order.
-        path: the path, relative to the file's directory; none of its parent directories are
+        path: the path, relative to the file's directory. None of its parent directories may be
             ignored.
     """
     if path == ALWAYS:

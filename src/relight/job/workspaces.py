@@ -1,14 +1,14 @@
-"""A job's workspace. Determines which files are copied from the working directory, and reads the
-directory's git state.
+"""Handles a job's workspace: determines which files to copy from the working directory, and reads
+the directory's git state.
 
-Files listed in `.relightignore` are not copied. If it does not exist, `.torchxignore` or
-`.dockerignore` is used instead. Their syntax is that of .gitignore (`patterns`), TorchX
-(`torchxignore`) and Docker (`dockerignore`), respectively. `.git`, `.venv` and `__pycache__` are
-not copied either, unless that file re-includes them with `!`.
+Files that match a pattern in `.relightignore` are not copied. If `.relightignore` does not exist,
+`.torchxignore` or `.dockerignore` is used instead. The syntax of the three files is that of
+.gitignore (`patterns`), TorchX (`torchxignore`) and Docker (`dockerignore`), respectively. `.git`,
+`.venv` and `__pycache__` are not copied either, unless the ignore file re-includes them with `!`.
 
 A workspace consists of one or more directories, each with its target directory in the copy. The
 syntax is TorchX's: `a;b:sub`, or `{a: , b: sub}`, or one `b: sub` line per directory. A file may be
-given instead of a directory; its target is its path in the copy, or a directory if the target ends
+given instead of a directory. Its target is its path in the copy, or a directory if the target ends
 with a slash.
 """
 
@@ -34,7 +34,7 @@ directory.
 
 
 class Entry(NamedTuple):
-    """One file, directory or symbolic link; `path` is its path in the copy, and `here` is its
+    """A file, directory or symbolic link to copy. `path` is its path in the copy, and `here` is its
     source.
     """
 
@@ -44,8 +44,8 @@ class Entry(NamedTuple):
 
 
 class Project(NamedTuple):
-    """One directory of a workspace and its target directory in the copy (empty for the root),
-    or one file and its path in the copy.
+    """A directory of a workspace and its target directory in the copy (empty for the root), or a
+    file and its path in the copy.
     """
 
     directory: str
@@ -85,7 +85,9 @@ def absolute(text: str) -> str:
 
 
 def find(text: str, path: str) -> str | None:
-    """Map a path in the copy to the file's current path; return None if it does not exist."""
+    """Return the current path of a file, given its path in the copy, or None if the file does not
+    exist.
+    """
     for folder, below in reversed(projects(text)):
         inside = os.path.relpath(path, below) if below else path
         if inside == "." and os.path.isfile(folder):
@@ -116,8 +118,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def entries(source: str) -> Iterator[Entry]:
-    """Yield the workspace entries to copy, in sorted order, with each directory before its
-    contents.
+    """Yield the workspace's entries to copy in sorted order, each directory before its contents.
 
     Sockets, pipes and devices are skipped, as are relight's own job records.
 
@@ -143,7 +144,7 @@ def entries(source: str) -> Iterator[Entry]:
 
 
 def pack(source: str, destination: str) -> None:
-    """Copy a workspace without ignored files, preserving modes, times and symbolic links.
+    """Copy a workspace without its ignored files, preserving modes, times and symbolic links.
 
     Args:
         source: a directory.
@@ -174,12 +175,13 @@ def pack(source: str, destination: str) -> None:
 def archive(
     source: str, file: IO[bytes], prefix: str = "", more: Mapping[str, bytes] = NOTHING
 ) -> None:
-    """Write a workspace without ignored files as a tar archive, owned by root.
+    """Write a workspace without its ignored files as a tar archive, in which all files belong to
+    root.
 
     Args:
         source: a directory.
         file: a file that is open for writing.
-        prefix: the directory in the archive that the files are stored in.
+        prefix: the directory in the archive in which the files are stored.
         more: additional files to add to the archive, by name.
 
     Raises:
@@ -281,8 +283,8 @@ _RULES: Mapping[str, Callable[[Sequence[str]], IsIgnored]] = {
 
 
 def _file(path: str) -> tuple[int, int] | None:
-    """Return a file's device and inode, which are the same for all of the file's paths, or None if
-    the file is missing.
+    """Return a file's device and inode, which are the same for all paths to the file, or None if
+    the file doesn't exist.
     """
     try:
         found = os.stat(path)
@@ -320,7 +322,7 @@ def _below(
 
 
 def _is_in(own: str, here: str) -> bool:
-    """Return whether a path is the destination itself or inside it."""
+    """Return whether a path is the destination directory itself or is inside it."""
     real = os.path.join(os.path.realpath(os.path.dirname(here)), os.path.basename(here))
     return real == own or real.startswith(own + os.sep)
 

@@ -1,4 +1,6 @@
-"""A byte stream to one peer over a non-blocking socket, in plain text or TLS."""
+"""Implements a byte stream to one peer over a non-blocking socket, either in plain text or with
+TLS.
+"""
 
 import os
 import socket
@@ -20,15 +22,15 @@ _LINGER_READS = 16
 class ByteStream:
     """A TCP connection with non-blocking reads and a queue for writes.
 
-    It watches for writability only while there is something to write.
+    The stream watches the socket for writability only while there is something to write.
 
     Args:
         loop: the event loop.
-        sock: the socket; closed with the stream.
+        sock: the socket, which is closed together with the stream.
         on_ready: called when there may be something to read, or when connecting or the TLS
             handshake can continue.
-        on_broken: called with the error when it is no longer possible to send. Data from the peer
-            can still be read.
+        on_broken: called with the error when sending is no longer possible. Data from the peer can
+            still be read.
         connecting: whether the connection is still being established.
         connect_error: the immediate errno of connect(2), or 0.
 
@@ -80,12 +82,12 @@ class ByteStream:
         error = self._connect_error or self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, os.strerror(error))
-        # An event for an earlier socket with the same descriptor number also ends up here.
+        # The event may belong to an earlier socket that had the same descriptor number.
         self.connecting = not dns.peer_address(self._sock)
         return not self.connecting
 
     def peek(self) -> bytes | None:
-        """Return the next byte without consuming it; results and errors are the same as for
+        """Return the next byte without consuming it. The results and errors are the same as for
         `read`.
         """
         assert self._sock is not None
@@ -112,7 +114,7 @@ class ByteStream:
             self._loop.on_readable(self._fd, self._wake)
 
     def shake_hands(self) -> bool:
-        """Continue the TLS handshake; return whether it is complete.
+        """Continue the TLS handshake, and return whether it is complete.
 
         Raises:
             OSError: if it failed.
@@ -124,8 +126,8 @@ class ByteStream:
             return False
 
     def read(self) -> bytes | None:
-        """Return received bytes. The result is empty if the peer has closed its end, or None if
-        nothing has arrived yet.
+        """Return the bytes that have been received, or None if nothing has arrived yet. The result
+        is empty if the peer has closed its end.
 
         Raises:
             OSError: if the connection has failed.
@@ -138,7 +140,7 @@ class ByteStream:
             return None
 
     def write(self, data: bytes) -> None:
-        """Queue bytes and send as much as the kernel accepts."""
+        """Queue bytes, and send as much of the queue as the kernel accepts."""
         self.unsent += data
         self.flush()
 
@@ -157,7 +159,7 @@ class ByteStream:
         self._watch()
 
     def release(self) -> socket.socket:
-        """Stop watching the socket and hand it over to its new owner."""
+        """Stop watching the socket, and return it to its new owner."""
         sock = self._sock
         assert sock is not None
         self._loop.forget(self._fd)
@@ -167,7 +169,7 @@ class ByteStream:
         return sock
 
     def close(self) -> None:
-        """Close the connection; the kernel still delivers the data that it has already accepted."""
+        """Close the connection. The kernel still delivers the data that it has already accepted."""
         sock = self.release()
         try:
             # Closing a socket with unread bytes makes the kernel drop unsent data.

@@ -1,9 +1,10 @@
-"""Connections between agents and their coordinator, which exchange messages over non-blocking TCP.
+"""Implements the connections over which agents and their coordinator exchange messages, using
+non-blocking TCP.
 
     dial / accept -> handshake -> messages
 
-A peer must authenticate (`net/handshake.py`) within five seconds, and its frames are limited to 4
-KiB until then. The number of unauthenticated peers is also limited.
+A peer must authenticate (`net/handshake.py`) within five seconds, and may only send frames of up to
+4 KiB until then. The number of unauthenticated peers is also limited.
 """
 
 import errno
@@ -30,11 +31,11 @@ MAX_UNSENT = 16 * 1024 * 1024
 
 _LAST_READS_S = 1.0
 CLOSED = "the peer closed the connection"
-"""The reason given when the peer closed the connection on purpose."""
+"""The reason that is reported if the peer closed the connection deliberately."""
 
 
 class Security(NamedTuple):
-    """The credentials that a peer must prove it has. An empty field imposes no requirement."""
+    """The credentials that a peer must prove it has. An empty field does not require anything."""
 
     secret: bytes = b""
     tls_server: "ssl.SSLContext | None" = None
@@ -47,10 +48,10 @@ class Security(NamedTuple):
 
 
 class ConnectionOwner(Protocol):
-    """Receives a connection's events through calls made by the loop."""
+    """Receives a connection's events. The event loop calls the methods."""
 
     def opened(self, connection: "Connection", hello: Message) -> None:
-        """Called when the peer has authenticated, with its hello."""
+        """Called with the peer's hello once the peer has authenticated."""
 
     def received(self, connection: "Connection", message: Message) -> None:
         """Called with each message."""
@@ -62,15 +63,17 @@ class ConnectionOwner(Protocol):
 
 
 class Connection:
-    """The connection to one peer, from the first byte on. Created by `dial` and by `Listener`.
+    """A connection to a peer, from the first byte on. Connections are created by `dial` and by
+    `Listener`.
 
     Args:
-        divert: takes an accepted socket whose first byte, still unread, is 0: a client of torch's
-            TCPStore.
+        divert: takes over an accepted socket whose first byte, which is still unread, is 0. Such a
+            peer is a client of torch's TCPStore.
 
     Attributes:
         owner: receives the events.
-        opening: the handshake: both sides exchange a hello and prove that they know the token.
+        opening: the handshake, in which both sides exchange a hello and prove that they know the
+            token.
         peer: its human-readable address, such as `10.0.0.3:41234`.
         heard_at: when bytes last arrived, in loop time.
         is_open: whether the peer has authenticated and messages can be exchanged.
@@ -120,12 +123,14 @@ class Connection:
 
     @property
     def session_key(self) -> bytes:
-        """32 bytes that both ends know once the connection is open. Secret only with a token."""
+        """32 bytes that both ends know once the connection is open. They are secret only if there
+        is a token.
+        """
         return self.opening.session_key
 
     @property
     def is_answered(self) -> bool:
-        """Whether the other machine has accepted the connection."""
+        """Whether the peer's machine has accepted the connection."""
         return not self._stream.connecting
 
     def own_address(self) -> str:
@@ -133,7 +138,7 @@ class Connection:
         return self._stream.own_address()
 
     def send(self, message: Message) -> None:
-        """Send a message, or queue it if it can't be sent now; drop it if the connection has ended.
+        """Send a message, or queue it if it can't be sent now. Drop it if the connection has ended.
 
         Raises:
             ValueError: if the message is too large for the protocol.
@@ -149,19 +154,19 @@ class Connection:
             self._fail_later(f"the peer is not reading: {MAX_UNSENT >> 20} MiB are queued", 0)
 
     def drain(self) -> bool:
-        """Send as much data as the kernel accepts; return whether everything has been sent."""
+        """Send as much data as the kernel accepts, and return whether everything has been sent."""
         if self.is_open:
             self._stream.flush()
         return not self._stream.unsent and not self._waiting
 
     def close(self) -> None:
-        """Flush without blocking and close the connection; the owner is not called again."""
+        """Flush without blocking, and close the connection. The owner is not called again."""
         if not self._stream.is_closed:
             self._stream.flush()
             self._end()
 
     def fail(self, reason: str) -> None:
-        """End the connection and call the owner's `closed` with the reason."""
+        """End the connection, and call the owner's `closed` method with the reason."""
         if not self._stream.is_closed:
             self._end()
             self.owner.closed(self, reason)
@@ -187,7 +192,7 @@ class Connection:
             self.fail(f"it sent an invalid message: {error}")
 
     def _read(self) -> bytes | None:
-        """Return the bytes of frames received after the handshake."""
+        """Return the bytes of the frames that have been received since the handshake."""
         try:
             if self._handshake is not None and not self._handshake.proceed():
                 return None
@@ -247,7 +252,7 @@ class Connection:
         self._fail_later(_describe_error(error), _LAST_READS_S)
 
     def _fail_later(self, reason: str, seconds: float) -> None:
-        """End the connection after `seconds`, so that a reason sent by the peer can still be
+        """End the connection after `seconds`, so that a reason that the peer has sent can still be
         read.
         """
         self._stream.unsent.clear()
@@ -279,7 +284,8 @@ def dial(
     *,
     timeout_s: float = OPEN_TIMEOUT_S,
 ) -> Connection:
-    """Connect to a numeric address within `timeout_s`; the owner is called on success or failure.
+    """Connect to a numeric address within `timeout_s` seconds. The owner is called on success or
+    failure.
 
     Raises:
         ValueError: if the address is a name (see `resolve`), or the hello is too large.

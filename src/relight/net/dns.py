@@ -11,9 +11,10 @@ from relight.host.loop import Loop
 def resolve(
     loop: Loop, host: str, port: int, done: Callable[[list[tuple[str, int]], str], None]
 ) -> None:
-    """Resolve a name without blocking, then call `done` with its addresses or an error message.
+    """Resolve a host name without blocking, then call `done` with its addresses or an error
+    message.
 
-    It never times out; the caller may stop waiting.
+    The lookup has no timeout of its own, but the caller may stop waiting for it.
     """
 
     def look_up() -> list[tuple[str, int]]:
@@ -60,7 +61,8 @@ def is_numeric(host: str) -> bool:
 
 
 def sock_address(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
-    """Return a numeric address's family, and the address tuple for a socket of that family.
+    """Return the family of a numeric address, and the address as a tuple for a socket of that
+    family.
 
     Raises:
         ValueError: if the address is not numeric.
@@ -104,5 +106,7 @@ def without_prefix(host: str) -> str:
 
 
 def _quick(host: str) -> str | bytes:
-    """Return a name for getaddrinfo, as bytes if possible because a str loads the IDNA codec."""
+    """Return a host name for getaddrinfo, as bytes if possible, because a str would load the IDNA
+    codec.
+    """
     return host.encode() if host.isascii() else host

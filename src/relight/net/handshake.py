@@ -1,9 +1,9 @@
-"""The handshake between two peers before they exchange messages.
+"""Implements the handshake between two peers, which comes before any messages.
 
     connected, or the caller's first byte -> [TLS handshake] -> hello -> [proof of the token]
 
-The connecting side sends first. The listener only replies to a hello, or to the greeting of another
-protocol version, so that a port scan reveals nothing.
+The connecting side sends first. The listener replies only to a hello, or to the greeting of a
+different protocol version, so that a port scan reveals nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,10 +21,10 @@ SAID_NOTHING = "the peer closed the connection without sending anything"
 
 
 class HandshakeFailed(Exception):  # noqa: N818
-    """The peer can't be reached, was refused, or refused us.
+    """The peer can't be reached, or one side has refused the other.
 
     Args:
-        reason: why the handshake failed, in readable form.
+        reason: why the handshake failed, as human-readable text.
         refused: whether no peer is listening at that address.
         turned_away: whether the two sides have different tokens, or only one of them uses TLS.
     """
@@ -37,7 +37,7 @@ class HandshakeFailed(Exception):  # noqa: N818
 
 
 class Handshake:
-    """One side of the handshake, up to the peer's authentication.
+    """One side of the handshake, which lasts until the peer has authenticated.
 
     Args:
         stream: the byte stream.
@@ -66,7 +66,8 @@ class Handshake:
         self._steps = self._until_frames_flow()
 
     def proceed(self) -> bool:
-        """Continue as far as possible without waiting; return whether frames can be exchanged.
+        """Continue the handshake as far as possible without waiting, and return whether frames can
+        be exchanged.
 
         Raises:
             HandshakeFailed: if the handshake has failed for good.
@@ -75,14 +76,14 @@ class Handshake:
         return next(self._steps, True)
 
     def receive(self, message: Message, body: bytes) -> bool:
-        """Handle the peer's hello or proof; return whether the peer has authenticated.
+        """Handle the peer's hello or proof, and return whether the peer has authenticated.
 
         Args:
             message: the message.
-            body: its JSON.
+            body: the message as JSON.
 
         Raises:
-            HandshakeFailed: if the peer was refused, or refused us.
+            HandshakeFailed: if one side has refused the other.
         """
         try:
             for answer in self._opening.receive(message, body):
@@ -98,7 +99,7 @@ class Handshake:
         return self._opening.done
 
     def answer_other_version(self) -> None:
-        """Send this side's protocol version to a caller that has a different one."""
+        """Send this side's protocol version to a caller that has a different version."""
         if not self._dialled:
             self._say(self._opening.hello)
 
@@ -111,13 +112,13 @@ class Handshake:
         return f"no response to the greeting within {seconds:g} s (is it relight?)"
 
     def if_closed(self) -> str:
-        """Describe the handshake's stage when the peer closed the connection."""
+        """Describe the stage that the handshake had reached when the peer closed the connection."""
         if self._opening.peer_hello is not None:
             return "the peer closed the connection after its hello (do the tokens differ?)"
         return "the peer closed the connection instead of sending a greeting (is it relight?)"
 
     def _until_frames_flow(self) -> Iterator[bool]:
-        """Yield False when it is the peer's turn."""
+        """Run the handshake. Yield False whenever it is the peer's turn."""
         if self._dialled:
             while not self._connect():
                 yield False

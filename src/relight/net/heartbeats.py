@@ -1,15 +1,15 @@
-"""Heartbeats and ballots as UDP datagrams. Unlike in a TCP stream, a lost datagram doesn't delay
-the ones after it.
+"""Sends heartbeats and ballots as UDP datagrams. Unlike a lost TCP segment, a lost datagram doesn't
+delay the datagrams after it.
 
 A datagram consists of a key that identifies the connection (8 bytes), a number (8 bytes,
 big-endian) or a ballot, and an authentication code over both (8 bytes of keyed BLAKE2b, RFC 7693),
 computed with the connection's session key.
 
-If no process has a datagram's destination port, the destination machine reports that (ICMP port
-unreachable, RFC 792 and 4443). The processes that outlive an agent share its socket as long as they
-have workers, so such a report proves that all of them have exited. It only counts if it comes from
-the machine itself, rather than a firewall or gateway in between, and if it concerns an address that
-has sent datagrams before.
+If no process is bound to a datagram's destination port, the destination machine reports that (ICMP
+port unreachable, RFC 792 and 4443). The processes that outlive an agent share its socket as long as
+they have workers, so such a report proves that all of these processes have exited. A report counts
+only if it comes from the destination machine itself, rather than from a firewall or gateway in
+between, and if it is about an address that has sent datagrams before.
 """
 
 import errno
@@ -24,15 +24,15 @@ from typing import Any
 from relight.host.loop import Loop, Timer
 
 Address = tuple[Any, ...]
-"""An address as used by the socket module."""
+"""An address in the form that the socket module uses."""
 SIZE = 24
 PROBE_S = 0.05
-"""Probe interval for a port whose process may have exited."""
+"""The interval between probes of a port whose process may have exited."""
 _ROUNDS_AT_FIRST, _LATER_EACH = 20, 5
 _OPEN_RETRY_S = 1.0
 _RECVERR = (socket.IPPROTO_IP, 11), (socket.IPPROTO_IPV6, 25)
-"""IP_RECVERR and IPV6_RECVERR (linux/in.h, in6.h): errors can be read with MSG_ERRQUEUE, together
-with the address that they concern (ip(7)).
+"""IP_RECVERR and IPV6_RECVERR (linux/in.h, in6.h): they allow errors to be read with MSG_ERRQUEUE,
+together with the address that an error is about (ip(7)).
 """
 _MSG_ERRQUEUE = 0x2000
 _error = struct.Struct("=IBBBxII")
@@ -50,7 +50,7 @@ _number = struct.Struct(">Q")
 
 
 class Heartbeats:
-    """A socket for heartbeats. It does nothing if it can't be opened.
+    """A socket for heartbeats. If the socket can't be opened, this object does nothing.
 
     Args:
         loop: the agent's loop.
@@ -100,16 +100,16 @@ class Heartbeats:
 
     @property
     def port(self) -> int:
-        """The port, or 0."""
+        """The port, or 0 if the socket is not open."""
         return 0 if self._socket is None else int(self._socket.getsockname()[1])
 
     def fileno(self) -> int:
-        """Return the descriptor, or -1."""
+        """Return the socket's descriptor, or -1 if the socket is not open."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def probe(self, target: Address, *, on: bool = True) -> None:
-        """Start or stop probing an address with datagrams. The machine at the address replies to
-        them if no process is bound to the port.
+        """Start or stop probing an address with datagrams. The machine at the address reports an
+        error for each of them if no process is bound to the port.
         """
         if on:
             self._probed.setdefault(target, _Probe())
@@ -139,7 +139,7 @@ class Heartbeats:
             self._socket = None
 
     def send(self, data: bytes, target: Address) -> None:
-        """Send a datagram; it is dropped if that fails."""
+        """Send a datagram, or drop it if that fails."""
         if self._socket is None:
             return
         for _ in range(2):  # the first try may report the error of an earlier datagram
@@ -151,12 +151,12 @@ class Heartbeats:
 
     @staticmethod
     def prefix_key(session_key: bytes) -> bytes:
-        """Return the key that identifies the connection in a datagram."""
+        """Return the key that identifies a connection in its datagrams."""
         return _code(b"beats", session_key)
 
     @classmethod
     def datagram(cls, number: int, session_key: bytes) -> bytes:
-        """Return the heartbeat datagram that has this number."""
+        """Return the heartbeat datagram with this number."""
         return cls.sealed(_number.pack(number), session_key)
 
     @classmethod
@@ -167,7 +167,9 @@ class Heartbeats:
 
     @classmethod
     def number_of(cls, data: bytes, session_key: bytes) -> int | None:
-        """Return the number of a heartbeat, or None if it does not belong to this connection."""
+        """Return the number of a heartbeat, or None if the heartbeat does not belong to this
+        connection.
+        """
         if len(data) != SIZE or not cls.is_genuine(data, session_key):
             return None
         number: int = _number.unpack_from(data, 8)[0]
@@ -175,7 +177,7 @@ class Heartbeats:
 
     @staticmethod
     def is_genuine(data: bytes, session_key: bytes) -> bool:
-        """Return whether a datagram's sender has the session key."""
+        """Return whether a datagram's sender knows the session key."""
         return _code(data[:-8], session_key) == data[-8:]
 
     def _receive(self) -> None:
@@ -205,8 +207,8 @@ class Heartbeats:
                     self._loop.run_guarded(answer, "a refused datagram")
 
     def _on_refused(self, sent: bytes, target: Address) -> None:
-        """Handle the reply to a probe. Linux quotes the whole probe, so an attacker who can't read
-        it in transit can't forge a reply.
+        """Handle the error reported for a probe. Linux quotes the whole probe in the error, so an
+        attacker who can't read the probe in transit can't forge an error.
         """
         for each, probe in list(self._probed.items()):
             if each[:2] == target[:2] and sent == probe.content:
@@ -223,14 +225,14 @@ class _Probe:
 
 
 def numeric(address: Address) -> tuple[str, int]:
-    """Return an address's host and port; dual-stack sockets report IPv4 addresses in IPv6 form."""
+    """Return an address's host and port. Dual-stack sockets report IPv4 addresses in IPv6 form."""
     return str(address[0]).removeprefix("::ffff:"), int(address[1])
 
 
 def _is_refusal(data: bytes, host: str) -> bool:
-    """Return whether the destination itself, rather than a firewall in between, reported an unused
-    port. `data` is a sock_extended_err, followed by the address of the machine that reported the
-    error.
+    """Return whether an error was reported by the destination itself, rather than by a firewall in
+    between, because the port is unused. `data` is a sock_extended_err, followed by the address of
+    the machine that reported the error.
     """
     if len(data) < _error.size + _OFFENDER:
         return False

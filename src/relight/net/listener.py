@@ -23,13 +23,13 @@ class Listener:
 
     Args:
         sock: the bound and listening socket; `close` closes it.
-        hello: the message sent to each peer that sends a hello; the attribute may be replaced.
-        divert: takes an accepted socket whose first byte, still unread, is 0: a client of torch's
-            TCPStore.
+        hello: the message sent to each peer that sends a hello. The attribute may be replaced.
+        divert: takes over an accepted socket whose first byte, which is still unread, is 0. Such a
+            peer is a client of torch's TCPStore.
 
     Attributes:
         on_refused: called with a message for each refused peer.
-        most_strangers: how many unauthenticated peers may be connected.
+        most_strangers: how many unauthenticated peers may be connected at the same time.
     """
 
     def __init__(
@@ -57,7 +57,9 @@ class Listener:
         self._listen()
 
     def close(self) -> None:
-        """Stop listening. Open connections stay open, and pending ones are closed."""
+        """Stop listening. Authenticated connections stay open, and pending connections are
+        closed.
+        """
         self._closed = True
         self._loop.forget(self._sock)
         self._sock.close()
@@ -71,7 +73,7 @@ class Listener:
         self._owner.opened(connection, hello)
 
     def received(self, connection: Connection, message: Message) -> None:
-        """Never called, because an open connection has a different owner."""
+        """Do nothing. This is never called, because an open connection has a different owner."""
         raise AssertionError(connection.peer, message)
 
     def closed(self, connection: Connection, reason: str) -> None:

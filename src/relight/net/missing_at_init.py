@@ -1,4 +1,4 @@
-"""Finds the workers on this node that others are waiting for in init_process_group.
+"""Finds the workers on this node that other workers are waiting for in init_process_group.
 
 A worker that has reached init_process_group is connected to the store. proc(5) shows which process
 a connection belongs to: /proc/<pid>/net/tcp{,6} lists the sockets connected to the store's port,
@@ -14,7 +14,8 @@ from relight.processes.worker_processes import Workers
 
 
 def explain(workers: Workers, formed: GenerationFormed, store: StorePort | None) -> str:
-    """Describe which workers have not connected; the result is empty if all or none have.
+    """Describe which workers have not connected to the store. The result is empty if all workers or
+    none have connected.
 
     Args:
         workers: the workers on this node.
@@ -47,7 +48,7 @@ def explain(workers: Workers, formed: GenerationFormed, store: StorePort | None)
 
 
 def arrived(pids: Iterable[int], port: int) -> set[int]:
-    """Return which of these processes have a connection to a TCP port on any machine.
+    """Return the pids of those processes that have a connection to a TCP port, on any machine.
 
     Args:
         pids: processes on this machine; those that have exited count as not connected.

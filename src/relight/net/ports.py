@@ -1,4 +1,4 @@
-"""This machine's addresses and ports, determined by binding to them because name lookups are
+"""Checks this machine's addresses and ports by binding to them, because name lookups are
 unreliable.
 """
 
@@ -34,7 +34,7 @@ def is_ours(address: str) -> bool:
 
 
 def free_ports() -> str:
-    """Describe the kernel's port range for port 0 and for outgoing connections."""
+    """Describe the kernel's port range, which is used for port 0 and for outgoing connections."""
     try:
         with open(_RANGE) as file:
             first, last = file.read().split()
@@ -44,8 +44,8 @@ def free_ports() -> str:
 
 
 def no_free_port(what: str) -> MachineError:
-    """Return the error for a failed bind to port 0, where EADDRINUSE means that the kernel's port
-    range is exhausted (bind(2)).
+    """Return the error for a bind to port 0 that failed with EADDRINUSE, which means that the
+    kernel's port range is exhausted (bind(2)).
     """
     return MachineError(
         f"no free port for {what}: all of {free_ports()} are in use",
@@ -82,7 +82,7 @@ def listen(address: str, port: int) -> socket.socket | None:
 
 
 def why_unresolved(host: str) -> str:
-    """Return why a name does not resolve, or an empty string if it does."""
+    """Return why a host name does not resolve, or an empty string if it does."""
     try:
         socket.getaddrinfo(os.fsencode(host.strip("[]")), 0, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -91,14 +91,14 @@ def why_unresolved(host: str) -> str:
 
 
 def bind(host: str, port: int, *, listen: bool = False, among: range = range(0)) -> socket.socket:
-    """Return a socket bound for the workers' store.
+    """Return a socket that is bound for the workers' store.
 
     Args:
         host: the address or host name.
         port: the port, or 0 for any free port.
         listen: whether the socket listens.
-        among: the candidates if `port` is 0. The first free one is used. If empty, all ports are
-            candidates.
+        among: the candidate ports if `port` is 0. The first free port is used. If empty, all ports
+            are candidates.
 
     Raises:
         UsageError: if the port is taken, or the address does not belong to this machine.
@@ -118,8 +118,8 @@ def bind(host: str, port: int, *, listen: bool = False, among: range = range(0))
 
 
 def _bind(host: str, port: int, *, listen: bool, alone: bool = False) -> socket.socket:
-    """Bind one port. With `alone`, fail if closed connections still occupy the port or another
-    non-listening socket is bound to it.
+    """Bind a single port. With `alone`, fail if closed connections still occupy the port or if
+    another non-listening socket is bound to it.
     """
     host = host.strip("[]")
     hint = "--master-addr and --local-addr must be addresses of this machine"

@@ -1,8 +1,8 @@
-"""The MASTER_PORT of a generation. The port is bound before it is announced, so that no other
+"""Manages a generation's MASTER_PORT. The port is bound before it is announced, so that no other
 process can take it.
 
-The agent on the node with rank 0 serves torch's TCPStore there (net/tcp_store). If agents don't
-provide the store, rank 0's worker serves it.
+The agent on the node with rank 0 serves torch's TCPStore at this port (net/tcp_store). If agents
+don't provide the store, rank 0's worker does.
 """
 
 import socket
@@ -22,15 +22,15 @@ class StorePort:
     If the agent serves the store, the socket listens immediately and the server is loaded when the
     first client connects, so that workers start without waiting for it. Otherwise the socket is
     bound but does not listen. The kernel then reserves the port, but a server that sets
-    SO_REUSEADDR, as torch's does, can still bind it and listen on it.
+    SO_REUSEADDR (as torch's does) can still bind to it and listen on it.
 
     Args:
         loop: the agent's loop.
-        host: the address to bind; a name is resolved.
-        port: the port, or 0 for any free port. The attribute `port` has the actual number.
+        host: the address or host name to bind to.
+        port: the port, or 0 for any free port. The attribute `port` contains the actual port.
         served: whether the agent serves the store.
-        among: the candidates if `port` is 0. The first free one is used. If empty, all ports are
-            candidates.
+        among: the candidate ports if `port` is 0. The first free port is used. If empty, all ports
+            are candidates.
 
     Raises:
         UsageError: if the port is taken, or the address does not belong to this machine.
@@ -51,12 +51,12 @@ class StorePort:
 
     @property
     def clients(self) -> int:
-        """Number of clients connected to the agent's server."""
+        """The number of clients that are connected to the agent's server."""
         return self._store.clients if self._store is not None else 0
 
     def tell_arrivals(self, most: int, tell: Callable[[int], None]) -> None:
-        """Call `tell` with the number of clients connected to the agent's server, first when one
-        client has connected and again when `most` clients have.
+        """Call `tell` with the number of clients that are connected to the agent's server, first
+        when one client has connected and again when `most` clients have connected.
         """
         due = sorted({1, most})
 

@@ -1,16 +1,17 @@
-"""A server for torch's TCPStore protocol at MASTER_ADDR:MASTER_PORT. Each generation has its own.
+"""Implements a server for torch's TCPStore protocol at MASTER_ADDR:MASTER_PORT. Each generation has
+its own server.
 
-It starts empty, so no worker can read addresses from an earlier generation. Every rank is a client
-(`TORCHELASTIC_USE_AGENT_STORE=True`). This module is loaded when the first client connects
+The store starts empty, so no worker can read addresses from an earlier generation. Every rank is a
+client (`TORCHELASTIC_USE_AGENT_STORE=True`). This module is loaded when the first client connects
 (net/store_port).
 
-The protocol is the one in torch 2.13 (torch/csrc/distributed/c10d/TCPStore.cpp,
-TCPStoreBackend.hpp, TCPStoreLibUvBackend.cpp). A client first sends VALIDATE and a magic number. A
-request is one byte that identifies the query, followed by the query's fields. Integers are 8 bytes
-in the machine's byte order. Keys and values are a length followed by that many bytes.
+The protocol is torch 2.13's (torch/csrc/distributed/c10d/TCPStore.cpp, TCPStoreBackend.hpp,
+TCPStoreLibUvBackend.cpp). A client first sends VALIDATE and a magic number. A request consists of
+one byte that identifies the query, followed by the query's fields. Integers take 8 bytes in native
+byte order. A key or a value is sent as its length, followed by that many bytes.
 
-Any host may connect, so all sizes and counts are limited. The connection is closed if a request is
-malformed or too large, and nothing is read from a peer that doesn't read its replies.
+Any host may connect, so all sizes and counts are limited. The server closes a connection after a
+malformed or oversized request, and stops reading from a peer that doesn't read its replies.
 """
 
 import socket
@@ -55,7 +56,7 @@ fields.
 
 
 class _BadRequest(Exception):  # noqa: N818  # caused by the peer, not by us
-    """A request is malformed or exceeds a limit."""
+    """Raised if a request is malformed or exceeds a limit."""
 
 
 class TCPStore:
@@ -69,7 +70,7 @@ class TCPStore:
     def __init__(self, loop: Loop, listener: socket.socket) -> None:
         self.values: dict[bytes, _Value] = {}
         self.on_client: Callable[[int], None] = lambda _: None
-        """Called with the number of clients whenever one connects."""
+        """Called with the number of clients whenever a client connects."""
         self._queues: dict[bytes, deque[bytes]] = {}  # no queue is empty
         self._stored = 0
         self._waiting: dict[bytes, dict[_Client, None]] = {}  # in order of arrival
@@ -82,7 +83,7 @@ class TCPStore:
 
     @property
     def clients(self) -> int:
-        """Number of connected clients."""
+        """The number of connected clients."""
         return len(self._clients)
 
     def close(self) -> None:
@@ -292,7 +293,7 @@ class TCPStore:
 
 
 class _Client:
-    """A client's connection. It parses received bytes into queries and sends the replies."""
+    """A connection to a client. It parses received bytes into queries, and sends the replies."""
 
     def __init__(self, loop: Loop, store: TCPStore, connection: socket.socket) -> None:
         self.awaited: set[bytes] = set()  # missing keys that the client is waiting for
@@ -322,7 +323,9 @@ class _Client:
         self._unsent += value
 
     def repeat(self, count: bytes, query: _Query, then: _AfterRepeats = None) -> None:
-        """Expect the fields of `query`, without the query byte, `count` times, then call `then`."""
+        """Expect the fields of `query` (without the query byte) `count` times, and then call
+        `then`.
+        """
         (self._repeats_left,) = _u64.unpack(count)
         if self._repeats_left > _MAX_KEYS:
             raise _BadRequest
@@ -338,7 +341,7 @@ class _Client:
             self._store.forget(self)
 
     def send(self) -> None:
-        """Send as much of the queued replies as the peer accepts."""
+        """Send as much of the queued replies as the client accepts."""
         if self._closed:
             return
         if self._unsent:
@@ -418,8 +421,8 @@ class _Client:
 
 
 def _parse(data: bytes, position: int, layout: tuple[int, ...]) -> tuple[list[bytes], int]:
-    """Parse a request; return its fields and the position of its end. This position is beyond the
-    data if the request is incomplete.
+    """Parse a request, and return its fields and the position of its end. If the request is
+    incomplete, that position is beyond the end of the data.
     """
     fields, size = [], len(data)
     for limit in layout:
@@ -440,8 +443,8 @@ def _parse(data: bytes, position: int, layout: tuple[int, ...]) -> tuple[list[by
 
 
 def _number(value: _Value) -> int:
-    """Parse a number as C's strtol does, which accepts spaces, a sign and digits, and ignores the
-    rest.
+    """Parse a number in the same way as C's strtol, which accepts spaces, a sign and digits, and
+    ignores the rest.
     """
     text = value[:1000].lstrip()
     digits = text[1:] if text.startswith((b"+", b"-")) else text

@@ -1,4 +1,5 @@
-"""Mutual TLS: each node presents a certificate signed by the job's certificate authority.
+"""Implements mutual TLS: each node presents a certificate that the job's certificate authority has
+signed.
 
 Names in certificates are not checked, because agents identify each other by address. This module is
 imported only when TLS is enabled.
@@ -14,10 +15,10 @@ def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLConte
     """Return the TLS contexts for the listening side and the connecting side.
 
     Args:
-        cert: the file with this node's certificate, optionally including the chain up to the
+        cert: the file with this node's certificate. It may include the chain up to the certificate
             authority.
         key: the file with the certificate's key.
-        ca: the file with the certificates of the authority that signed all nodes' certificates.
+        ca: the file with the certificates of the authority that has signed all nodes' certificates.
 
     Raises:
         UsageError: if a file is missing, unreadable or malformed.
@@ -50,8 +51,8 @@ def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLConte
 class TlsChannel:
     """TLS over a non-blocking socket.
 
-    A call that would block raises BlockingIOError. Call again when the socket is readable, or
-    writable if `wants_write` is set.
+    A call that would block raises BlockingIOError. Repeat the call when the socket is readable (or
+    writable, if `wants_write` is set).
 
     Attributes:
         sock: the TLS socket, which replaces the one that was passed in.
@@ -66,7 +67,7 @@ class TlsChannel:
         self.wants_write = False
 
     def shake_hands(self) -> bool:
-        """Continue the handshake; return True once it is complete."""
+        """Continue the handshake, and return True once it is complete."""
         self.wants_write = False
         try:
             self.sock.do_handshake()
@@ -76,7 +77,7 @@ class TlsChannel:
         return True
 
     def recv(self, size: int) -> bytes:
-        """Return received bytes; `size` must be larger than a TLS record."""
+        """Return the bytes that have been received. `size` must be larger than a TLS record."""
         self.wants_write = False
         try:
             return self.sock.recv(size)
@@ -84,8 +85,8 @@ class TlsChannel:
             raise self._translated(error) from None
 
     def send(self, data: bytes | bytearray) -> int:
-        """Send at least the first part of `data`. After BlockingIOError, pass the same bytes
-        again.
+        """Send at least the beginning of `data`, and return the number of bytes sent. After
+        BlockingIOError, pass the same bytes again.
         """
         try:
             return self.sock.send(data)
@@ -127,7 +128,7 @@ def _check_readable(option: str, path: str) -> None:
 
 
 def _why_no_pair(cert: str, key: str, error: OSError) -> str:
-    """Describe which of the two files is wrong."""
+    """Describe which of the two files is invalid."""
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
         return f"tls_key: {key} is not the key for {cert}"
     try:

@@ -1,4 +1,4 @@
-"""The output of the workers and the agent.
+"""Handles the output of the workers and the agent.
 
 A worker's stdout and stderr are pipes, pseudo-terminals or files (`worker_logs`). `pipe_reader` and
 `file_tails` read them, `console` writes whole lines from one rank at a time, and `traceback_stream`

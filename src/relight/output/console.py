@@ -1,13 +1,15 @@
-"""Writes the output of many workers to one terminal without mixing two ranks in one line.
+"""Writes the output of many workers to one terminal without mixing the output of two ranks within a
+line.
 
 A stream passes on whole lines as soon as it has them. An unfinished line is shown after a short
 delay. From then on, the console belongs to that stream until its line ends, and other streams wait.
-If any are waiting, the line is ended with a newline when its owner pauses, restarts the line with a
-carriage return (a progress bar), or has kept the others waiting for too long. The bytes themselves
-are never changed.
+If other streams are waiting, the console ends the line with a newline when its owner pauses,
+restarts the line with a carriage return (as a progress bar does), or has kept the others waiting
+for too long. The bytes themselves are never changed.
 
 Nothing here blocks. When the console is full, the streams stop reading. A worker that writes to a
-pipe then blocks, as it would on the console itself. A worker that writes to a file doesn't block.
+pipe then blocks, as it would if it wrote to the console directly. A worker that writes to a file
+doesn't block.
 """
 
 import errno
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
     from relight.core.workers.repeated_lines import RepeatedLines
 
 _PARTIAL_S = 0.1
-"""How long an unfinished line is delayed."""
+"""How long the output of an unfinished line is delayed."""
 _QUIET_S = 0.5
-"""How long the console's owner may pause in the middle of a line while others wait."""
+"""How long the console's owner may pause in the middle of a line while other streams are
+waiting.
+"""
 _PATIENCE_S = 5.0
-"""How long others wait for a line that keeps growing, such as an endless row of dots."""
+"""How long other streams wait for a line that keeps growing, such as an endless row of dots."""
 _LONG_LINE = 64 * 1024
 _QUEUE = 256 * 1024
 _ATOMIC = select.PIPE_BUF
@@ -36,14 +40,14 @@ _ATOMIC = select.PIPE_BUF
 
 
 class Console:
-    """One descriptor on which output is shown. It is a terminal, or a file or pipe of the user."""
+    """A destination for output: a descriptor of a terminal, or of the user's file or pipe."""
 
     def __init__(self, loop: Loop, fd: int) -> None:
         self.loop = loop
         self.fd = _reopen(fd)
         self.streams: set[ConsoleStream] = set()
         self.on_error: Callable[[str], None] = lambda _: None
-        """Called once with the reason if writing fails with an error other than EPIPE."""
+        """Called once, with the reason, if writing fails with an error other than EPIPE."""
         self.before_output: Callable[[], None] = _nothing
         """Called before any output is shown."""
         self.broken = False
@@ -56,7 +60,9 @@ class Console:
         self._waiting: dict[ConsoleStream, None] = {}
         self._waiting_since = 0.0
         self._again: bool | None = None
-        """Whether to serve the waiting streams again, or None while they are not being served."""
+        """Whether the waiting streams must be served again, or None while they are not being
+        served.
+        """
         self._patience = Alarm(loop, self._on_patience)
         self.shows_once: Callable[[], RepeatedLines] | None = None
         """Creates the object that merges identical lines from several ranks into one line with a
@@ -76,7 +82,7 @@ class Console:
 
     @property
     def unwritten(self) -> int:
-        """Number of bytes that the console itself has not accepted yet."""
+        """The number of bytes that the console's descriptor has not accepted yet."""
         return len(self._queue)
 
     def say(self, text: str) -> None:
@@ -98,7 +104,7 @@ class Console:
         return not self._queue and self._owner is None
 
     def overwrite(self, data: bytes | bytearray) -> None:
-        """Write text that isn't output, before the next line of output."""
+        """Write text that isn't part of the output, before the next line of output."""
         if not self.broken:
             self._queue += data
             self._drain()
@@ -119,11 +125,13 @@ class Console:
 
     @property
     def contested(self) -> bool:
-        """Whether a stream is waiting for its turn."""
+        """Whether any stream is waiting for its turn."""
         return bool(self._waiting)
 
     def may_write(self, stream: "ConsoleStream") -> bool:
-        """Return whether `stream` may write now. If not, its `flush` is called once it may."""
+        """Return whether `stream` may write now. If it may not, its `flush` is called once it
+        may.
+        """
         owner = self._owner
         if owner is not None and owner is not stream and (self._at_return or owner.over):
             self._end_line()
@@ -138,7 +146,7 @@ class Console:
         return False
 
     def write(self, stream: "ConsoleStream", data: bytes | bytearray) -> None:
-        """Write output for a stream. `may_write` must have returned True for it."""
+        """Write output for a stream. `may_write` must have returned True for that stream."""
         if self.shows_once is not None:
             data = self._without_repeated(self.shows_once, stream, data)
             if not data:
@@ -220,9 +228,9 @@ class Console:
             self._owner = None
 
     def _serve(self) -> None:
-        """Let the waiting streams write, in first-come, first-served order.
+        """Let the waiting streams write, in the order in which they began to wait.
 
-        If a stream ends a line that was blocking streams ahead of it, retry those streams.
+        If a stream ends a line that was blocking streams ahead of it, serve those streams again.
         """
         is_served, self._again = self._again is not None, True
         if is_served:
@@ -270,7 +278,7 @@ class ConsoleStream:
     """One worker's output on its way to a console.
 
     Args:
-        console: its destination.
+        console: the destination of the output.
         prefix: the prefix of each line, such as `[default0]:`, or empty.
         rank: the worker's rank, or None if its lines are not compared with other workers' lines.
     """
@@ -294,7 +302,7 @@ class ConsoleStream:
 
     @property
     def full(self) -> bool:
-        """Whether reading the worker's output should pause for now."""
+        """Whether the worker's output should not be read for now."""
         return len(self._buffer) >= _LONG_LINE
 
     @property
@@ -304,7 +312,7 @@ class ConsoleStream:
 
     @property
     def broken(self) -> bool:
-        """Whether the console is no longer writable."""
+        """Whether the console can no longer be written to."""
         return self._console.broken
 
     @property
@@ -318,19 +326,21 @@ class ConsoleStream:
         self.flush()
 
     def end(self) -> None:
-        """Show the rest of the worker's output, including a last line without a newline."""
+        """Show the rest of the worker's output, including a last line that doesn't end with a
+        newline.
+        """
         self._ended = True
         self.flush()
 
     def drop(self) -> int:
-        """Discard pending output, and return the number of bytes discarded."""
+        """Discard the pending output, and return the number of bytes."""
         size = len(self._buffer)
         self._buffer.clear()
         self.end()
         return size
 
     def flush(self) -> None:
-        """Pass on output that can be shown now."""
+        """Pass on the output that can be shown now."""
         if self._console.broken:
             self._buffer.clear()
         while self._buffer and self._console.may_write(self):
@@ -351,7 +361,7 @@ class ConsoleStream:
         self._at_line_start, self._at_return = True, False
 
     def _presentable(self) -> int:
-        """Return how many bytes of the buffer may be shown without waiting."""
+        """Return how many bytes of the buffer may be shown without waiting for more output."""
         console, buffer = self._console, self._buffer
         if self._ended or (len(console.streams) == 1 and not self._prefix):
             return len(buffer)
@@ -375,7 +385,7 @@ class ConsoleStream:
         self._console.write(self, data)
 
     def with_prefix(self, data: bytes | bytearray) -> bytes | bytearray:
-        """Return the output with the prefix before each line that begins in it."""
+        """Return the output, with the prefix inserted before each line that begins in it."""
         if not self._prefix:
             return data
         text = self._prefix.join(data.splitlines(keepends=True))
@@ -387,7 +397,7 @@ class ConsoleStream:
 
 
 class Consoles(NamedTuple):
-    """The agent's own stdout and stderr. If both lead to the same file, they share one object."""
+    """The agent's own stdout and stderr. If both refer to the same file, they share one object."""
 
     stdout: Console
     stderr: Console
@@ -415,7 +425,7 @@ def _reopen(fd: int) -> int:
     """Return a separate, non-blocking descriptor for a pipe or a terminal, or `fd` itself.
 
     Setting O_NONBLOCK on `fd` would affect every process that shares it, such as the user's shell.
-    With a blocking terminal, poll only guarantees that a single byte can be written.
+    If a terminal is in blocking mode, poll only guarantees that a single byte can be written.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):

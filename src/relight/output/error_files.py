@@ -1,4 +1,5 @@
-"""Error files, written by `@record` in a worker and by the agent for its parent process.
+"""Reads and writes error files, which are written by `@record` in a worker and by the agent for its
+parent process.
 
 The file's path is in TORCHELASTIC_ERROR_FILE, and its format is that of torch 2.13
 (torch/distributed/elastic/multiprocessing/errors): `{"message": {"message": …, "extraInfo":
@@ -29,13 +30,15 @@ def read(path: str) -> ErrorReport | None:
 
 
 def line_in(path: str) -> str:
-    """Return a one-line reason for a program's failure from its error file, or an empty string."""
+    """Return a one-line reason for a program's failure from its error file, or an empty string if
+    there is none.
+    """
     return failure_line(_text(path))
 
 
 def failure_line(text: str) -> str:
-    """Return why a program failed, based on the text of its error file. This is the agent's
-    headline or, without one, the exception.
+    """Return why a program failed, given the text of its error file. The result is the agent's
+    headline or, if there is none, the exception.
     """
     report = from_error_file(text) if text else None
     if report is None:
@@ -47,7 +50,7 @@ def failure_line(text: str) -> str:
 
 
 def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
-    """Write the root cause for the calling program.
+    """Write an error file with the root cause, for the program that started the agent.
 
     Args:
         path: the agent's own TORCHELASTIC_ERROR_FILE.
@@ -79,8 +82,8 @@ def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
 
 
 def _failure_time(failure: Failure) -> int:
-    """Return when a worker failed. If there are several files, torch and TorchX treat the earliest
-    failure as the cause.
+    """Return when a worker failed. If there are several error files, torch and TorchX treat the
+    earliest failure as the cause.
     """
     try:
         return int(datetime.strptime(failure.when, "%Y-%m-%d %H:%M:%S%z").timestamp())

@@ -1,10 +1,10 @@
 """Passes events to a handler from another package (--event-log-handler=NAME) in a separate process.
 
-A handler is an entry point in the group `relight.events`. It is either a function that is called
-with each event as a dict, or a `logging.Handler`, like torch's handlers, that receives the event's
-line as a record. It may be slow, block, or raise exceptions. It runs in a fork of the agent
-(`processes/helper.py`). The agent never waits for it while the job is running, and waits for at
-most 2 s at the end.
+A handler is an entry point in the group `relight.events`. The entry point is either a function that
+is called with each event as a dict, or a `logging.Handler` (like torch's handlers) that receives
+the event's line as a log record. A handler may be slow, block, or raise exceptions. It runs in a
+fork of the agent (`processes/helper.py`). The agent never waits for the handler while the job is
+running, and waits for at most 2 s at the end.
 """
 
 import json
@@ -27,7 +27,7 @@ GROUP = "relight.events"
 _MAX_WAITING = 1 << 20
 """Maximum number of bytes queued for the handler. Further events are dropped."""
 _END_S = 2.0
-"""How long the handler may take for the last events."""
+"""How long the handler may take to process the last events."""
 
 
 def check(name: str) -> None:
@@ -50,14 +50,14 @@ def check(name: str) -> None:
 
 
 class EventProcess:
-    """The handler's process.
+    """The process in which the event handler runs.
 
     Args:
         loop: the agent's loop.
         name: the handler's name.
         journal: the agent's journal. Events that it already has in memory are passed on
             immediately, and later ones when they occur.
-        origin: where the job comes from (host/job_origin). It is added to each event as `agent`.
+        origin: the origin of the job (host/job_origin), which is added to each event as `agent`.
 
     Raises:
         OSError: if no process can be started.
@@ -117,7 +117,7 @@ class EventProcess:
         self._loop.on_writable(self._socket, self._send if self._waiting else None)
 
     def _receive(self) -> None:
-        """Handle a message from the process, which reports an exception or its exit."""
+        """Handle a message in which the handler's process reports an exception or its own exit."""
         try:
             data = self._socket.recv(4096)
         except BlockingIOError:
@@ -147,8 +147,9 @@ class EventProcess:
 
 
 def _live(name: str, origin: Mapping[str, str]) -> None:
-    """Run as the handler's process until the agent closes its end of the socket (stdin here).
-    stdout is reserved for the workers' output, so stdout and stderr are both the agent's stderr.
+    """Run as the handler's process until the agent closes its end of the socket, which is this
+    process's stdin. stdout is reserved for the workers' output, so stdout and stderr both refer to
+    the agent's stderr.
     """
     agent = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
@@ -159,7 +160,9 @@ def _live(name: str, origin: Mapping[str, str]) -> None:
 
 
 def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
-    """Call the handler. Report problems to the agent, one per line, and end with an empty line."""
+    """Pass events to the handler. Report problems to the agent, one per line, followed by an empty
+    line.
+    """
     told = False
     try:
         handle = load(name)
@@ -179,7 +182,9 @@ def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
 
 
 def load(name: str) -> Callable[[dict[str, Any]], object]:
-    """Return the function that handles an event. Loading it may raise any exception."""
+    """Load a handler, and return the function that handles an event. Loading may raise any
+    exception.
+    """
     import logging
 
     found = plugins.find(GROUP)[name].load()

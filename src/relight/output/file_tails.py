@@ -1,7 +1,7 @@
 """Reads workers' output files while they are being written, to show them on the console (--tee) and
 to find tracebacks in stderr.
 
-Each turn reads a limited amount and returns to the event loop, so that a worker that writes
+Each turn of the event loop reads only a limited amount of output, so that a worker that writes
 continuously delays neither other workers nor signals.
 """
 
@@ -15,22 +15,22 @@ from relight.output.pipe_reader import TRACEBACK
 
 _CHUNK = 64 * 1024
 _AT_ONCE = 16
-"""How many chunks are shown at the end of a file before other events are handled."""
+"""How many chunks to show at the end of a file before other events are handled."""
 _COALESCE_S = 0.01
 """A file that is written to continuously is read at this interval instead of at each write."""
 _POLL_S = 0.1
-"""Polling interval on a machine without a free inotify instance or watch."""
+"""The polling interval if no inotify instance or watch is available."""
 
 
 class FileTail:
-    """Shows a file while a worker is writing it. The file itself is the queue, and nothing is
-    buffered here.
+    """Shows a file while a worker is writing it. The file itself serves as the queue, so no output
+    is buffered here.
 
     Args:
-        path: an existing file.
+        path: the file, which must exist.
         stream: where to show it. If None, the file is only searched for tracebacks, and output that
             is written faster than it is read is skipped.
-        copy: called with all data, for filters, even after writing to the console has failed.
+        copy: called with all output, for filters, even after writing to the console has failed.
         on_traceback: called when a traceback begins, before it is shown.
     """
 
@@ -46,7 +46,9 @@ class FileTail:
         self._copy = copy
         self._on_traceback = on_traceback
         self._before = b""
-        """The last bytes read. They may contain the first part of a traceback's header."""
+        """The last bytes that were read, which may contain the first part of a traceback's
+        header.
+        """
         self._position = 0
 
     @property
@@ -56,13 +58,13 @@ class FileTail:
 
     @property
     def blocked(self) -> bool:
-        """Whether reading is currently, or permanently, of no use."""
+        """Whether there is no point in reading the file, either for now or permanently."""
         stream = self.stream
         return stream is not None and (stream.full or (stream.broken and self._copy is None))
 
     @property
     def done(self) -> bool:
-        """Whether everything that was written has been passed on."""
+        """Whether all output that has been written has been passed on."""
         stream = self.stream
         return self.fd < 0 and (stream is None or stream.over or stream.broken)
 
@@ -71,8 +73,8 @@ class FileTail:
         return 0 if self.blocked or self.fd < 0 else self._read()
 
     def drop(self) -> int:
-        """Discard unshown output, and return the number of bytes discarded. The filters still
-        receive them.
+        """Discard the output that has not been shown, and return the number of bytes. The filters
+        still receive that output.
         """
         left = 0
         if self.fd >= 0:
@@ -81,7 +83,7 @@ class FileTail:
         return left + self.stream.drop() if self.stream is not None else 0
 
     def close(self) -> None:
-        """Stop showing the file. The filters still receive the unshown output."""
+        """Stop showing the file. The filters still receive the output that has not been shown."""
         if self._copy is not None:
             while self._read(show=False):
                 pass
@@ -112,7 +114,7 @@ class FileTail:
 
 
 class FileTails:
-    """Reads the files of a generation while they are being written, driven by inotify(7)."""
+    """Reads a generation's output files while they are being written, using inotify(7)."""
 
     def __init__(self, loop: Loop) -> None:
         self.on_end: Callable[[], None] = _nothing
@@ -126,7 +128,7 @@ class FileTails:
 
     @property
     def done(self) -> bool:
-        """Whether everything that was written has been passed on."""
+        """Whether all output that has been written has been passed on."""
         return all(tail.done for tail in self._tails)
 
     def add(self, tail: FileTail, path: str) -> None:
@@ -139,8 +141,8 @@ class FileTails:
             self._wake()
 
     def finish(self) -> None:
-        """Show the rest as fast as the console accepts it, and then close each file. The workers
-        have exited by now.
+        """Show the remaining output as fast as the console accepts it, and then close each file.
+        Call this after the workers have exited.
         """
         self._finishing = True
         for _ in range(_AT_ONCE):  # before other streams write to the console
@@ -149,7 +151,7 @@ class FileTails:
                 break
 
     def drop(self) -> int:
-        """Discard unshown output, and return the number of bytes discarded."""
+        """Discard the output that has not been shown, and return the number of bytes."""
         size = sum(tail.drop() for tail in self._tails)
         self._end()
         return size
@@ -179,7 +181,9 @@ class FileTails:
         self._turn(changed=True)
 
     def _turn(self, *, changed: bool = False) -> None:
-        """Read from each file. Then wait for the console, for a moment, or for the next change."""
+        """Read from each file. Then wait for the console, for a short time, or for the next change
+        to a file.
+        """
         self._alarm.set(None)
         if self._inotify >= 0:
             try:

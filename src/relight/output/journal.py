@@ -1,4 +1,4 @@
-"""The agent's own output, with readable lines on stderr and events for programs."""
+"""Writes the agent's own output: human-readable lines on stderr, and events for programs."""
 
 import os
 import time
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
 _MAX_KEPT = 64 * 1024
 """Maximum size of the events in memory, in bytes."""
 _MAX_CHANGES = 24
-"""Maximum number of state changes kept in memory per state machine. They are stored separately from
-other events, so that a link that flaps for an hour only evicts its own state changes.
+"""Maximum number of state changes to keep in memory per state machine. State changes are stored
+separately from other events, so that a link that flaps for an hour evicts only its own state
+changes.
 """
 _SIZE = 400
 """Approximate size of an event in bytes, without its strings."""
 _SHOWN_AFTER_S = 1.0
-"""Waits shorter than this are not shown, which saves an import."""
+"""Waits that are shorter than this are not shown, which avoids an import."""
 
 
 class Wait:
-    """A wait that is shown on a terminal.
+    """Shows on a terminal what the agent is waiting for.
 
     Args:
         consoles: the agent's consoles.
@@ -69,7 +70,7 @@ class Wait:
 
 
 class Journal:
-    """Writes the agent's messages and events, alongside its workers' output.
+    """Writes the agent's messages and events, in between its workers' output.
 
     Args:
         consoles: the agent's stdout and stderr.
@@ -107,8 +108,8 @@ class Journal:
         self._stderr.say(f"relight: {message}")
 
     def say_with_traceback(self, message: str) -> None:
-        """Write a message to stderr, with its traceback in colour if stderr is a terminal and the
-        environment allows colours.
+        """Write a message that contains a traceback to stderr. The traceback is coloured if stderr
+        is a terminal and the environment allows colours.
         """
         if os.isatty(self._stderr.fd):
             from relight.core.workers import colours
@@ -149,14 +150,15 @@ class Journal:
     def record_internal_error(self, during: str, error: Exception) -> None:
         """Write an unexpected exception to the log, and show it to the user.
 
-        It imports none of relight's modules, because the exception may come from a failed import.
+        This function doesn't import any of relight's modules, because the exception may come from a
+        failed import.
         """
         event = InternalErrorEvent(during, describe_bug(error))
         self.write(event)
         self.say(event.text)
 
     def write(self, event: Event) -> None:
-        """Write an event only to the log. The user gets a separate message about it."""
+        """Write an event only to the log. The user is told about it in a separate message."""
         recorded = self.events.write(event)
         for listener in list(self.listeners):
             try:
@@ -173,7 +175,8 @@ class EventLog:
     Args:
         directory: the run directory; empty for no file.
         say: called once, to tell the user that the file can't be written.
-        console: writes a line to the console, if events go there (`--event-log-handler=console`).
+        console: writes a line to the console, if events are written there
+            (`--event-log-handler=console`).
 
     Attributes:
         began: when the log was created, on the monotonic clock.
@@ -197,7 +200,7 @@ class EventLog:
         self._size = 0
 
     def write(self, event: Event) -> LoggedEvent:
-        """Add an event, and return it with its number and time."""
+        """Add an event to the log, and return it with its number and time."""
         recorded = self._recorded(event)
         self._keep(recorded)
         if self._console is not None:
@@ -206,11 +209,11 @@ class EventLog:
         return recorded
 
     def write_to_file(self, event: Event) -> None:
-        """Write a large event only to the file."""
+        """Write a large event to the file, without keeping it in memory."""
         self._write_file(self._recorded(event))
 
     def after(self, number: int) -> list[LoggedEvent]:
-        """Return the events in memory whose number is higher than this."""
+        """Return the events in memory whose numbers are higher than this one."""
         changes = chain.from_iterable(self._changes.values())
         kept = chain(changes, (recorded for recorded, _ in self._kept))
         return sorted(recorded for recorded in kept if recorded.number > number)

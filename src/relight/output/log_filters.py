@@ -10,7 +10,7 @@ _LONGEST_LINE = 16 * 1024 * 1024
 
 
 class FilteredFile:
-    """A file that collects the lines from all workers that contain one of the strings.
+    """A file that collects the lines that contain one of the strings, from all workers.
 
     Args:
         texts: strings to search for.
@@ -31,7 +31,7 @@ class FilteredFile:
         return any(wanted in text for wanted in self._texts)
 
     def write(self, lines: bytes) -> None:
-        """Append lines. The file is closed after an error, such as a full disk."""
+        """Append lines to the file. After an error, such as a full disk, the file is closed."""
         try:
             while lines and self._fd >= 0:
                 lines = lines[os.write(self._fd, lines) :]
@@ -47,7 +47,8 @@ class FilteredFile:
 
 
 class LineFilter:
-    """Copies whole lines from one worker's output, no matter how the output is split into pieces.
+    """Copies matching lines from one worker's output as a whole, no matter how the output is split
+    into pieces.
 
     Args:
         file: receives the lines that match.
@@ -78,6 +79,6 @@ class LineFilter:
             )
 
     def end(self) -> None:
-        """Handle a last line that does not end with a newline."""
+        """Handle the worker's last line if it does not end with a newline."""
         if self._rest:
             self.feed(b"\n")

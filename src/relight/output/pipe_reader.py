@@ -1,6 +1,6 @@
 """Reads workers' output from a pipe or a pseudo-terminal.
 
-Each turn reads a limited amount and returns to the event loop, so that a worker that writes
+Each turn of the event loop reads only a limited amount of output, so that a worker that writes
 continuously delays neither other workers nor signals.
 """
 
@@ -13,7 +13,7 @@ from relight.host.loop import Loop
 from relight.output.console import ConsoleStream
 
 TAIL_SIZE = 64 * 1024
-"""How many bytes of a worker's stderr are kept for its failure report."""
+"""How many bytes of a worker's stderr to keep for its failure report."""
 HEAD_SIZE = 16 * 1024
 """How many bytes to keep from the beginning of the last traceback, for its frames and exception."""
 TRACEBACK = b"Traceback (most recent call last):"
@@ -23,8 +23,8 @@ _LARGEST_PIPE = 1024 * 1024
 
 
 class LongOutput(NamedTuple):
-    """The end of a worker's output and, if the end does not include it, the beginning of the last
-    traceback. `newlines` is the number of newlines in between.
+    """The end of a worker's output and the beginning of its last traceback, if that is not part of
+    the end. `newlines` is the number of newlines in between.
     """
 
     head: bytes
@@ -37,9 +37,10 @@ class PipeReader:
 
     Args:
         loop: the agent's loop.
-        fd: this process's end, closed by the reader.
+        fd: this process's end of the pipe, which the reader closes.
         stream: where to show the output, or None.
-        on_traceback: called when a traceback begins, before it is shown. None ignores tracebacks.
+        on_traceback: called when a traceback begins, before it is shown. If None, tracebacks are
+            ignored.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class PipeReader:
         self._head = bytearray()
         """The beginning of the last traceback."""
         self._head_at = 0
-        """The last traceback's offset in bytes."""
+        """The offset of the last traceback in bytes."""
         self._newlines = 0
         """Number of newlines since the beginning of the last traceback."""
         self._on_traceback = on_traceback
@@ -70,20 +71,21 @@ class PipeReader:
 
     @property
     def done(self) -> bool:
-        """Whether everything that was written has been passed on."""
+        """Whether all output that has been written has been passed on."""
         stream = self._stream
         return self.fd < 0 and (stream is None or stream.over or stream.broken)
 
     def end(self) -> LongOutput:
-        """Return the end of the output and, if tracebacks are searched for, the beginning of the
-        last one unless the end includes it.
+        """Return the end of the output. If tracebacks are being searched for, also return the
+        beginning of the last one, unless that is part of the end.
         """
         tail_at = self.size - len(self.tail)
         return ends(bytes(self._head), self._head_at, bytes(self.tail), tail_at, self._newlines)
 
     def finish(self) -> None:
-        """Read the rest, even if the console is full, and close the pipe. The workers have exited
-        by now. If another process is still writing, read as fast as the console accepts it.
+        """Read the remaining output, even if the console is full, and close the pipe. Call this
+        after the workers have exited. If another process is still writing, its output is read as
+        fast as the console accepts it.
         """
         self._finishing = True
         left = _LARGEST_PIPE
@@ -95,7 +97,7 @@ class PipeReader:
         self._on_room()
 
     def read(self) -> None:
-        """Read pending output, unless the console is full."""
+        """Read the pending output, unless the console is full."""
         if self.fd >= 0:
             self._on_readable()
 
@@ -113,12 +115,14 @@ class PipeReader:
         return count[0]
 
     def drop(self) -> int:
-        """Discard unshown output, and return the number of bytes discarded."""
+        """Discard the output that has not been shown, and return the number of bytes."""
         self.close()
         return self._stream.drop() if self._stream is not None else 0
 
     def close(self) -> None:
-        """Stop reading. A worker that keeps writing gets EPIPE, or EIO from a pseudo-terminal."""
+        """Stop reading. A worker that continues to write gets EPIPE, or EIO from a
+        pseudo-terminal.
+        """
         if self.fd >= 0:
             self._loop.forget(self.fd)
             os.close(self.fd)
@@ -150,7 +154,9 @@ class PipeReader:
             self._on_readable()
 
     def _on_readable(self) -> None:
-        """Read up to one chunk of available data. A pseudo-terminal returns it in small pieces."""
+        """Read up to one chunk of the available data, which a pseudo-terminal returns in small
+        pieces.
+        """
         left = _CHUNK
         while left > 0:
             if self._stream is not None and self._stream.full:
@@ -162,7 +168,9 @@ class PipeReader:
             left -= size
 
     def _read(self, most: int) -> int:
-        """Read once. Return the number of bytes, or 0 without new data or a writer."""
+        """Call read(2) once. Return the number of bytes, or 0 if there is no new data or no
+        writer.
+        """
         try:
             data = os.read(self.fd, most)
         except BlockingIOError:
@@ -190,7 +198,7 @@ class PipeReader:
             self._stream.feed(data)
 
     def _find_traceback(self, data: bytes, tell: Callable[[], None]) -> None:
-        """Search new output for the beginning of a traceback, possibly split across reads."""
+        """Search new output for the beginning of a traceback, which may be split across reads."""
         first = max(0, len(self.tail) - len(data) - len(TRACEBACK) + 1)
         at = self.tail.rfind(TRACEBACK, first)
         if at >= 0:
@@ -205,12 +213,12 @@ class PipeReader:
 
 
 def ends(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) -> LongOutput:
-    """Join two parts of a worker's output.
+    """Combine two parts of a worker's output.
 
     Args:
-        head: the first part, omitted if the second part contains it.
+        head: the first part, which is omitted if the second part contains it.
         head_at: the offset of the first part in bytes.
-        tail: the second part, the end of the output.
+        tail: the second part, which is the end of the output.
         tail_at: the offset of the second part in bytes.
         newlines: the number of newlines since the beginning of the first part.
     """
@@ -223,8 +231,8 @@ def ends(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) ->
 
 
 def channel(console_fd: int) -> tuple[int, int]:
-    """Return (our end, the worker's end) of a pipe, or of a pseudo-terminal if the console is a
-    terminal.
+    """Open a pipe, or a pseudo-terminal if the console is a terminal. Return this process's end and
+    the worker's end.
 
     Args:
         console_fd: the descriptor that the output will be written to; -1 for none.

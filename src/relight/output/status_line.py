@@ -1,5 +1,5 @@
-"""The last line on a terminal while the agent is waiting. It is removed before anything else is
-shown.
+"""Shows a status line as the last line on a terminal while the agent is waiting. The line is
+removed before anything else is shown.
 """
 
 import os
@@ -26,8 +26,8 @@ class StatusLine:
             console.before_output = self.hide
 
     def show(self, what: str, waited_s: float) -> float:
-        """Show the reason for the wait, unless a worker is in the middle of a line or this job is
-        in the terminal's background. Return the seconds until the line changes.
+        """Show what the agent is waiting for, unless a worker is in the middle of a line or this
+        job is in the terminal's background. Return the number of seconds until the line changes.
         """
         fd = self._consoles.stderr.fd
         if all(console.is_at_line_start for console in self._consoles) and not _is_behind(fd):

@@ -1,9 +1,9 @@
-"""Examines a worker that prints a traceback. On a terminal, holds back the traceback that ends the
-worker.
+"""Examines a worker that has printed a traceback. If the output goes to a terminal, holds back the
+traceback of the exception that ends the worker.
 
 core/diagnosis/printed_traceback decides when to examine the worker, and core/workers/held_traceback
-decides which lines to hold back. This module is loaded at the first traceback, or if stderr is a
-terminal.
+decides which lines to hold back. This module is loaded when the first traceback appears, or if
+stderr is a terminal.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,15 @@ from relight.output.console import Console, ConsoleStream
 
 
 class TracebackInspector:
-    """Detects when a worker has printed its last traceback, and whether its program kept running.
+    """Detects when a worker has printed its last traceback, and whether the worker's program
+    continued after it.
 
     Args:
         loop: the agent's loop.
         program: returns the worker's state.
         size: returns an upper bound on the number of bytes written to stderr so far.
-        own_time: whether to use a separate timer. On a terminal, `TracebackStream` calls `look`.
+        own_time: whether to use a timer of its own. If the output goes to a terminal,
+            `TracebackStream` calls `look` instead.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class TracebackInspector:
                 self._alarm.set(due)
 
     def look(self) -> bool | None:
-        """Examine the worker. Return whether its program has ended, or None if this is unknown."""
+        """Examine the worker. Return whether its program has ended, or None if that is unknown."""
         program = self._program()
         self.core.on_inspected(program, self._loop.now(), self._size())
         self._alarm.set(None)
@@ -69,14 +71,14 @@ class TracebackInspector:
 class TracebackStream(ConsoleStream):
     """One worker's output on its way to a terminal.
 
-    If the agent is killed, lines that are held back are lost. They are the last output from a
-    worker that has ended or is about to end.
+    If the agent is killed, the lines that are being held back are lost. They are the last output of
+    a worker that has ended or is about to end.
 
     Args:
         console: the terminal.
         is_shutting_down: returns whether the worker's program has ended, or None if unknown.
-        on_late: called when a worker takes a long time to end. It may call `replace`. The held
-            lines are then shown.
+        on_late: called when a worker takes a long time to end. It may call `replace`. The lines
+            that are held back are shown after the call.
         rank: the worker's rank.
     """
 
@@ -95,7 +97,7 @@ class TracebackStream(ConsoleStream):
 
     @property
     def held(self) -> bytes:
-        """The lines held back for a worker that has ended or is known to be ending."""
+        """The lines that are held back, if the worker has ended or is known to be ending."""
         return self._core.held if self._core.ends else b""
 
     def feed(self, data: bytes) -> None:

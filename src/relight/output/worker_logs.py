@@ -1,12 +1,12 @@
 """Routes the output of one generation's workers to files, to the console, or nowhere.
 
-If a stream has a file, the worker writes to it directly, so nothing is lost when a process is
-killed, and no console can block the worker. With `--tee`, the agent reads the stream back from its
-file. A stream without a file reaches the console through a pipe, or through a pseudo-terminal if
-the console is a terminal, so that progress bars and colours work. On a terminal, the traceback that
-ends a worker is held back (output/traceback_stream). The end of each worker's stderr is kept for
-the failure report. If a file can't be created, for example on a full disk, its stream goes to the
-console.
+If a stream has a file, the worker writes to that file directly, so no output is lost when a process
+is killed, and no console can block the worker. With `--tee`, the agent reads the stream back from
+its file. A stream without a file reaches the console through a pipe, or through a pseudo-terminal
+if the console is a terminal, so that progress bars and colours work. On a terminal, the traceback
+of the exception that ends a worker is held back (output/traceback_stream). The end of each worker's
+stderr is kept for the failure report. If a file can't be created, for example because the disk is
+full, its stream goes to the console.
 
 The layout is torchrun's: `<run directory>/attempt_<n>/<local rank>/{stdout.log, stderr.log,
 error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
@@ -41,31 +41,31 @@ if TYPE_CHECKING:
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 _STDOUT_SIZE = 4 * 1024
-"""How many bytes of a worker's stdout are read for its failure report."""
+"""How many bytes of a worker's stdout to read for its failure report."""
 _STEP, _MAX_READ = 1 << 20, 8 << 20
-"""How many bytes of a file are searched for the beginning of a long traceback, in one read and in
+"""How many bytes of a file to search for the beginning of a long traceback, in one read and in
 total.
 """
 _FRAME = '\n  File "'
 _MAX_UNSHOWN = 3
-"""How many past generations have their output kept while the consoles are blocked."""
+"""For how many past generations to keep the output while the consoles are blocked."""
 _SHOW_S = 5.0
 """How long to wait for the consoles after the agent has received a stop signal."""
 
 
 class Destination(NamedTuple):
-    """The destination of one of a worker's streams."""
+    """The destination of a worker's stdout or stderr."""
 
     file: bool
     console: bool
 
 
 def destination(spec: LaunchSpec, local_rank: int, stream: int) -> Destination:
-    """Return where a stream goes, based on `--redirects`, `--tee`, `--local-ranks-filter`,
-    `--log-dir`.
+    """Return the destination of a worker's stdout or stderr, according to `--redirects`, `--tee`,
+    `--local-ranks-filter` and `--log-dir`.
 
-    The rules are the same as in torchrun. With tee or redirect, a stream goes to the file. With
-    tee, or with neither of the two, it goes to the console unless the filter excludes it.
+    The rules are the same as in torchrun. A stream goes to its file if it is redirected or teed. It
+    goes to the console if it is teed or not redirected, unless the filter excludes it.
     """
     if spec.log_dir == os.devnull:
         return Destination(file=False, console=True)
@@ -76,7 +76,7 @@ def destination(spec: LaunchSpec, local_rank: int, stream: int) -> Destination:
 
 
 def is_shown(spec: LaunchSpec, local_rank: int) -> bool:
-    """Return whether `--local-ranks-filter` lets a worker's output reach the console."""
+    """Return whether `--local-ranks-filter` allows a worker's output to appear on the console."""
     return not spec.local_ranks_filter or local_rank in spec.local_ranks_filter
 
 
@@ -87,7 +87,8 @@ class Logs:
         loop: the agent's loop.
         consoles: the agent's stdout and stderr.
         spec: the launch's options.
-        directory: this generation's `attempt_<n>`, created here. If empty, no files are created.
+        directory: this generation's `attempt_<n>`, which is created here. If empty, no files are
+            created.
 
     Raises:
         OSError: if no descriptor is left for a file.
@@ -135,16 +136,18 @@ class Logs:
                     self._filter_to(f"filtered_{name}.log", stream, texts)
 
     def error_file(self, local_rank: int) -> str:
-        """Return the path where a worker's `@record` writes its exception, or an empty string."""
+        """Return the path to which a worker's `@record` writes its exception, or an empty string if
+        there is none.
+        """
         return self._path(local_rank, "error.json") if self._has_files(local_rank) else ""
 
     def stderr_path(self, local_rank: int) -> str:
-        """Return the path of a worker's stderr file, or an empty string."""
+        """Return the path of a worker's stderr file, or an empty string if it has none."""
         return self.path(local_rank, STDERR)
 
     def stderr_of(self, local_rank: int) -> str:
-        """Return the end of a worker's stderr. If its last traceback is longer, prepend the
-        beginning of the traceback and a line that gives the number of omitted lines.
+        """Return the end of a worker's stderr. If the last traceback doesn't fit into it, prepend
+        the beginning of that traceback and a line with the number of omitted lines.
         """
         source = self._stderr.get(local_rank)
         if source is None:
@@ -162,8 +165,8 @@ class Logs:
         return keep(found.head.decode(errors="replace"), tail, found.newlines)
 
     def stdout_of(self, local_rank: int) -> str:
-        """Return the end of a worker's stdout. The result is empty if it is unknown, or if stdout
-        and stderr share a channel.
+        """Return the end of a worker's stdout. The result is empty if that isn't available, or if
+        stdout and stderr share a channel.
         """
         source = self._stdout.get(local_rank)
         if isinstance(source, PipeReader):
@@ -171,13 +174,15 @@ class Logs:
         return self.tail(local_rank, STDOUT, _STDOUT_SIZE).decode(errors="replace")
 
     def printed(self, local_rank: int) -> "PrintedTraceback | None":
-        """Return the evidence about a worker's last traceback, or None."""
+        """Return the evidence about a worker's last traceback, or None if it has not printed
+        one.
+        """
         looks = self._inspectors.get(local_rank)
         return looks.core if looks is not None and looks.core.at is not None else None
 
     def inspect_before_stop(self, failed: int) -> None:
-        """If a failed worker has printed a traceback, examine all other workers that have printed
-        one, while those still exist.
+        """If the failed worker has printed a traceback, examine all other workers that have printed
+        one, as long as they still exist.
         """
         if failed not in self._inspectors:
             return
@@ -192,7 +197,7 @@ class Logs:
 
     def printed_late(self, local_rank: int) -> int:
         """Return how many bytes of a worker's stderr arrived after its program was observed to have
-        ended, or 0 if this was not observed.
+        ended, or 0 if that was not observed.
         """
         printed = self.printed(local_rank)
         if printed is None or printed.went_on is not False:
@@ -200,7 +205,7 @@ class Logs:
         return max(0, self._written(local_rank) - printed.size)
 
     def _written(self, local_rank: int) -> int:
-        """Return an upper bound on how many bytes a worker has written to stderr."""
+        """Return an upper bound on the number of bytes that a worker has written to stderr."""
         source = self._stderr.get(local_rank)
         if isinstance(source, PipeReader):
             return source.size + source.unread()
@@ -210,7 +215,9 @@ class Logs:
             return 0  # the file was removed
 
     def path(self, local_rank: int, stream: int) -> str:
-        """Return the file path of a worker's stream, or an empty string."""
+        """Return the path of the file for a worker's stream, or an empty string if there is
+        none.
+        """
         source = self._streams(stream).get(local_rank)
         return source if isinstance(source, str) else ""
 
@@ -231,7 +238,7 @@ class Logs:
             return b""  # the file was removed
 
     def size(self) -> int:
-        """Return how many bytes the workers have printed so far, to files or through the agent."""
+        """Return how many bytes the workers have written so far, to files or through the agent."""
         total = sum(pipe.size for pipe, _ in self._pipes)
         for path in self._files:
             try:
@@ -241,8 +248,8 @@ class Logs:
         return total
 
     def open(self, local_rank: int, rank: int, prefix: bytes) -> tuple[int, int]:
-        """Return the descriptors for a worker's stdout and stderr, which `passed_on` later closes
-        in this process.
+        """Open a worker's stdout and stderr, and return the two descriptors. `passed_on` later
+        closes them in this process.
 
         Args:
             local_rank: the worker's local rank.
@@ -272,8 +279,8 @@ class Logs:
         )
 
     def replace(self, local_ranks: Sequence[int], directory: str) -> None:
-        """Prepare for workers that replace ended ones. `open` must then be called for each new
-        worker.
+        """Prepare for new workers that replace ended ones. `open` must be called afterwards for
+        each new worker.
 
         Args:
             local_ranks: the local ranks of the workers.
@@ -316,27 +323,27 @@ class Logs:
         return {rank: stream for rank, stream in self._terminals.items() if stream.held}
 
     def release(self) -> None:
-        """Show held lines."""
+        """Show the lines that are held back."""
         for stream in self._terminals.values():
             stream.release()
 
     def passed_on(self) -> None:
         """Close this process's copies of the workers' descriptors, because the workers now have
-        their own.
+        their own copies.
         """
         for fd in self._to_pass_on:
             os.close(fd)
         self._to_pass_on.clear()
 
     def resize(self) -> None:
-        """Pass the terminal's new size to the workers."""
+        """Pass the terminal's new size on to the workers."""
         for pipe, console_fd in self._pipes:
             if pipe.fd >= 0:
                 pipe.copy_window_size(console_fd)
 
     def finish(self) -> None:
-        """Show the remaining output as fast as the consoles accept it. All workers and their
-        descendants have exited by now.
+        """Show the remaining output as fast as the consoles accept it. Call this after all workers
+        and their descendants have exited.
         """
         for source in self._sources:
             source.finish()
@@ -352,12 +359,12 @@ class Logs:
 
     @property
     def done(self) -> bool:
-        """Whether all output has been passed to the consoles."""
+        """Whether all output has been passed on to the consoles."""
         return all(source.done for source in self._sources)
 
     def drop(self) -> int:
-        """Discard unshown output, and return the number of bytes discarded. Log files still contain
-        the output.
+        """Discard the output that has not been shown, and return the number of bytes. Log files
+        still contain that output.
         """
         return sum(source.drop() for source in self._sources)
 
@@ -415,7 +422,7 @@ class Logs:
         return fd
 
     def _make(self, path: str) -> int:
-        """Create a file. Return its descriptor, or -1 on failure."""
+        """Create a file, and return its descriptor, or -1 on failure."""
         if not self._directory:
             return -1
         # O_APPEND prevents a hole in the file if somebody truncates it to save space while the
@@ -428,7 +435,7 @@ class Logs:
             return -1
 
     def _do_without(self, error: OSError) -> None:
-        """Report a file that can't be created.
+        """Report that a file can't be created.
 
         Raises:
             OSError: if descriptors are exhausted, which affects more than this file.
@@ -511,8 +518,8 @@ class Logs:
 
 
 class UnshownOutput:
-    """Output from past generations that is still on its way to the consoles. Only the agent's exit
-    waits for it.
+    """The output of past generations that has not reached the consoles yet. Nothing waits for this
+    output except the agent's exit.
 
     Args:
         loop: the agent's loop.
@@ -528,8 +535,8 @@ class UnshownOutput:
         self._limit: Timer | None = None
 
     def add(self, logs: Logs, generation: int) -> None:
-        """Add the output of a generation whose workers have exited. While the consoles are blocked,
-        the output of older generations is dropped.
+        """Add the output of a generation whose workers have exited. If the consoles are blocked,
+        drop the output of older generations.
         """
         logs.finish()
         self._logs = {number: each for number, each in self._logs.items() if not each.done}
@@ -538,8 +545,8 @@ class UnshownOutput:
             self._say(self._logs.pop(number).drop(), f"worker output of generation {number}")
 
     def show(self) -> None:
-        """Wait until everything has been written or the consoles' readers have exited. After a
-        first signal, wait only for a limited time. Return immediately on a second signal.
+        """Wait until all output has been written or the consoles' readers have exited. After a
+        first signal, wait only for a limited time. After a second signal, return immediately.
         """
         old = self._logs.values()
         self._loop.run_until(lambda: all(each.done for each in old) or self._is_late())
@@ -569,8 +576,8 @@ def _repeated_lines() -> "RepeatedLines":
 
 
 def _read_end(path: str) -> LongOutput:
-    """Return the end of a file, and the beginning of its last traceback if that isn't too far from
-    the end.
+    """Return the end of a file, and the beginning of the last traceback in it if that isn't too far
+    from the end.
     """
     with open(path, "rb") as file:
         tail_at = max(0, os.fstat(file.fileno()).st_size - TAIL_SIZE)

@@ -1,5 +1,5 @@
-"""Detects imports that read the script's arguments, in a process that also serves later jobs, which
-have different arguments.
+"""Detects imports that read the script's arguments, because the process that imports the modules
+also serves later jobs, which have different arguments.
 """
 
 import sys
@@ -25,7 +25,7 @@ class Arguments:
     """
 
     is_lasting = True
-    """Whether its findings also apply to the next job."""
+    """Whether this tracer's findings also apply to the next job."""
 
     def __init__(self, script: str) -> None:
         self._real = sys.argv
@@ -38,8 +38,8 @@ class Arguments:
         sys.argv = self._real
 
     def problem(self) -> tuple[str, str]:
-        """Return the module that has read arguments since the last call, and a description, or two
-        empty strings.
+        """Return a module that has read arguments since the last call, and a description, or two
+        empty strings if there is none.
         """
         module, self._read_by = self._read_by, ""
         return (module, f"{module} reads the script's arguments") if module else ("", "")

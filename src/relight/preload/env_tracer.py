@@ -1,9 +1,9 @@
-"""Detects which environment variables imports depend on, before any worker exists.
+"""Detects which environment variables imports depend on before any worker exists.
 
 Each variable that differs between workers (`RANK`, …) has a unique marker value while modules are
-imported. A module that reads it by name depends on it. A module that iterates over all variables,
-for example to find those with a certain prefix, depends on a variable only if its marker is found
-in objects that remain after the import.
+imported. A module that reads such a variable by name depends on it. A module that iterates over all
+variables, for example to find those with a certain prefix, depends on a variable only if its marker
+is found in objects that remain after the import.
 """
 
 import gc
@@ -28,7 +28,7 @@ _DIGITS = 18
 
 
 class Watch:
-    """Watches `os.environ` and `os.environb` from its creation on.
+    """Watches `os.environ` and `os.environb` from the time when this object is created.
 
     Args:
         own: the variables that differ between workers.
@@ -39,7 +39,7 @@ class Watch:
     """
 
     is_lasting = True
-    """Whether its findings also apply to the next job."""
+    """Whether this tracer's findings also apply to the next job."""
 
     def __init__(self, own: Collection[str]) -> None:
         self.reads: dict[str, set[str]] = {}
@@ -72,8 +72,9 @@ class Watch:
         self._first, self._iterated_by = ("", ""), ""
 
     def problem(self) -> tuple[str, str]:
-        """Return the module that depends on a variable that differs between workers, and a
-        description, or two empty strings. Only imports after `begin` count.
+        """Return a module that depends on a variable that differs between workers, and a
+        description, or two empty strings if there is none. Only imports since the last `begin`
+        count.
         """
         if self._first[0]:
             module, name = self._first
@@ -127,14 +128,14 @@ class Watch:
         self.reads.setdefault(importing_module(frame), set()).add(name)
 
     def _note_search(self, name: str) -> None:
-        """Record that a module has checked whether a variable exists. The variables that differ
-        between workers exist in every worker.
+        """Record that a module has checked whether a variable exists. Variables that differ between
+        workers are ignored, because they exist in every worker.
         """
         if name not in self._marks:
             self.reads.setdefault(importing_module(_caller()), set()).add(name)
 
     def _note_iteration(self, names: Iterator[Any]) -> Iterator[Any]:
-        """Record an iteration over all variables."""
+        """Record that a module has iterated over all variables."""
         frame = _caller()
         module = importing_module(frame)
         self._iteration = frame, frame.f_lasti
@@ -181,7 +182,7 @@ def _watched(
 
 
 def _caller() -> Any:
-    """Return the frame that is using the environment."""
+    """Return the stack frame that is using the environment."""
     frame: Any = sys._getframe(2)
     while frame.f_back and frame.f_globals.get("__name__") in (*_TRANSPARENT_MODULES, __name__):
         frame = frame.f_back
@@ -189,8 +190,8 @@ def _caller() -> Any:
 
 
 def importing_module(frame: Any) -> str:
-    """Return the module on whose behalf a frame is running. If the standard library was called by
-    another module, that module is returned.
+    """Return the module on whose behalf a stack frame is running. If another module has called the
+    standard library, return that other module.
     """
     first = ""
     while frame is not None:
@@ -206,7 +207,9 @@ def importing_module(frame: Any) -> str:
 
 
 def _names_in(frame: Any) -> set[str]:
-    """Return a frame's constants and local values that look like parts of a variable name."""
+    """Return those of a stack frame's constants and local values that look like parts of a variable
+    name.
+    """
     values: list[Any] = list(frame.f_code.co_consts)
     if frame.f_code.co_name != "<module>":
         values += frame.f_locals.values()
@@ -215,10 +218,10 @@ def _names_in(frame: Any) -> set[str]:
 
 
 def _search(marks: dict[str, int]) -> str:
-    """Return which of these values occurs in objects that modules have left behind, or an empty
-    string.
+    """Return the variable whose marker value occurs in objects that modules have left behind, or an
+    empty string if there is none.
 
-    Values inside objects that the garbage collector can't traverse are not found.
+    Markers inside objects that the garbage collector can't traverse are not found.
     """
     found: list[Any] = gc.get_objects()
     kinds: dict[type, set[Any]] = {str: set(), bytes: set(), int: set()}

@@ -1,5 +1,5 @@
-"""Records the files that imports have read. If one of them changes, a fresh process would import
-something different.
+"""Records the files that imports have read. If one of these files changes, a new process would
+import something different.
 
     files           are those of modules and of the interpreter, and all others that an import has
                     opened. Of files that are not code, the content is compared. Of the linker's
@@ -30,21 +30,21 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _CACHE = "/etc/ld.so.cache"
 _LINKER = ("/etc/ld.so.preload",)
 _MAX_DATA = 1 << 20
-"""The maximum size, in bytes, of a file whose content is compared."""
+"""The maximum size in bytes of a file whose content is compared."""
 _LISTINGS = ("os.listdir", "os.scandir")
 _EVENTS = ("open", "os.exec", "os.posix_spawn", "os.system", "subprocess.Popen", *_LISTINGS)
 """Audit events for opening files, listing directories and running programs."""
 _OURS = ("relight", "sitecustomize")
 _CLOCK_NS = 20_000_000
-"""File systems use the time of the kernel's last clock tick. For a file that changed after this
-process started, that may be earlier than the start time.
+"""File systems record the time of the kernel's last clock tick. If a file changed right after this
+process started, its recorded time may therefore be earlier than the start time.
 """
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 _QUOTED = re.compile(r"""["']([A-Za-z_]\w*)["']""")
 
 
 class _File(NamedTuple):
-    """A file's identity and content, as far as the system reports them without reading the file."""
+    """What the system can tell about a file's identity and content without reading the file."""
 
     modified_ns: int
     changed_ns: int
@@ -54,22 +54,22 @@ class _File(NamedTuple):
 
 
 class Inputs:
-    """Records the files that are opened for reading after this object is created.
+    """Records the files that are opened for reading after this object has been created.
 
     Args:
         began_ns: when this process was started, in nanoseconds since 1970. The content of files
-            that changed after that time may differ from the data that was read.
+            that changed after that time may differ from what the imports have read.
 
     Attributes:
         variables: name prefixes of variables that imports depend on, in addition to those that
-            `preload/env_tracer.py` records: variables of the programs that they run, and of `.pth`
-            files.
-        words: names of variables that may have been read by modules that `.pth` files import,
-            before this object existed.
+            `preload/env_tracer.py` records. They are read by programs that imports run, and by
+            `.pth` files.
+        words: names of variables that may have been read, before this object existed, by modules
+            that `.pth` files import.
     """
 
     is_lasting = False
-    """Whether its findings also apply to the next job."""
+    """Whether this tracer's findings also apply to the next job."""
 
     def __init__(self, began_ns: int) -> None:
         self.variables: set[str] = {"COVERAGE_"}
@@ -86,8 +86,8 @@ class Inputs:
         sys.addaudithook(self._note)
 
     def end(self) -> str:
-        """Stop recording; return a file that has changed since the beginning, or an empty
-        string.
+        """Stop recording, and return a file that has changed since recording began, or an empty
+        string if there is none.
         """
         self._records = False
         paths = {os.path.abspath(path) for path in self._opened}
@@ -108,8 +108,9 @@ class Inputs:
         return ""
 
     def problem(self) -> tuple[str, str]:
-        """Return the module that opened a file which changed after this process started, and a
-        description, or two empty strings. Only files opened since the last call count.
+        """Return a module that has opened a file that changed after this process started, and a
+        description, or two empty strings if there is none. Only files opened since the last call
+        count.
         """
         new, self._new = self._new, {}
         for path, module in new.items():
@@ -122,8 +123,8 @@ class Inputs:
         return "", ""
 
     def changed(self) -> str:
-        """Describe the first file or directory that has changed. The result is empty if nothing
-        has.
+        """Describe the first file or directory that has changed, or return an empty string if
+        nothing has changed.
         """
         for path, file in self._files.items():
             now = _file(path)
@@ -170,8 +171,8 @@ class Inputs:
 
 
 def _counts(path: str, *, is_file: bool = True) -> bool:
-    """Return whether a file may differ between jobs. Compiled modules are represented by their
-    sources.
+    """Return whether a file may differ between jobs. Compiled modules don't count, because their
+    sources do.
     """
     is_other = path.startswith(_SYSTEM) or "__pycache__" in path
     return not is_other and os.path.isdir(path) != is_file
@@ -192,7 +193,7 @@ def _content(path: str) -> str:
 
 
 def _linked() -> str:
-    """Return a digest of the linker cache's entries for the libraries that are in use."""
+    """Return a digest of the entries in the linker's cache for the libraries that are in use."""
     try:
         with open(_CACHE, "rb") as file:
             words = file.read().split(b"\0")
@@ -204,8 +205,9 @@ def _linked() -> str:
 
 
 def _module_words() -> set[str]:
-    """Return the quoted words in the modules that have been loaded by now. The standard library is
-    excluded, because interpreter startup reads variables with fixed names.
+    """Return the quoted words in the source of the modules that have been loaded so far. The
+    standard library is excluded, because the variables that it reads at interpreter startup have
+    known names.
     """
     standard = os.path.dirname(os.__file__) + os.sep
     words = set[str]()
@@ -227,7 +229,9 @@ def _module_files() -> Iterator[str]:
 
 
 def _interpreter_files() -> Iterator[str]:
-    """Yield the program, its shared libraries, and the files that determine its import path."""
+    """Yield the interpreter's program, its shared libraries, and the files that determine its
+    import path.
+    """
     yield os.path.realpath("/proc/self/exe")
     yield os.path.join(sys.prefix, "pyvenv.cfg")
     yield from _mapped()
@@ -247,7 +251,7 @@ def _mapped() -> Iterator[str]:
 
 
 def _searched() -> set[str]:
-    """Return the directories in which modules are looked up, including directories that do not
+    """Return the directories that are searched for modules, including directories that do not
     exist.
     """
     found = {path for path in sys.path if path and os.path.isabs(path)}

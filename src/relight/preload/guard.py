@@ -1,13 +1,14 @@
-"""The guard: the warm spawner's parent process.
+"""Implements the guard, which is the warm spawner's parent process.
 
-A process that an import starts can leave its session and lose its parent. After that, only a
-subreaper ancestor can find it. The agent is such an ancestor, but it may be killed with SIGKILL.
+A process that is started by an import can leave its session, and its parent can exit. After that,
+only an ancestor that is a subreaper can find the process. The agent is such an ancestor, but it may
+be killed with SIGKILL.
 
     agent --> guard --> warm spawner --> processes that its imports start
 
 When the agent has exited, the guard kills all its own descendants. If the warm spawner ends, the
-guard kills its orphans and exits the same way, so that the agent can't distinguish the guard's exit
-from the warm spawner's. A warm spawner may have an heir (`preload/speculative_import.py`). In that
+guard kills its orphans and exits with the same status, so that the guard's exit looks like the warm
+spawner's to the agent. A warm spawner may have an heir (`preload/speculative_import.py`). In that
 case, the guard kills all other orphans and guards the heir. The guard for workers that start cold
 is in `host/linux.py`.
 
@@ -35,7 +36,9 @@ IMPORT_LIMIT_S = 600.0
 
 
 class AgentProcess(NamedTuple):
-    """The agent that a guard watches, and the descriptor of the socket connected to it."""
+    """The agent that a guard watches, and the descriptor of the socket that is connected to the
+    agent.
+    """
 
     process: ProcessHandle
     control: int
@@ -47,7 +50,7 @@ class AgentProcess(NamedTuple):
 
     @classmethod
     def parent(cls, control: int) -> "AgentProcess":
-        """Return the agent that is this process's parent; exit if the agent has already exited."""
+        """Return the agent that is this process's parent. Exit if the agent has already exited."""
         pid = os.getppid()
         agent = cls(ProcessHandle(pid), control)
         if os.getppid() != pid:
@@ -55,7 +58,7 @@ class AgentProcess(NamedTuple):
         return agent
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended."""
+        """Return whether the agent has exited."""
         return self.process.has_ended()
 
 
@@ -64,7 +67,7 @@ class Guard:
 
     Args:
         pid: the guard's pid.
-        to_guard: the descriptor of a pipe to the guard, for the pids of heirs and the paths of
+        to_guard: the descriptor of a pipe to the guard, which carries pids of heirs and paths of
             directories.
         from_guard: the descriptor of a pipe from the guard.
     """
@@ -77,8 +80,8 @@ class Guard:
         self.descriptors = to_guard, from_guard
 
     def attach(self) -> None:
-        """Have this process (a child of the guard) killed when the guard ends. Exit if the guard
-        has already exited.
+        """Arrange for this process, a child of the guard, to be killed when the guard exits. Exit
+        if the guard has already exited.
         """
         linux.die_with_parent(signal.SIGKILL)
         if os.getppid() != self.pid:
@@ -86,11 +89,13 @@ class Guard:
         os.setsid()
 
     def set_heir(self, heir: int) -> None:
-        """Have the guard switch to guarding another process, the heir, when this one ends."""
+        """Tell the guard which process (the heir) to guard when this process ends."""
         os.write(self._to_guard, b"%d\n" % heir)
 
     def inherit(self) -> None:
-        """Continue as the heir once the earlier process's orphans have exited."""
+        """Wait until the orphans of the process before this one have exited, and then continue as
+        its heir.
+        """
         self.attach()
         os.read(self._from_guard, 1)
 
@@ -99,14 +104,14 @@ class Guard:
         os.write(self._to_guard, _DONE + b"\n")
 
     def outlive_guard(self) -> None:
-        """From now on, receive SIGCONT instead of SIGKILL when the guard ends, so that this process
-        can clean up even if it is stopped.
+        """Arrange for this process to receive SIGCONT instead of SIGKILL when the guard exits, so
+        that it can clean up even if it is stopped.
         """
         linux.die_with_parent(signal.SIGCONT)
 
     def remove_if_orphaned(self, scratch: str) -> None:
-        """Have the guard remove a directory if the agent no longer exists. An empty path cancels
-        this request.
+        """Ask the guard to remove a directory once the agent no longer exists. An empty path
+        cancels the request.
         """
         if scratch != self._directory:
             self._directory = scratch
@@ -116,14 +121,14 @@ class Guard:
 def stand_guard(
     agent: AgentProcess | None, others: Sequence[ProcessHandle] = (), *, stays_low: bool = False
 ) -> Guard:
-    """Fork and continue in the child; the parent stays behind as its guard. Return the guard, in
-    the child.
+    """Fork and continue in the child, while the parent stays behind as its guard. Return the
+    child's interface to the guard.
 
     Args:
-        agent: the agent, or None for a warm process. This process ends when the agent ends.
-        others: other processes whose end also ends this process: the warm process that forked this
-            one or, for a warm process and only while it is importing, processes that it must not
-            outlive.
+        agent: the agent, or None for a warm process. This process ends when the agent exits.
+        others: other processes whose end also ends this process. They are the warm process that
+            forked this one or, for a warm process that is still importing, the processes that it
+            must not outlive.
         stays_low: whether the child must never get normal priority while it is importing.
 
     Raises:
@@ -153,11 +158,11 @@ def _watch(
     *,
     stays_low: bool,
 ) -> NoReturn:
-    """Kill all descendants when the agent or one of the others ends, or when a warm process's
-    imports take too long. Exit the same way as the child.
+    """Kill all descendants when the agent or one of the other processes ends, or when a warm
+    process's imports take too long. Exit with the same status as the child.
 
-    Also raise the priority of a child that has lowered it, because its imports would otherwise
-    never finish if all processors are busy.
+    Also raise the priority of a child that has lowered its priority. Otherwise its imports would
+    never finish while all processors are busy.
     """
     begin = time.monotonic()
     try:
@@ -220,7 +225,7 @@ def _watch(
 
 
 class _Requests:
-    """Requests from a guard's child.
+    """The requests that a guard has received from its child.
 
     Args:
         fd: the nonblocking pipe from the child.
@@ -237,7 +242,7 @@ class _Requests:
         self._heir = 0
 
     def take_heir(self) -> int:
-        """Return the pid of the ended child's heir, or 0."""
+        """Return the pid of the ended child's heir, or 0 if there is none."""
         self.read()
         heir, self._heir = self._heir, 0
         return heir
@@ -258,8 +263,8 @@ class _Requests:
 
 
 def _is_child(pid: int) -> bool:
-    """Return whether a pid belongs to a child of this process. /proc may omit a child while another
-    one is ending.
+    """Return whether a pid belongs to a child of this process. This function does not use /proc,
+    which may omit a child while another child is ending.
     """
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

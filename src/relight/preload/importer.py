@@ -1,10 +1,10 @@
-"""Imports modules in the process that workers are forked from, and skips those that can't be
+"""Imports modules in the process that workers are forked from, and skips modules that can't be
 preloaded.
 
-An import may leave nothing behind but private memory. There must be a single thread, and no new
-descriptors, children, shared memory or timers. The import must not depend on anything that differs
-between workers, or change anything that the interpreter still needs, and the script must get the
-same modules as without preloading. Each module is imported on a trial basis
+An import must not leave anything behind except private memory. After the import there must be a
+single thread, and no new descriptors, children, shared memory or timers. The import must not depend
+on anything that differs between workers, or change anything that the interpreter still needs, and
+the script must get the same modules as without preloading. Each module is imported on a trial basis
 (`preload/speculative_import.py`), and the import is undone if the module can't be preloaded.
 """
 
@@ -34,15 +34,17 @@ Tell = Callable[[str], None]
 """Sends a line to the agent."""
 _PROGRESS = b"%9d"
 _TRIAL_S = 1.0
-"""How long a trial of several modules may last. This limits the work that has to be repeated."""
+"""How long a trial import of several modules may take. This limits the work that has to be repeated
+if the trial fails.
+"""
 _MAX_PRINTED = 65536
 _LEFT_OUT = b"\nrelight: %d more bytes were printed by preloaded modules, and are left out here\n"
 _HARMLESS_THREADS = ("jemalloc_bg_thd",)
-"""Threads of jemalloc (in pyarrow). A forked process doesn't have them, and jemalloc purges memory
-without them.
+"""Names of threads of jemalloc (in pyarrow). A forked process doesn't have these threads, but
+jemalloc purges memory without them.
 """
 _OURS = ("relight", "sitecustomize", "__main__", "__mp_main__")
-"""Modules that are loaded anyway. The last name is the one that multiprocessing gives to the
+"""Modules that are loaded in any case. The last name is the one that multiprocessing gives to the
 script.
 """
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -57,19 +59,19 @@ def preload(
     guard: Guard,
     descriptors: Collection[int],
 ) -> tuple[tuple[bytes, bytes], dict[str, set[str]]]:
-    """Import the modules; return their output to stdout and stderr, and the importer of each
+    """Import the modules. Return their output on stdout and stderr, and which modules import each
     module.
 
-    Sends the agent `importing MODULE`, `without MODULE SECONDS REASON` for an import that was
-    undone, and `left_out PACKAGES` for packages that are not installed. If the modules were
-    learned, it also sends `learned JSON`, which says which modules can never be preloaded, which
-    modules cause that, and where packages are installed.
+    Sends the agent `importing MODULE` for each import, `without MODULE SECONDS REASON` for an
+    import that was undone, and `left_out PACKAGES` for packages that are not installed. If the
+    modules were learned, also sends `learned JSON`, which says which modules can never be
+    preloaded, which modules cause that, and where packages are installed.
 
     Args:
         setup: contains `modules`; `learned`, true if these are the imports of a watched worker,
             perhaps including failed ones; `culprits`, the modules that are known to be unfit; and
             `argv`, the workers' command line.
-        loaded: the modules that any worker has loaded by now.
+        loaded: the modules that every worker has loaded by this time.
         tell: sends the agent a line.
         watch: finds modules that depend on a variable that differs between workers.
         others: tracers that find modules that created a temporary file that workers would share,
@@ -130,11 +132,11 @@ def _import_all(
     tell: Tell,
     guard: Guard,
 ) -> None:
-    """Import the modules that can be preloaded together with all their dependencies.
+    """Import those modules that can be preloaded together with all their dependencies.
 
-    Modules that the user named are tried one by one, and others in batches. A failed batch is
-    undone, but the number of imports that succeeded is kept. Those imports are repeated next,
-    followed by the failed one alone.
+    Modules that the user named are tried one by one, and other modules in batches. A failed batch
+    is undone, but the number of imports that succeeded is remembered. The next step repeats those
+    imports, and the step after that tries the failed module alone.
     """
     asked, left = set(names), names
     alone = asked if baseline.is_asked else set()
@@ -189,8 +191,8 @@ def _import_some(
     tell: Tell,
     child: int,
 ) -> None:
-    """Import modules for a limited time. The number of imported modules is written to the file
-    `progress`, so that a copy of this process knows how far this one got.
+    """Import modules for a limited time. The number of modules tried so far is written to the file
+    `progress`, so that the copy of this process can tell how far this process got.
     """
     end = time.monotonic() + _TRIAL_S
     for number, name in enumerate(names, 1):
@@ -207,12 +209,12 @@ def _is_below(name: str, others: list[str]) -> bool:
 
 
 class _DependencyFinder:
-    """An import finder that records which module imports which, and rejects unfit modules and
-    everything that imports them.
+    """An import finder that records which module imports which other modules, and rejects unfit
+    modules and everything that imports them.
 
     Args:
-        culprits: modules that are known to be unfit. The value is True if the module can never be
-            preloaded.
+        culprits: modules that are known to be unfit. The value for a module is True if the module
+            can never be preloaded.
     """
 
     def __init__(self, culprits: dict[str, bool]) -> None:
@@ -223,7 +225,9 @@ class _DependencyFinder:
         self.needs: dict[str, set[str]] = {}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Find nothing, but stop the import of an unfit module."""
+        """Never find a module, but raise an error for an unfit module in order to stop its
+        import.
+        """
         del path, target
         if name in self.culprits:
             self.wanted = name
@@ -236,8 +240,7 @@ class _DependencyFinder:
 
 
 class _Baseline:
-    """The state of this process before the imports. The process must still be in this state after
-    each import.
+    """The state of this process before the imports, in which it must still be after each import.
 
     Args:
         descriptors: the descriptors that may be open.
@@ -265,7 +268,7 @@ class _Baseline:
         self._others = others
 
     def load(self, name: str, imports: _DependencyFinder, child: int) -> None:
-        """Import a module; raise UnfitError if it can't be preloaded."""
+        """Import a module, or raise UnfitError if it can't be preloaded."""
         self._descriptors = set(_descriptors())
         self._watch.begin()
         sys.meta_path.insert(0, imports)
@@ -283,14 +286,14 @@ class _Baseline:
         self.check(name, child)
 
     def check(self, name: str, child: int) -> None:
-        """Raise UnfitError if importing this module left anything behind other than memory and
+        """Raise UnfitError if importing this module has left anything behind other than memory and
         `child`.
         """
         for fd, target in _descriptors().items():
             if fd not in self._descriptors and fd not in linux.libffi_descriptors():
                 raise UnfitError(name, f"{name} opens {target}")
         if _threads() > 1:
-            # Threads that a library ends before a fork and restarts after it do no harm.
+            # Threads that a library stops before a fork and restarts afterwards are harmless.
             pid = os.fork()
             if pid == 0:
                 os._exit(0)
@@ -324,14 +327,16 @@ class _Baseline:
 
 
 def _shares_memory() -> bool:
-    """Return whether this process has memory that remains shared after a fork (proc(5), maps)."""
+    """Return whether this process has memory that would remain shared after a fork (proc(5),
+    maps).
+    """
     with open("/proc/self/maps", "rb") as file:
         modes = {line.split(maxsplit=2)[1] for line in file}
     return any(mode[1:2] == b"w" and mode[3:4] == b"s" for mode in modes)
 
 
 def _threads() -> int:
-    """Return the number of threads, not counting those that libraries do not need after a fork."""
+    """Return the number of threads, without those that libraries do not need after a fork."""
     count = 0
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -343,7 +348,7 @@ def _threads() -> int:
 
 
 def _descriptors() -> dict[int, str]:
-    """Return the open descriptors of this process and their files."""
+    """Return this process's open descriptors and the files that they refer to."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -354,7 +359,7 @@ def _descriptors() -> dict[int, str]:
 
 
 def check_shadows(argv: list[str], modules: Collection[str]) -> None:
-    """Check that no module next to the script shadows a preloaded one."""
+    """Check that no module next to the script shadows a preloaded module."""
     specs = {
         name: getattr(sys.modules.get(name), "__spec__", None)
         for name in sorted(_packages(modules))
@@ -365,8 +370,8 @@ def check_shadows(argv: list[str], modules: Collection[str]) -> None:
 
 
 def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str, str | None]:
-    """Return which of these packages would be shadowed by one next to the script, each with the
-    path of the latter. Built-in packages are never included.
+    """Return those of these packages that a module next to the script would shadow, each with the
+    path of that module. Built-in packages are never included.
     """
     folder = _folder(argv)
     known = folder in sys.path_importer_cache
@@ -385,7 +390,7 @@ def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str
 
 
 def _folder(argv: list[str]) -> str:
-    """Return the directory that the script would search for modules first."""
+    """Return the first directory in which the script would look for modules."""
     if argv[2] in ("-m", "-"):
         return os.getcwd()
     path = os.path.realpath(argv[2])
@@ -407,8 +412,8 @@ def _is_archive(path: str) -> bool:
 
 
 def _install_directories() -> tuple[str, ...]:
-    """Return the directories of the standard library and of installed packages, including those
-    that a cluster adds to PYTHONPATH.
+    """Return the directories of the standard library and of installed packages, including
+    directories that a cluster adds to PYTHONPATH.
     """
     folders = [os.path.dirname(os.__file__), *site.getsitepackages()]
     folders += [p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages")]
@@ -420,7 +425,7 @@ def _install_directories() -> tuple[str, ...]:
 
 
 def _installed(names: list[str], argv: list[str]) -> list[str]:
-    """Return which of these modules are installed, as opposed to the user's own modules on
+    """Return those of these modules that are installed, as opposed to the user's own modules on
     PYTHONPATH or next to the script.
     """
     places = _install_directories()
@@ -437,8 +442,8 @@ def _installed(names: list[str], argv: list[str]) -> list[str]:
 
 
 def _is_in(spec: ModuleSpec, places: tuple[str, ...]) -> bool:
-    """Return whether a package is in these directories. If it lacks `__init__.py`, all its parts
-    must be in them.
+    """Return whether a package is in these directories. If the package doesn't have an
+    `__init__.py`, all its parts must be in them.
     """
     paths = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
     return bool(paths) and all(path.startswith(places) for path in paths)

@@ -1,5 +1,5 @@
-"""Lets a warm spawner outlive its job by recording what its imports depend on, and by dropping all
-state that belongs to the job that started it.
+"""Lets a warm spawner outlive its job: records what its imports depend on, and drops all state that
+belongs to the job that started it.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from relight.warm.warm_sockets import BeingMade, Description
 
 
 class Lasting:
-    """Records what imports depend on, from its creation on.
+    """Records what imports depend on, from the time when this object is created.
 
     Attributes:
-        until: processes that this one must not outlive.
+        until: processes that this process must not outlive.
         lock: the descriptor of a file that stays locked until jobs can find this process.
         arguments: the tracer that finds modules that read the script's arguments.
         inputs: the tracer that finds modules that read a file which changed after this process
@@ -35,10 +35,10 @@ class Lasting:
 
     Args:
         setup: the agent's instructions (`warm/preloading.py`).
-        loaded: the names of the modules that any worker has loaded by now.
+        loaded: the names of the modules that every worker has loaded by this time.
 
     Raises:
-        UnfitError: if a process that this one must not outlive has ended.
+        UnfitError: if a process that this process must not outlive has ended.
     """
 
     def __init__(self, setup: dict[str, Any], loaded: set[str]) -> None:
@@ -53,7 +53,7 @@ class Lasting:
         self._shown = b""
 
     def show(self, guard: int) -> None:
-        """Write to the locked file which process is importing, for `relight warm`.
+        """Write which process is importing to the locked file, where `relight warm` reads it.
 
         Args:
             guard: the pid of this process's guard.
@@ -77,7 +77,7 @@ class Lasting:
             os.pwrite(self.lock, b"%9d" % imported, len(self._shown))
 
     def end_imports(self, variables: Mapping[str, str], watch: Watch) -> None:
-        """Record the dependencies of the imports, and clear the environment of this process.
+        """Record what the imports depend on, and clear this process's environment.
 
         Args:
             variables: the environment during the imports.
@@ -101,8 +101,8 @@ class Lasting:
         linux.show_environment({})
 
     def serve(self, control: socket.socket, agent: int) -> JobConnection:
-        """Serve agents, starting with the one with this pid. Return only in a child, which serves
-        one job.
+        """Serve agents, starting with the agent that has this pid. Return only in a child, which
+        serves a single job.
 
         Raises:
             OSError: if the socket can't be created, or no descriptor is left.
@@ -142,7 +142,7 @@ class Lasting:
 
     def _shadow(self) -> str:
         """Describe a module next to the script that the script would now find instead of a
-        preloaded one.
+        preloaded module.
         """
         try:
             check_shadows(self._setup["argv"], sys.modules.keys() - self._loaded)

@@ -1,10 +1,10 @@
 """Hides the preloaded modules of a warm worker until its script imports them.
 
-As a result, `sys.modules` is the same as in a cold worker, and it is possible to intercept the
-script's import of a module. At that point, the variables must have the same values as when the
-module was preloaded. The script must also find the same module, and must not have replaced any
-module that this one needs. Otherwise the worker turns into a cold one by executing its own command
-line from the start.
+As a result, `sys.modules` has the same content as in a cold worker, and the script's import of a
+module can be intercepted. At that point, the environment variables must have the same values as
+when the module was preloaded. The script must also find the same module, and must not have replaced
+any module that the preloaded module needs. Otherwise the worker restarts as a cold worker, by
+executing its own command line.
 
     import torch  -->  Deferred.find_spec  -->  _Loader.exec_module  -->  torch and its dependencies
 """
@@ -36,14 +36,14 @@ _IRREVERSIBLE = frozenset({
     "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.system", "os.truncate",
     "builtins.input", "socket.bind", "socket.connect", "socket.sendto", "subprocess.Popen",
 })  # fmt: skip
-"""Audit events after which a script must not be restarted from its beginning."""
+"""Audit events after which a script must not be restarted from the beginning."""
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Imports(NamedTuple):
     """Metadata about the preloaded imports.
 
-    `needs` maps each module to the modules that it needs. `reads` and `prefixes` are those from
+    `needs` maps each module to the modules that it needs. `reads` and `prefixes` come from
     `preload/env_tracer.py`. `values` are the variables that the script set before these imports.
     """
 
@@ -54,7 +54,7 @@ class Imports(NamedTuple):
 
 
 class Deferred:
-    """An import finder for the hidden modules, at the front of `sys.meta_path`.
+    """An import finder for the hidden modules, which comes first in `sys.meta_path`.
 
     Args:
         names: the hidden modules.
@@ -107,7 +107,7 @@ class Deferred:
         return spec
 
     def show(self, name: str) -> ModuleType:
-        """Put a module and the modules that it needs into `sys.modules`; return the module."""
+        """Put a module and the modules that it needs into `sys.modules`, and return the module."""
         module = self._hidden[name]
         needed = self._needed(name)
         self._check(name, needed)
@@ -136,10 +136,10 @@ class Deferred:
         return found
 
     def _check(self, name: str, names: set[str]) -> None:
-        """Check that the script's variables have the same values as when these modules, required by
-        an import, were preloaded.
+        """Check that the environment variables have the same values as when these modules, which an
+        import needs, were preloaded.
 
-        Python reads `os.environ`; compiled code reads the process's own environment, which
+        Python code reads `os.environ`. Compiled code reads the process's own environment, which
         `os.putenv` can change separately.
         """
         python = dict(os.environ)
@@ -179,8 +179,8 @@ class Deferred:
         return any(other.partition(".")[0].startswith(("torch", "functorch")) for other in needs)
 
     def _found_instead(self, name: str, origin: str | None) -> str:
-        """Return where a cold worker would find a different package with this name because the
-        script has changed `sys.path`. The result is empty if it would find the preloaded one.
+        """Return where a cold worker would find a different package with this name, because the
+        script has changed `sys.path`. The result is empty if it would find the preloaded package.
         """
         spec = None if "." in name or not origin else PathFinder.find_spec(name)
         if spec is None or spec.loader is None or spec.origin == origin:
@@ -206,7 +206,7 @@ class Deferred:
         """Restart as a cold worker, unless the script has done something that can't be repeated.
 
         Args:
-            why: the cause, for people.
+            why: the cause, as human-readable text.
             otherwise: the consequence if the worker can't be restarted.
             report: the variable to report to the warm spawner.
         """
@@ -223,7 +223,7 @@ class Deferred:
             start(argv[0], argv, variables)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Record actions that can't be repeated, and changes to the environment."""
+        """Record actions of the script that can't be repeated, and changes to the environment."""
         if event in ("os.putenv", "os.unsetenv"):
             self._set_by[os.fsdecode(arguments[0])] = _importing_library()
         if event == "os.putenv":
@@ -247,14 +247,14 @@ class Deferred:
 
 
 class _Loader:
-    """Loads a preloaded module. All other requests are forwarded to the module's own loader."""
+    """Loads a preloaded module. All other requests are passed on to the module's own loader."""
 
     def __init__(self, deferred: Deferred, loader: Any) -> None:
         self._deferred = deferred
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Return None, so that an empty module is created."""
+        """Return None, so that the import system creates an empty module."""
         del spec
 
     def exec_module(self, module: ModuleType) -> None:
@@ -272,8 +272,8 @@ class _Loader:
 
 
 def _importing_library() -> str:
-    """Return the installed package whose import is in progress and has led to this call. The result
-    is empty if the caller is the script, or a function in a package that the script calls.
+    """Return the installed package whose ongoing import has led to this call. The result is empty
+    if the call comes from the script, or from a package's function that the script has called.
     """
     frame: Any = sys._getframe(2)
     while frame is not None:
@@ -299,8 +299,8 @@ def third_party(loaded: set[str]) -> list[str]:
 
 
 def references(names: Iterable[str]) -> dict[str, set[str]]:
-    """Return, for each module, the other modules whose objects it references, and the modules below
-    it.
+    """Return a map from each module to the other modules whose objects it references, and the
+    modules below it.
     """
     found: dict[str, set[str]] = {}
     for name in names:

@@ -1,5 +1,5 @@
-"""In each worker, reseeds the random generators that imports have seeded, and recreates the
-temporary directories that imports have created.
+"""Reseeds, in each worker, the random generators that imports have seeded randomly, and recreates
+the temporary directories that imports have created.
 """
 
 import os
@@ -13,8 +13,8 @@ from relight.preload.temp_dirs import Temporary
 
 
 class RandomState:
-    """Records which `random.Random` objects are created without a seed, and which temporary files
-    are created, after this object is created.
+    """Records the `random.Random` objects that are created without a seed, and the temporary files
+    that are created, after this object has been created.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,8 @@ class RandomState:
         self.temporary.end()
 
     def renew(self) -> None:
-        """Reseed the generators in a worker. `random` does this on its own when a process forks.
+        """Reseed the generators and recreate the temporary directories in a worker. `random`
+        reseeds its own generator when a process forks.
 
         A generator that an import seeded with a fixed number keeps its state, as it would in a cold
         worker.

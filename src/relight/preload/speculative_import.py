@@ -1,5 +1,5 @@
-"""Tries a step that may leave this process in an unusable state. If it does, a copy of the process
-that was forked beforehand continues instead.
+"""Tries a step that may leave this process in an unusable state. If that happens, a copy of the
+process that was forked beforehand continues instead.
 
     guard --> the process --> its copy, which waits        before and during the step
     guard --> the process                                  success: the copy is killed
@@ -26,9 +26,10 @@ _POLL_S = 60.0
 class UndoneStep(NamedTuple):
     """The result of a step that was tried and undone.
 
-    `reason` is why it was undone, and `culprit` is the module that caused this. `lasting` means
-    that the result would be the same in the next job if the packages are the same. `modules` are
-    the ones imported so far, in order. `seconds` is the duration of the step.
+    `reason` is why the step was undone, and `culprit` is the module that caused this. `lasting`
+    means that the result would be the same in the next job if that job has the same packages.
+    `modules` are the modules that have been imported so far, in order. `seconds` is the duration of
+    the step.
     """
 
     culprit: str
@@ -39,10 +40,11 @@ class UndoneStep(NamedTuple):
 
 
 class UnfitError(Exception):
-    """Workers must not be forked from this process in its current state. The message says why.
+    """Raised if workers must not be forked from this process in its current state. The message says
+    why.
 
     Args:
-        culprit: the module that caused it.
+        culprit: the module that caused the problem.
         reason: why the process is unfit.
         lasting: whether the cause depends only on the installed packages.
     """
@@ -54,11 +56,11 @@ class UnfitError(Exception):
 
 
 def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
-    """Call `step`. Return None if it succeeded, or why it was undone.
+    """Call `step`. Return None if the step succeeded, or why it was undone.
 
     Args:
-        step: raises UnfitError if it must be undone. It is called with the pid of the waiting copy,
-            a child that the step did not start.
+        step: raises UnfitError if it must be undone. The step is called with the pid of the waiting
+            copy, which is a child that the step did not start.
         guard: the guard of this process.
 
     Raises:
@@ -92,7 +94,7 @@ def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
 
 
 def _take_over(process: ProcessHandle, result: int, guard: Guard) -> UndoneStep:
-    """Wait in the copy until the process has exited, then take its place."""
+    """Wait in the copy until the original process has exited, and then take its place."""
     while not process.wait(_POLL_S):
         pass  # wait for the imports; the guard ends both processes if that takes too long
     guard.inherit()

@@ -1,9 +1,9 @@
 """Gives each worker its own copy of the temporary directories that imports have created.
 
-Forked workers would share a directory, and the first worker to end would remove it. A
-`tempfile.TemporaryDirectory` whose name has not been read yet can be recreated in each worker
-(wandb has one, and therefore every module that imports wandb has one too). Any other temporary file
-or directory makes the import unfit.
+Otherwise, forked workers would share such a directory, and the first worker to end would remove it.
+A `tempfile.TemporaryDirectory` whose name has not been read yet can be recreated in each worker.
+wandb has such a directory, so this concerns every module that imports wandb. Any other temporary
+file or directory makes the module unfit for preloading.
 """
 
 import gc
@@ -18,8 +18,8 @@ from relight.preload.env_tracer import importing_module
 
 
 class _Made(NamedTuple):
-    """A temporary file or directory, with the module that created it and the arguments passed to
-    mkdtemp.
+    """A temporary file or directory, with the module that created it and the arguments that were
+    passed to mkdtemp.
     """
 
     module: str
@@ -29,10 +29,12 @@ class _Made(NamedTuple):
 
 
 class Temporary:
-    """Records temporary files and directories that are created after this object."""
+    """Records temporary files and directories that are created after this object has been
+    created.
+    """
 
     is_lasting = True
-    """Whether its findings also apply to the next job."""
+    """Whether this tracer's findings also apply to the next job."""
 
     def __init__(self) -> None:
         self._made: dict[str, _Made] = {}
@@ -52,8 +54,8 @@ class Temporary:
             self._made[os.fsdecode(arguments[0])] = made
 
     def problem(self) -> tuple[str, str]:
-        """Remove the files created since the last call; return the module that created something
-        that can't be recreated, and a description, or two empty strings.
+        """Remove the files that were created since the last call. Return a module that created
+        something that can't be recreated, and a description, or two empty strings if there is none.
         """
         made = {path: by for path, by in self._made.items() if os.path.lexists(path)}
         self._made.clear()
@@ -67,7 +69,7 @@ class Temporary:
         return "", ""
 
     def renew(self) -> None:
-        """Recreate the directories, in a worker."""
+        """Recreate the temporary directories in a worker."""
         for directory, made in self._renewed:
             import tempfile
 
@@ -81,8 +83,8 @@ class Temporary:
 
 
 def _unasked(made: dict[str, _Made]) -> dict[str, Any]:
-    """Return the objects for directories that are empty and whose names are not referenced
-    elsewhere.
+    """Return the objects of the directories that are empty and whose names are not referenced
+    anywhere else.
     """
     tempfile: Any = sys.modules["tempfile"]
     found = {}

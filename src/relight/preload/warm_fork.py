@@ -1,18 +1,20 @@
-"""The warm spawner, which imports modules once and forks each worker (docs/decisions/0011-warm.md).
+"""Implements the warm spawner, which imports modules once and forks each worker
+(docs/decisions/0011-warm.md).
 
-It is started with the workers' command line and environment, and calls `serve` before the
-interpreter reaches the script (`hook/sitecustomize.py`). `serve` returns only in a worker. The warm
-spawner itself never runs the user's script; it serves one generation after the other.
+The warm spawner is started with the workers' command line and environment, and calls `serve` before
+the interpreter reaches the script (`worker/hook/sitecustomize.py`). `serve` returns only in a
+worker. The warm spawner itself never runs the user's script, but serves one generation after the
+other.
 
-If it is meant to outlive the job, it becomes a warm process (`preload/warm_process.py`). One fork
-of that process is the warm spawner of this job, and another fork is the warm spawner of the next
-job.
+If the warm spawner is meant to outlive the job, it becomes a warm process
+(`preload/warm_process.py`). One fork of that process is the warm spawner of this job, and another
+fork is the warm spawner of the next job.
 
-It sends the agent the lines described in `preload`, then, if it is a warm process, `guard PID`, and
-then `ready PID MODULES MIB`, or `unfit REASON` as the last line. For each generation, it receives a
-plan (`processes/generation_pipe.py`) from the agent, together with a socket. It then acts on this
-socket as the spawner in `processes/spawner.py` does. When the generation is over, it sends `ended`
-and waits for the next one. When the agent has exited, it kills all workers and exits.
+The warm spawner sends the agent the lines described in `preload`, then `guard PID` if it is a warm
+process, and then `ready PID MODULES MIB`, or `unfit REASON` as the last line. For each generation,
+it receives a plan (`processes/generation_pipe.py`) and a socket from the agent. On this socket, it
+then acts in the same way as the spawner in `processes/spawner.py`. When the generation is over, it
+sends `ended` and waits for the next one. When the agent has exited, it kills all workers and exits.
 """
 
 import atexit
@@ -50,7 +52,7 @@ _END_LIMIT_S = 10.0
 
 
 class _WorkerForked(BaseException):
-    """Raised in a worker, to unwind the stack to `serve`."""
+    """Raised in a worker to unwind the stack up to `serve`."""
 
     def __init__(self, plan: WorkerPlan) -> None:
         self.plan = plan
@@ -95,7 +97,7 @@ class _Notes:
         self._end = 0
 
     def write(self, variable: str) -> None:
-        """Report the value that the script or a library has given a variable before an import, as
+        """Report the value to which the script or a library has set a variable before an import, as
         `script NAME=VALUE`. Called in a worker.
         """
         with open(f"/proc/{self._pid}/fd/{self._fd}", "ab", buffering=0) as file:
@@ -111,7 +113,7 @@ class _Notes:
 
 class _Changes(NamedTuple):
     """The variables that the interpreter and the imports have set or changed, and those that they
-    removed.
+    have removed.
     """
 
     changed: Mapping[str, str]
@@ -138,10 +140,10 @@ def serve(
     Args:
         setup: the agent's instructions (`warm/preloading.py`).
         control_fd: the socket connected to the agent.
-        loaded: the names of the modules that any worker has loaded by now.
+        loaded: the names of the modules that every worker has loaded by this time.
         variables: the environment that this process was started with. This function clears it.
         watch: finds modules that depend on a variable that differs between workers.
-        record: records the imports of a worker if a variable requests it; removes the variable.
+        record: records a worker's imports if a variable requests that, and removes the variable.
     """
     control = socket.socket(fileno=control_fd)
     short = _read("comm").rstrip(b"\n")
@@ -237,7 +239,7 @@ def _lasting(setup: dict[str, Any], loaded: set[str]) -> "Lasting | None":
 def _begin_job(
     lasting: "Lasting", control: socket.socket, pid_of_agent: int
 ) -> tuple[socket.socket, AgentProcess, Guard]:
-    """Serve agents as the warm process; return in a job's warm spawner."""
+    """Serve agents as the warm process. Return only in a job's warm spawner."""
     job = lasting.serve(control, pid_of_agent)
     guard = stand_guard(job.agent, [job.warm_process])
     linux.become_subreaper()
@@ -286,8 +288,8 @@ def _become(
     printed: tuple[bytes, bytes],
     random_state: RandomState,
 ) -> None:
-    """Make this fork equivalent to an interpreter that was started for this worker and has imported
-    the modules itself.
+    """Make this fork look like an interpreter that was started for this worker and has imported the
+    modules itself.
     """
     linux.show_as(short, b"".join(os.fsencode(word) + b"\0" for word in plan.argv))
     linux.show_environment(plan.variables)
@@ -310,7 +312,7 @@ def _become(
 
 
 def _restart_clock() -> None:
-    """Make log records count milliseconds (`relativeCreated`) from now on, rather than from an
+    """Make the milliseconds in log records (`relativeCreated`) count from now, rather than from an
     import in an earlier job.
     """
     logging: Any = sys.modules.get("logging")
@@ -320,7 +322,8 @@ def _restart_clock() -> None:
 
 
 def _reopen_streams() -> None:
-    """Reinitialize the standard streams for their new descriptors. They remain the same objects.
+    """Reinitialize the standard streams for their new descriptors. The stream objects stay the
+    same.
 
     Output is unbuffered, as with -u.
     """

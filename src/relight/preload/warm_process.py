@@ -1,7 +1,8 @@
-"""The warm process, which keeps imported modules after its job, for later jobs that can use them.
+"""Implements the warm process, which keeps imported modules in memory after its job, for later jobs
+that can use them.
 
-It is the process that has imported the modules (`preload/warm_fork.py`). It listens on a socket in
-a directory that only its user can enter, and never runs a script itself:
+The warm process is the process that has imported the modules (`preload/warm_fork.py`). It listens
+on a socket in a directory that only its user can enter, and never runs a script itself:
 
     agent           connects
     warm process    sends a line of JSON (`Description`): the jobs that it can serve, and whether
@@ -14,10 +15,10 @@ a directory that only its user can enter, and never runs a script itself:
     warm process --> guard --> warm spawner of a job --> workers
                  --> guard --> warm spawner of another
 
-It ends after a certain time without a job, when memory becomes scarce, when its user has logged
-out, when the directory has been removed, when a file that it imported has changed, or on request.
-If jobs are running at that time, it rejects new ones and ends after the last one. Between jobs it
-sleeps until one of these conditions occurs.
+The warm process ends after a certain time without a job, when memory becomes scarce, when its user
+has logged out, when the directory has been removed, when a file that it imported has changed, or on
+request. If jobs are running at that time, it rejects new jobs and ends after the last running one.
+Between jobs it sleeps until one of these events occurs.
 """
 
 import contextlib
@@ -41,13 +42,15 @@ _ANSWER_S = 2.0
 _MAX_CONNECTIONS = 16
 _END_LIMIT_S = 1.0
 _PRESSURE = b"some 200000 2000000\0"
-"""The memory pressure that triggers a check of the free memory: some process was stalled for 0.2 s
-within 2 s (Linux, accounting/psi).
+"""The memory pressure that triggers a check of the free memory: some process has been stalled for
+0.2 s within 2 s (Linux, accounting/psi).
 """
 
 
 class JobConnection(NamedTuple):
-    """Handles for a child of this process: the job's connection and agent, and this process."""
+    """What a child of the warm process needs to serve a job: the job's connection, the job's agent,
+    and the warm process.
+    """
 
     control: socket.socket
     agent: AgentProcess
@@ -68,9 +71,9 @@ class WarmProcess:
     """Forks warm spawners for jobs.
 
     Args:
-        path: the path of its socket.
-        idle_s: how long it keeps running without a job, in seconds.
-        until: processes that it must not outlive.
+        path: the path of the process's socket.
+        idle_s: how many seconds the process keeps running without a job.
+        until: processes that the process must not outlive.
         describe: returns the description that is sent to agents, except for the part that this
             object adds.
         is_ahead: whether the first connection comes from `relight warm start` rather than from a
@@ -104,12 +107,12 @@ class WarmProcess:
         self._poll.register(self._listener, select.POLLIN)
         self._folder, self._pressure = _watch(path), _pressure()
         self._ends = {*(each.fileno() for each in until), self._pressure}
-        """Descriptors on which any event is a reason to end."""
+        """Descriptors on which any event makes this process end."""
         for fd in {self._folder, *self._ends} - {-1}:
             self._poll.register(fd, select.POLLPRI if fd == self._pressure else select.POLLIN)
 
     def run(self, first: socket.socket, agent: int) -> JobConnection:
-        """Serve agents; return only in a child, which serves one job.
+        """Serve agents. Return only in a child, which serves a single job.
 
         Args:
             first: the connection to the agent that started this process.
@@ -148,7 +151,7 @@ class WarmProcess:
         return None
 
     def _wait_ms(self) -> float | None:
-        """Return how many milliseconds to sleep, or None to sleep until an event occurs."""
+        """Return how many milliseconds to sleep, or None to sleep until the next event."""
         ends = [each.until for each in self._connections.values()]
         if not self._guards:
             ends.append(self._idle_since + self._idle_s)
@@ -209,7 +212,9 @@ class WarmProcess:
         self._connections.pop(fd).socket.close()
 
     def _take(self, control: socket.socket, agent: int) -> JobConnection | None:
-        """Fork the guard for a job. Return the job's connection, but only in the guard."""
+        """Fork the guard for a job. Return the job's connection in the guard, and None in this
+        process.
+        """
         try:
             control.setblocking(True)
             process = ProcessHandle(agent)
@@ -247,7 +252,7 @@ class WarmProcess:
         return None
 
     def _on_guard_exit(self, fd: int) -> None:
-        """Reap a guard. If it was killed, kill its descendants."""
+        """Reap a guard. If the guard was killed, kill its descendants."""
         self._forget(fd)
         guard = self._guards.pop(fd)
         linux.reap(guard.process.pid, _END_LIMIT_S)
@@ -258,7 +263,7 @@ class WarmProcess:
         self._idle_since = time.monotonic()
 
     def _on_agent_exit(self, fd: int) -> None:
-        """Send SIGCONT to the guard of a job whose agent has ended, in case the guard is
+        """Send SIGCONT to the guard of a job whose agent has exited, in case the guard is
         stopped.
         """
         self._forget(fd)
@@ -283,15 +288,15 @@ class WarmProcess:
             return False
 
     def _forget(self, fd: int) -> None:
-        """Stop watching a descriptor. It may be closed and reused while earlier events have yet to
-        be handled.
+        """Stop watching a descriptor. The descriptor may be closed and reused before earlier events
+        have been handled.
         """
         self._forgotten.add(fd)
         with contextlib.suppress(KeyError):
             self._poll.unregister(fd)
 
     def _end(self) -> None:
-        """Accept no further jobs, and exit once none is running."""
+        """Stop accepting jobs, and exit once no job is running."""
         if self._is_ending:
             return
         self._is_ending = True

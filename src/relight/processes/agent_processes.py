@@ -1,8 +1,9 @@
-"""Lists the agents running on this machine from /proc alone (proc(5)), without contacting them.
+"""Lists the agents that are running on this machine. The information comes from /proc alone
+(proc(5)), without contacting the agents.
 
-An agent is recognized by its command line. Its workers are the children of its spawners, which are
-recognized by their process names (`processes/spawner.py`, `preload/warm_fork.py`). Other users'
-processes are excluded unless the caller is root.
+An agent is recognized by its command line. An agent's workers are the children of its spawners,
+which are recognized by their process names (`processes/spawner.py`, `preload/warm_fork.py`). Other
+users' agents are included only if the caller is root.
 """
 
 import os
@@ -22,13 +23,13 @@ _PF_FORKNOEXEC = 0x40
 
 
 class Running(NamedTuple):
-    """An agent running on this machine. Memory is in bytes; shared pages count proportionally
-    (PSS).
+    """An agent that is running on this machine. Memory is in bytes, and shared pages count
+    proportionally (PSS).
 
-    `run_id` is empty while the agent has no workers; `job` is the id of its job, or empty.
-    `warm_pid` is the pid of the warm spawner, which holds the --preload modules, or 0 if there is
-    none; its memory is included in `memory`. `slow_ranks` describes any slow ranks
-    (--watch-slow-ranks).
+    `run_id` is empty while the agent has no workers. `job` is the id of its job, or empty.
+    `warm_pid` is the pid of the warm spawner, which has imported the --preload modules, or 0 if
+    there is none. `memory` includes the warm spawner's memory. `slow_ranks` describes any slow
+    ranks (--watch-slow-ranks).
     """
 
     pid: int
@@ -76,8 +77,8 @@ def running() -> list[Running]:
 
 
 def arguments(words: Sequence[str]) -> list[str] | None:
-    """Return the arguments that follow `relight run` or `relight launch` in a Python command line
-    that runs relight as a script or with -m. Return None for any other command line.
+    """Return the arguments that follow `relight run` or `relight launch` in a command line in which
+    Python runs relight as a script or with -m. Return None for any other command line.
     """
     if not words or not os.path.basename(words[0]).startswith("python"):
         return None
@@ -97,7 +98,8 @@ def arguments(words: Sequence[str]) -> list[str] | None:
 
 def _is_fork(process: _Process, processes: Mapping[int, _Process]) -> bool:
     """Return whether a process was forked by an agent and still has the agent's command line. The
-    process's parent may have exited, and gVisor doesn't show process flags.
+    process's flags and its parent are both checked, because the parent may have exited, and gVisor
+    doesn't show flags.
     """
     parent = processes.get(process.parent)
     is_parents = parent is not None and parent.words == process.words

@@ -9,14 +9,16 @@ from relight.base.errors import MachineError
 from relight.host import system
 
 _NAME = "@relight-breakpoint-"
-"""The part of their socket names that precedes the pid, as shown in /proc/net/unix (unix(7))."""
+"""The part of these processes' socket names that precedes the pid, as shown in /proc/net/unix
+(unix(7)).
+"""
 _LISTENS = 0x10000
 """The flag that marks a listening socket: __SO_ACCEPTCON in linux/net.h."""
 
 
 def waiting() -> dict[int, bool]:
-    """Return the pids of processes at a breakpoint. The value for each pid is true if no debugger
-    is attached yet.
+    """Return a map with the pids of processes at a breakpoint. The value for a pid is true if no
+    debugger is attached yet.
     """
     found: dict[int, bool] = {}
     try:
@@ -34,7 +36,7 @@ def waiting() -> dict[int, bool]:
 
 
 def any_below(pids: Iterable[int]) -> bool:
-    """Return whether any of these processes or their descendants is at a breakpoint."""
+    """Return whether any of these processes, or any of their descendants, is at a breakpoint."""
     found = waiting()
     return bool(found) and any(one in found for pid in pids for one in (pid, *system.tree(pid)))
 

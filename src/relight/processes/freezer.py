@@ -1,11 +1,11 @@
-"""Freezes workers and all their descendants (SIGSTOP) after their lease has expired, until it is
-renewed.
+"""Freezes workers and all their descendants (with SIGSTOP) when their lease has expired, until the
+lease is renewed.
 
-A lease limits how long the workers may run; the agent renews it. Descendants may be in sessions of
-their own, and their parents may have exited. Other programs may send SIGCONT, for example one that
-continues all processes after the machine was suspended. The workers are therefore stopped again and
-again for as long as the freeze lasts. A process that another program had already stopped is not
-continued afterwards.
+A lease limits how long the workers may run unless the agent renews it. Descendants may be in
+sessions of their own, and their parents may have exited. Another program may send them SIGCONT, for
+example in order to resume all processes after the machine was suspended. The workers are therefore
+stopped repeatedly for as long as the freeze lasts. A process that another program had already
+stopped is not resumed afterwards.
 """
 
 import os
@@ -15,17 +15,17 @@ from relight.host import system
 
 _ROUNDS = 100
 """Maximum number of passes over the descendants if a process forks faster than it can be stopped.
-The next check then continues.
+The next check then stops the remaining ones.
 """
 POLL_S = 0.05
-"""How often frozen processes are checked, because another program may continue them."""
+"""How often frozen processes are checked, because another program may have resumed them."""
 
 
 class Freezer:
-    """The lease for this process's descendants, and the descendants that are frozen.
+    """Manages the lease for this process's descendants, and freezes them.
 
     Attributes:
-        until: the end of the lease, on the clock passed to `look`, or 0 for no limit.
+        until: the end of the lease, on the clock whose time is passed to `look`, or 0 for no limit.
         frozen: whether the descendants are frozen.
     """
 
@@ -35,13 +35,13 @@ class Freezer:
         self._frozen_pids: set[int] = set()
 
     def next_check(self, now: float) -> float | None:
-        """Return the time of the next `look`, or None if no lease will expire."""
+        """Return when to call `look` next, or None if no lease will expire."""
         if self.frozen:
             return now + POLL_S
         return self.until or None
 
     def look(self, now: float) -> bool:
-        """Freeze the descendants if the lease has expired; thaw them if it has been renewed.
+        """Freeze the descendants if the lease has expired, or thaw them if it has been renewed.
 
         Returns:
             Whether `frozen` has changed.
@@ -69,10 +69,10 @@ class Freezer:
             self._frozen_pids.update(running)
 
     def _thaw_all(self) -> None:
-        """Continue the processes that this freezer has frozen.
+        """Resume the processes that this freezer has frozen.
 
-        Children are continued first, because a shell would mistake a stopped child for a suspended
-        job.
+        Children are resumed before their parents, because a shell would mistake a stopped child for
+        a suspended job.
         """
         for pid in reversed(system.tree(os.getpid())):
             if pid in self._frozen_pids:

@@ -1,8 +1,8 @@
 """Sends a generation's plans, together with their descriptors, to the process that starts its
 workers.
 
-The process is the agent's spawner (`processes/spawner.py`) or a warm spawner
-(`preload/warm_fork.py`). For each generation the agent sends a count and that many descriptors: a
+That process is the agent's spawner (`processes/spawner.py`) or a warm spawner
+(`preload/warm_fork.py`). For each generation, the agent sends a count and that many descriptors: a
 file that contains the plans, a socket for the generation, stdin, and each worker's stdout and
 stderr. Because the file is in memory and the messages are small, sending never blocks.
 """
@@ -23,17 +23,17 @@ _COUNT = struct.Struct("!I")
 _MAX_AT_ONCE = 250
 """Number of descriptors in one message (SCM_MAX_FD is 253 on Linux)."""
 _FEW = 32
-"""A number of descriptors that fits within any open-file limit."""
+"""A number of descriptors that is below any open-file limit."""
 _FORMAT = 4
 """The marshal version. The other process may run a different version of Python, 3.11 or later."""
 
 
 class WorkerPlan(NamedTuple):
-    """One worker to start.
+    """A worker to start.
 
-    `stdout` and `stderr` are descriptors in the process that holds the plan. `cpus` is an affinity
-    mask; if it is empty, the agent's own mask is used. A stop signal goes to the worker alone, or
-    to its process group if `signal_group` is true.
+    `stdout` and `stderr` are descriptors in the process that has the plan. `cpus` is an affinity
+    mask. If it is empty, the agent's own mask is used. A stop signal is sent to the worker alone,
+    or to its process group if `signal_group` is true.
     """
 
     local_rank: int
@@ -63,7 +63,7 @@ class GenerationPlan(NamedTuple):
 def send(
     control: socket.socket, workers: Sequence[WorkerPlan], scratch: str, held: Sequence[int]
 ) -> socket.socket:
-    """Send the plans of a generation; return the agent's end of its socket.
+    """Send the plans for a generation, and return the agent's end of the generation's socket.
 
     Raises:
         OSError: if they can't be sent, or no descriptor is left.
@@ -86,7 +86,7 @@ def send(
 
 
 def receive(control: socket.socket) -> GenerationPlan | None:
-    """Return the plans of the next generation, or None if the agent has exited.
+    """Return the plans for the next generation, or None if the agent has exited.
 
     Raises:
         OSError: if no descriptor is left.
@@ -123,7 +123,8 @@ def receive(control: socket.socket) -> GenerationPlan | None:
 
 
 def send_worker(connection: socket.socket, plan: WorkerPlan) -> None:
-    """Send the plan of another worker for a running generation, together with the command `start`.
+    """Send the plan for an additional worker in a running generation, together with the command
+    `start`.
 
     Raises:
         OSError: if it can't be sent, or no descriptor is left.
@@ -136,7 +137,7 @@ def send_worker(connection: socket.socket, plan: WorkerPlan) -> None:
 
 
 def receive_worker(local_rank: int, fds: Sequence[int]) -> tuple[WorkerPlan, int]:
-    """Return the plan of another worker for a generation, and the worker's standard input.
+    """Return the plan for an additional worker in a generation, and the worker's standard input.
 
     Raises:
         OSError: if this process had no descriptors left to receive those sent with the command.

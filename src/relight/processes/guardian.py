@@ -1,10 +1,10 @@
-"""The guardian ends the workers when their spawner is killed, on systems where the kernel doesn't
-do so (`host/portable.py`).
+"""Implements the guardian, which ends the workers when their spawner is killed, on systems where
+the kernel doesn't do so (`host/portable.py`).
 
-It has no parent and never starts a process. From its pipe it reads `holder PID` (the spawner's
-pid), `began PID` and `ended PID` for each worker, and `swept` once all their descendants have been
-killed. The pipe reaches its end when the spawner exits. If the spawner has not killed the
-descendants, the guardian does.
+The guardian has no parent and never starts a process. From its pipe it reads `holder PID` (the
+spawner's pid), `began PID` and `ended PID` for each worker, and `swept` once all of the workers'
+descendants have been killed. The guardian reads the end of the pipe when the spawner exits. If the
+spawner has not killed the descendants by then, the guardian does.
 """
 
 import os
@@ -19,7 +19,7 @@ def watch(told: int, sweeps: int, agent: int) -> None:
     """Wait until the spawner has exited, then end the remaining workers.
 
     Args:
-        told: the pipe from the spawner; workers also write to it until their programs start.
+        told: the pipe from the spawner. Workers also write to it until their programs start.
         sweeps: a pipe whose other end signals that this process has exited.
         agent: a pipe that reaches its end when the agent exits. The spawner then receives SIGCONT,
             in case it is stopped.

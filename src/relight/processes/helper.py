@@ -1,10 +1,11 @@
-"""Processes that an agent starts in addition to the workers: a health check, py-spy, the status
-page, or the event handler.
+"""Runs the processes that an agent starts in addition to the workers: a health check, py-spy, the
+status page, or the event handler.
 
-Each has its own guard and spawner, as the workers do (`processes/spawner.py`). So no descendant is
-left behind, no matter which process is killed, and a helper can run even without a guard or
-spawner for workers. The agent never waits for the process itself, because it may be stuck in an
-uninterruptible call. It waits for messages on the spawner's socket, with a time limit.
+Each of these helpers has its own guard and spawner, as the workers do (`processes/spawner.py`). No
+descendant is therefore left behind, no matter which process is killed, and a helper can run even if
+there is no guard or spawner for workers. The agent never waits for the helper itself, because the
+helper may be stuck in an uninterruptible call. Instead, the agent waits for messages on the
+spawner's socket, with a time limit.
 
     agent --fork--> guard --fork--> spawner --fork, exec--> helper --> whatever it starts
 """
@@ -30,7 +31,7 @@ _MAX_OUTPUT = 16 << 20
 
 
 class Finished(NamedTuple):
-    """The exit code of a program, and its stdout and stderr (the first 16 MiB of each)."""
+    """A program's exit code, and the first 16 MiB each of its stdout and stderr."""
 
     exitcode: int
     stdout: bytes
@@ -38,15 +39,15 @@ class Finished(NamedTuple):
 
 
 class Helper:
-    """A process that is killed, together with everything that it started, when this object is
-    closed or when this process exits.
+    """A helper process. It is killed, together with everything that it started, when this object is
+    closed or when the agent exits.
 
     Args:
         command: the program, looked up in the PATH given by `variables`, and its arguments.
         variables: its environment.
         output: the descriptor for the process's stdout.
         errors: the descriptor for the process's stderr.
-        stdin: the descriptor for its stdin, or None for no input.
+        stdin: the descriptor for the process's stdin, or None for no input.
         call: a function to run instead of the command, in a fork of this process with only these
             three descriptors.
 
@@ -91,7 +92,9 @@ class Helper:
             raise
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when `hear` has something to process."""
+        """Return the descriptor that becomes readable when there are messages for `hear` to
+        process.
+        """
         return self._socket.fileno()
 
     def watch(self, loop: Loop, on_end: Callable[[], None]) -> None:
@@ -106,7 +109,9 @@ class Helper:
         loop.on_readable(self, hear)
 
     def hear(self) -> bool:
-        """Process the spawner's messages; return whether the process has ended. Never blocks."""
+        """Process the spawner's messages, and return whether the process has ended. This never
+        blocks.
+        """
         if self.exitcode is not None:
             return True
         try:
@@ -122,7 +127,7 @@ class Helper:
         return self.exitcode is not None
 
     def wait(self, limit_s: float) -> bool:
-        """Wait until the process has ended or the time is up; return whether it has ended."""
+        """Wait until the process has ended or the time is up, and return whether it has ended."""
         end, poll = time.monotonic() + limit_s, select.poll()
         poll.register(self._socket, select.POLLIN)
         while not self.hear():
@@ -141,8 +146,8 @@ class Helper:
         self._child.send(signal.SIGCONT)
 
     def close(self) -> None:
-        """Have the process and everything that it started killed, without waiting until they have
-        exited.
+        """Have the process killed together with everything that it started, without waiting for
+        them to exit.
         """
         if self._socket.fileno() < 0:
             return
@@ -188,7 +193,7 @@ class Helper:
 
 
 def run(command: Sequence[str], variables: Mapping[str, str], limit_s: float) -> Finished:
-    """Run a program to completion. Call this in a thread, or where it is acceptable to block.
+    """Run a program until it exits. Call this in a thread, or where blocking is acceptable.
 
     Raises:
         TimeoutError: if it has not ended in time. The process is killed if possible.

@@ -1,14 +1,16 @@
 """Chooses the workers' Python interpreter.
 
-torchrun is installed with torch, so its own Python is the right one. relight may be installed
-separately from torch (`pipx install`, `uv tool install`). The first of these that applies is used:
+torchrun is installed together with torch, so torchrun's own Python is always the right one. relight
+may be installed separately from torch (`pipx install`, `uv tool install`). It uses the first of the
+following that applies:
 
     PYTHON_EXEC         as under torchrun
     relight's own       if torch is installed with it, or if it was named (`python -m relight`)
     the active one      from VIRTUAL_ENV or CONDA_PREFIX; if both are set, the first on PATH
     relight's own
 
-A Python that is only on PATH is not used, because the user has not chosen it. `remedy` suggests it.
+A Python that is merely on PATH is not used, because the user has not chosen it. `remedy` suggests
+such a Python.
 """
 
 import os
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 _FINDS = "import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)"
 _POLL_S = 1.0
-"""How long to wait for another Python to reply, while the loop keeps running."""
+"""How long to wait for a response from another Python, while the loop keeps running."""
 
 
 def choose(env: Environment) -> str:
@@ -36,7 +38,7 @@ def choose(env: Environment) -> str:
 
 def explain(python: str, env: Environment) -> str:
     """Return why the workers use a different Python from the launcher's, or an empty string if they
-    don't.
+    use the same one.
     """
     if python == sys.executable:
         active = _active(env)
@@ -46,7 +48,8 @@ def explain(python: str, env: Environment) -> str:
 
 
 def remedy(python: str, env: Environment, module: str, loop: "Loop") -> str:
-    """Return a hint for a module that the workers' Python lacks, if another Python is on PATH.
+    """Return a hint about a module that the workers' Python doesn't have, if there is another
+    Python on PATH.
 
     Args:
         python: the workers' Python.
@@ -81,7 +84,9 @@ def remedy(python: str, env: Environment, module: str, loop: "Loop") -> str:
 
 
 def _active(env: Environment) -> str:
-    """Return the active environment's Python, or an empty string if that is relight's own."""
+    """Return the Python of the active environment, or an empty string if that is relight's own
+    Python.
+    """
     path = env.get("PATH").split(os.pathsep)
 
     def place(folder: str) -> int:

@@ -9,9 +9,9 @@ _POLL_S = 0.5
 
 
 class ParentWatch:
-    """Polls for a change of this process's parent. PR_SET_PDEATHSIG is not used because it would
-    report the exit of the thread that started this process, even if the parent's other threads are
-    still running.
+    """Polls to detect when this process's parent changes. PR_SET_PDEATHSIG is not used, because it
+    would report the exit of the thread that started this process, even if the parent's other
+    threads are still running.
 
     Args:
         loop: the agent's loop.

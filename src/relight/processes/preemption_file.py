@@ -9,7 +9,7 @@ _POLL_S = 1.0
 
 
 class NoticeFile:
-    """Checks for a file immediately, and then every second until it exists.
+    """Checks whether a file exists, immediately and then every second until it does.
 
     Args:
         loop: the agent's loop.

@@ -1,10 +1,11 @@
 """Finds `relight run` jobs on this machine through their agents' sockets, and through the records
 of finished jobs.
 
-Both are in a directory that only its user can enter: `$XDG_RUNTIME_DIR/relight/jobs`, or
-`/tmp/relight-UID/jobs` (host/user_sockets). Each agent that has been running for a second has a
-socket there, `NAME-PID.sock`. Each of the last 100 finished jobs has a file there, `NAME-PID.json`.
-If an agent is killed, its socket remains until the next reader removes it.
+The sockets and the records are in a directory that only its user can enter:
+`$XDG_RUNTIME_DIR/relight/jobs`, or `/tmp/relight-UID/jobs` (host/user_sockets). Each agent that has
+been running for a second has a socket in that directory, `NAME-PID.sock`. Each of the last 100
+finished jobs has a file in it, `NAME-PID.json`. If an agent is killed, its socket remains until a
+process that lists jobs removes it.
 """
 
 import contextlib
@@ -63,11 +64,11 @@ class JobDirectory:
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.path = user_sockets.directory(variables, JOBS)
         self._unreadable: dict[str, str] = {}
-        """Agent versions, by job, whose snapshot format this version can't read."""
+        """The relight versions of agents, by job, whose snapshots this version can't read."""
 
     def ids(self) -> set[str]:
-        """Return the ids of running and finished jobs. Their agents are not queried, so some may
-        have been killed.
+        """Return the ids of running and finished jobs. The jobs' agents are not queried, so some of
+        the agents may have been killed.
         """
         return {*self._names(OF_JOB), *self._names(_ENDED)}
 
@@ -86,11 +87,11 @@ class JobDirectory:
         return (self.ask(job) or self._read(job)) if is_id(job) else None
 
     def is_over(self, job: str) -> bool:
-        """Return whether a job has ended and left its record. The job's agent is not queried."""
+        """Return whether a job has ended and left a record. The job's agent is not queried."""
         return job in self._names(_ENDED) and job not in self._names(OF_JOB)
 
     def ask(self, job: str) -> NodeSnapshot | None:
-        """Return the response from a job's agent, or None without a valid response."""
+        """Query a job's agent, and return its response, or None if there is no valid response."""
         answer = self._answer(job, b"\n")
         found = _snapshot(answer)
         if found is None and answer:
@@ -110,8 +111,8 @@ class JobDirectory:
         return found
 
     def silent_pid(self, job: str) -> int:
-        """Return the pid of a job's agent if the agent is alive but has not responded; otherwise
-        0.
+        """Return the pid of a job's agent if the agent is alive but has not responded, or 0
+        otherwise.
         """
         return next((each.pid for each in self.silent(()) if each.id == job), 0)
 
@@ -130,8 +131,8 @@ class JobDirectory:
         return self.ask(job) is not None or bool(self.silent_pid(job))
 
     def find_whole(self, job: str) -> WholeJob | None:
-        """Return a job's state on all its nodes. For a finished or single-node job, return only
-        this node's.
+        """Return a job's state on all its nodes, or only on this node if the job has finished or
+        has only one node.
         """
         own = self.find(job)
         if own is None or own.nodes == 1 or own.state == ENDED:
@@ -146,7 +147,7 @@ class JobDirectory:
         return WholeJob((own, *sorted(others, key=_place)), tuple(silent))
 
     def output(self, job: str, question: Output) -> str:
-        """Return a worker's latest output, or an empty result if its agent doesn't respond."""
+        """Return a worker's latest output, or an empty string if its agent doesn't respond."""
         return self._answer(job, _line(question)).decode(errors="replace")
 
     def output_elsewhere(self, job: str, question: Output) -> str:
@@ -155,8 +156,8 @@ class JobDirectory:
         return next((each.answer for each in found.nodes if each.answer), "")
 
     def events(self, job: str, question: EventsAfter) -> Iterator[str]:
-        """Return the event lines that an agent has in memory, followed by new ones if the request
-        asks for them. The result is empty if the agent doesn't respond.
+        """Return the lines of the events that an agent has in memory, followed by new events if the
+        request asks for them. The result is empty if the agent doesn't respond.
         """
         connection = self._connect(job)
         if connection is None:
@@ -170,16 +171,16 @@ class JobDirectory:
                     yield line.rstrip("\n")
 
     def events_everywhere(self, job: str, number: int) -> list[tuple[str, list[str]]]:
-        """Return, by host, the lines of events with a number above the given one that the nodes'
-        agents have in memory. The list is empty for a node that doesn't respond.
+        """Return each node's host and the lines of the events in its agent's memory whose numbers
+        are above the given one. There are no lines for a node that doesn't respond.
         """
         question = _line(EventsAfter(number, follow=False)).decode().strip()
         found = self._query_all_nodes(job, question).nodes
         return [(each.host, (each.answer or "").splitlines()) for each in found]
 
     def stacks(self, job: str) -> "list[tuple[str, NodeStacks | None]]":
-        """Return the stacks of the workers on all nodes, with the nodes' names, or None for a node
-        that doesn't respond. The list is empty if the job's own agent doesn't respond.
+        """Return each node's name and the stacks of its workers, or None instead of the stacks if
+        the node doesn't respond. The list is empty if this machine's agent doesn't respond.
         """
         from relight.core.group import node_stacks
 
@@ -197,7 +198,8 @@ class JobDirectory:
         ]
 
     def keep(self, snapshot: NodeSnapshot) -> None:
-        """Save the last snapshot of a job; remove the oldest ones if there are more than 100.
+        """Save the last snapshot of a job, and remove the oldest snapshots if there are more than
+        100.
 
         Raises:
             OSError: if it can't be written.
@@ -212,8 +214,8 @@ class JobDirectory:
                 os.unlink(old)
 
     def make_token(self, job: str, token: str) -> str:
-        """Write the token of a status page that this process serves, and return the file's path.
-        Tokens of pages whose processes were killed are removed.
+        """Write the token of the status page that this process serves to a file, and return the
+        file's path. Also remove the tokens of pages whose processes were killed.
 
         Raises:
             OSError: if it can't be written.
@@ -286,7 +288,7 @@ def _line(question: Question) -> bytes:
 
 
 def _place(job: NodeSnapshot) -> tuple[bool, int]:
-    """Return a node's sort key, which orders nodes by number and puts spares last."""
+    """Return a node's sort key, which orders nodes by number, with spares last."""
     return job.node < 0, job.node
 
 
@@ -299,7 +301,9 @@ def _snapshot(data: bytes | str) -> NodeSnapshot | None:
 
 
 def _version_in(answer: bytes) -> str:
-    """Return the relight version found in a response of unknown format, or an empty string."""
+    """Return the relight version that is named in a response of unknown format, or an empty
+    string.
+    """
     try:
         found = fields.decode(answer)
     except fields.Malformed:

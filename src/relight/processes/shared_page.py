@@ -2,7 +2,7 @@
 this module.
 
 The memory is a file that both sides find by its path. If the disk is full, the process that opens
-it first creates a file in memory (memfd_create(2)) instead, and makes the path a link to that
+the file first creates a file in memory (memfd_create(2)) instead. It makes the path a link to that
 file's descriptor, because such a short link doesn't need a disk block.
 """
 
@@ -14,19 +14,19 @@ import weakref
 from relight.core.workers.shared_words import SIZE
 
 _MIN_BLOCK = 512
-"""The smallest block size of a file system in bytes."""
+"""The smallest block size that a file system may have, in bytes."""
 _NAME = "relight-page"
 _TARGET = f"/memfd:{_NAME} (deleted)"
-"""The target that proc_pid_fd(5) shows for such a descriptor."""
+"""The target of the link that proc_pid_fd(5) shows for the descriptor of such a file."""
 
 
 def mapped(path: str, *, make: bool) -> memoryview:
-    """Return the memory at a path as 8-byte words; either side may create it. Only the worker maps
-    the file, because access raises SIGBUS after the file has been truncated; a worker that
-    truncates it only harms itself.
+    """Return the memory at a path as 8-byte words. Either side may create it. Only the worker maps
+    the file, because access raises SIGBUS once the file has been truncated. A worker that truncates
+    the file only harms itself.
 
     Raises:
-        OSError: if it is missing and `make` is not set, or it can't be created.
+        OSError: if the file is missing and `make` is not set, or if it can't be created.
     """
     fd = opened(path, make=make)
     try:
@@ -39,10 +39,10 @@ def mapped(path: str, *, make: bool) -> memoryview:
 
 
 def opened(path: str, *, make: bool) -> int:
-    """Return a descriptor for the memory at a path; either side may create it.
+    """Return a descriptor for the memory at a path. Either side may create it.
 
     Raises:
-        OSError: if it is missing and `make` is not set, or it can't be created.
+        OSError: if the file is missing and `make` is not set, or if it can't be created.
     """
     where, flags = path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0)
     if os.path.islink(path):
@@ -61,8 +61,8 @@ def opened(path: str, *, make: bool) -> int:
 
 
 def _allocate(fd: int) -> None:
-    """Allocate the blocks, because writing to a hole kills the process with SIGBUS if the disk is
-    full (mmap(2)).
+    """Allocate the file's blocks, because writing to a hole in a mapped file kills the process with
+    SIGBUS if the disk is full (mmap(2)).
     """
     try:
         os.posix_fallocate(fd, 0, SIZE)

@@ -1,8 +1,10 @@
-"""The memory that this agent shares with the workers of one generation (core/workers/shared_words).
+"""Manages the memory that this agent shares with one generation's workers
+(core/workers/shared_words).
 
-Each worker has a file next to its error file, created when it first calls a function in
-`relight.worker`. So no files are created for a job whose script never calls one. A worker that
-can't create its file, for example on a full disk, reports nothing and can't be asked to save.
+Each worker has a file next to its error file, which is created when the worker first calls a
+function in `relight.worker`. No files are therefore created for a job whose script never calls such
+a function. A worker that can't create its file, for example because the disk is full, can't report
+anything and can't be asked to save a checkpoint.
 
 The agent reads and writes the file instead of mapping it, because the worker may truncate it at any
 moment, and access beyond its end would raise SIGBUS.
@@ -18,18 +20,18 @@ from relight.host.loop import Loop
 from relight.processes.shared_page import opened
 
 _SEEN_AFTER_S = 0.002
-"""After this time, a worker is certain to see what this process has written, and to have counted
-any call that began before the write.
+"""After this time, a worker is certain to see what this process has written, and has certainly
+counted any call that began before the write.
 """
 
 
 class WorkerMemory:
-    """The shared files of one generation's workers.
+    """The files that one generation's workers share with the agent.
 
     Args:
         loop: the agent's loop.
-        error_files: the path of the error file, by local rank. A worker with an empty path shares
-            no memory.
+        error_files: the path of each worker's error file, by local rank. If the path is empty, the
+            worker does not share memory.
         began: when the workers were started, or shortly before, on the loop's clock.
         say: prints a message to the user.
     """
@@ -48,17 +50,19 @@ class WorkerMemory:
         self._say = say
         self._told = False
         self._agreed = 0
-        """The call that the workers have agreed on, or 0 if they have not agreed on one yet."""
+        """The number of the call that the workers have agreed on, or 0 if they have not agreed on a
+        call yet.
+        """
 
     def calls(self) -> int:
-        """Return the highest number of `should_checkpoint` calls made by any worker on this node,
+        """Return the largest number of `should_checkpoint` calls by a single worker on this node,
         or 0 if no worker has called it.
         """
         return max((words.calls(page) for _, page in self._pages()), default=0)
 
     def step(self) -> int | None:
-        """Return the highest step that a worker on this node has reported, or None if there is
-        none.
+        """Return the highest step that a worker on this node has reported, or None if no worker has
+        reported a step.
         """
         return max(self.steps().values(), default=None)
 
@@ -67,8 +71,8 @@ class WorkerMemory:
         return {rank: step for rank, (step, _) in self.progress().items()}
 
     def progress(self) -> dict[int, tuple[int, float]]:
-        """Return the latest step of each worker that has reported one, and when it was reported on
-        the loop's clock, by local rank.
+        """Return the latest step of each worker that has reported one, and when it did so on the
+        loop's clock, by local rank.
         """
         found = {
             rank: words.progress(page, self._began, self._loop.now) for rank, page in self._pages()
@@ -76,7 +80,9 @@ class WorkerMemory:
         return {rank: progress for rank, progress in found.items() if progress is not None}
 
     def totals(self) -> dict[int, int]:
-        """Return the total number of steps by local rank, for each worker that reports it."""
+        """Return each worker's total number of steps, by local rank, for workers that report this
+        number.
+        """
         found = {rank: words.total(page) for rank, page in self._pages()}
         return {rank: total for rank, total in found.items() if total is not None}
 
@@ -86,7 +92,7 @@ class WorkerMemory:
 
     def span(self) -> tuple[float, float] | None:
         """Return when workers on this node first and last reported a step, in seconds on the
-        monotonic clock, or None if no worker has reported one.
+        monotonic clock, or None if no worker has reported a step.
         """
         found = [words.span(page, self._began, self._loop.now) for _, page in self._pages()]
         spans = [span for span in found if span is not None]
@@ -95,7 +101,7 @@ class WorkerMemory:
         return min(first for first, _ in spans), max(last for _, last in spans)
 
     def limit(self, call: int, answer: Callable[[int], None]) -> None:
-        """Hold the workers at a given call to `should_checkpoint` until the next instruction.
+        """Hold the workers at a given call of `should_checkpoint` until further notice.
 
         Args:
             call: the number of the call, counted from 1, or 0 for none.
@@ -106,16 +112,17 @@ class WorkerMemory:
         self._loop.call_after(_SEEN_AFTER_S, lambda: answer(self._calls_until_held()))
 
     def release(self) -> None:
-        """Release all held workers, unless they have agreed on a call."""
+        """Release all workers that are being held, unless they have agreed on a call."""
         for local_rank in list(self._open):
             self._put(local_rank, words.LIMIT, 0)
 
     def agree(self, call: int, deadline: float) -> None:
-        """Let the workers save a checkpoint and exit. A call number set by an earlier coordinator
-        still applies, because workers may already have passed the new one.
+        """Tell the workers to save a checkpoint and exit. If an earlier coordinator has already set
+        a call number, that number still applies, because workers may already have passed the new
+        one.
 
         Args:
-            call: the number of the `should_checkpoint` call, or 0 for the next one.
+            call: the number of the `should_checkpoint` call, or 0 for the next call.
             deadline: when the workers are stopped, on the loop's clock.
         """
         latest = self._loop.now() + words.MAX_LEFT_S
@@ -141,18 +148,19 @@ class WorkerMemory:
         return {rank for rank, page in self._pages() if page[words.INSIDE] in (1, 2)}
 
     def leave(self, count: int) -> None:
-        """Let the workers, even held ones, leave their group. It is the `count`th group that this
-        job leaves.
+        """Tell the workers, including held ones, to leave their process group, which is the
+        `count`th group that this job leaves.
         """
         self.release()
         self._write(words.LEAVE, count)
 
     def have_left(self, count: int) -> set[int]:
-        """Return the local ranks of workers that have left the `count`th group."""
+        """Return the local ranks of the workers that have left the `count`th process group."""
         return {rank for rank, page in self._pages() if page[words.LEFT] == count}
 
     def join(self, local_rank: int, variables: Mapping[str, str], count: int) -> None:
-        """Let a worker that has left the `count`th group join the next one, with these variables.
+        """Tell a worker that has left the `count`th process group to join the next group, with
+        these variables.
 
         Raises:
             OSError: if they can't be written.
@@ -163,11 +171,13 @@ class WorkerMemory:
         self._put(local_rank, words.JOIN, count)
 
     def have_joined(self, count: int) -> set[int]:
-        """Return the local ranks of workers that have joined the group after the `count`th."""
+        """Return the local ranks of the workers that have joined the process group after the
+        `count`th one.
+        """
         return {rank for rank, page in self._pages() if page[words.JOINED] == count}
 
     def replace(self, local_rank: int, error_file: str) -> None:
-        """Share memory with a new worker that replaces one that has ended."""
+        """Begin to share memory with a new worker, which replaces a worker that has ended."""
         if local_rank in self._open:
             os.close(self._open.pop(local_rank))
         self._paths.pop(local_rank, None)
@@ -186,9 +196,7 @@ class WorkerMemory:
         self._paths = {}
 
     def _calls_until_held(self) -> int:
-        """Return how many calls workers may have made, including those that they may still make
-        before they are held.
-        """
+        """Return how many calls workers may have made by the time when they are held."""
         return max(self.calls(), self._agreed - 1)
 
     def _write(self, word: int, value: int) -> None:
@@ -216,8 +224,8 @@ class WorkerMemory:
                 yield local_rank, memoryview(page).cast("Q")
 
     def _find(self, local_rank: int, *, make: bool) -> bool:
-        """Return whether a worker's file is open; open it if it exists, or create it if `make` is
-        set.
+        """Open a worker's file if it exists, or create it if `make` is set. Return whether the file
+        is open.
         """
         if local_rank not in self._open:
             try:

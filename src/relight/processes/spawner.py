@@ -1,26 +1,27 @@
-"""The spawner: the process that starts, signals and reaps the workers, and outlives the agent.
+"""Implements the spawner, the process that starts, signals and reaps the workers, and outlives the
+agent.
 
 A process that is killed with SIGKILL can't clean up after itself, so another process has to do so.
 The agent forks the spawner when it is about to start the first workers, and sends it the later
 generations (`processes/generation_pipe.py`). The spawner is the parent of all workers and the
-subreaper of all their descendants, so none of them escapes, not even one that calls setsid or whose
-parent has exited. When a generation's socket is closed, for any reason, the spawner kills all of
-its workers and their descendants. Normal shutdown takes the same path, so it is exercised on every
-run. A live agent sends `end` first. If the socket is closed without `end`, the spawner also does
-the agent's cleanup. The spawner exits after the agent has exited.
+subreaper of all their descendants, so no process escapes, not even a process that calls setsid or
+whose parent has exited. When a generation's socket is closed, for any reason, the spawner kills all
+of its workers and their descendants. Normal shutdown takes the same path, so it is exercised on
+every run. An agent that is alive sends `end` first. If the socket is closed without `end`, the
+spawner also does the agent's cleanup. The spawner exits after the agent has exited.
 
     agent --fork--> guard --fork--> spawner --fork, exec--> workers --> whatever they start
 
 If the spawner itself is killed, PR_SET_PDEATHSIG kills the workers, and the guard inherits and
-kills their descendants (`linux.stand_guard`; the guard and the agent are also subreapers). A
-process only kills its own children. The children's pids can't have been reused, because no other
+kills their descendants (`linux.stand_guard`). The guard and the agent are also subreapers. Each of
+these processes kills only its own children, whose pids can't have been reused, because no other
 process reaps them. Processes in an uninterruptible call can't be killed, and neither can another
 user's processes, such as those started with `sudo`. The spawner reports them to the agent, which
 decides how long to wait. If the agent has exited, the spawner and its guard give up after a while.
 
-Workers may have a lease, which limits how long they may run. When it expires, they and all their
-descendants are frozen (SIGSTOP) until it is renewed (`processes/freezer.py`). The spawner does the
-freezing, so that it works even if the agent itself is stopped.
+Workers may have a lease, which limits how long they may run. When the lease expires, the workers
+and all their descendants are frozen (SIGSTOP) until it is renewed (`processes/freezer.py`). The
+spawner freezes them, so that this works even if the agent itself is stopped.
 
 The lines on a generation's socket are listed below. RANK is a local rank, and TIME is
 CLOCK_MONOTONIC in seconds, which all processes on a machine share.
@@ -69,14 +70,14 @@ from relight.processes.generation_pipe import GenerationPlan, WorkerPlan
 _TELL_S = 1.0
 """How long after SIGKILL the spawner reports processes that still exist."""
 _POLL_S = 1.0
-"""How often the spawner checks those processes if none of them exits."""
+"""How often the spawner checks for those processes as long as none of them exits."""
 _ORPHANS_S = 0.5
 """How long an ended worker's descendants may take to exit before its replacement starts."""
 _REAP_S = 1.0
-"""How long the agent waits for an idle spawner that it has killed to exit."""
+"""How long the agent waits for an idle spawner to exit after killing it."""
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
-"""Python ignores these signals for itself; as with subprocess, the workers get the default
-action.
+"""Python ignores these signals for itself. They are reset to the default action in the workers, as
+subprocess does.
 """
 
 if TYPE_CHECKING:
@@ -104,19 +105,21 @@ class Spawner:
         self.pid_of: dict[int, int] = {}
         self.buffer = LineBuffer()
         self._fds: list[int] = []
-        """Descriptors that came with a command that is still incomplete."""
+        """Descriptors that came with a command that has not been received completely."""
         self._mask: Any = None
         self.freezer: Freezer | None = None
-        """Enforces the workers' lease; None until a lease is set."""
+        """Enforces the workers' lease, or is None until a lease is set."""
         self.abandoned = True
         self._action_before = signal.getsignal(signal.SIGCHLD)
         self._pipe = (-1, -1)
         self._kill_began = 0.0
         self._told: set[int] = set()
-        """Pids of processes that have been reported to the agent as surviving SIGKILL."""
+        """The pids of processes that have been reported to the agent because they survived
+        SIGKILL.
+        """
 
     def run(self, mask: Any) -> bool:
-        """Start the workers and supervise them until the agent closes its socket or exits; return
+        """Start the workers, and supervise them until the agent closes its socket or exits. Return
         whether no process is left.
 
         All signals must be blocked, and all except SIGCHLD stay blocked, because a spawner is not
@@ -146,8 +149,8 @@ class Spawner:
         os.close(self.stdin)
 
     def end(self) -> None:
-        """Tell the agent that the generation is over, and restore the state that this process had
-        before it.
+        """Tell the agent that the generation is over, and restore the state that this process was
+        in before the generation.
         """
         self.tell("ended")  # first, so that the agent can prepare the next one, or exit
         self.agent.close()
@@ -172,12 +175,14 @@ class Spawner:
         return None if look_at is None else max(0.0, look_at - now) * 1000
 
     def _keep_lease(self) -> None:
-        """Freeze the workers if their lease has expired; thaw them once it is renewed."""
+        """Freeze the workers if their lease has expired, and thaw them once the lease is
+        renewed.
+        """
         if self.freezer is not None and self.freezer.look(time.monotonic()):
             self.tell("frozen" if self.freezer.frozen else "thawed")
 
     def _wake_on_exits(self) -> int:
-        """Make SIGCHLD only write to a pipe; return the descriptor to read from."""
+        """Make SIGCHLD only write to a pipe, and return the descriptor to read from."""
         self._pipe = wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
@@ -186,7 +191,7 @@ class Spawner:
         return wake_read
 
     def _start(self, plan: WorkerPlan, mask: Any) -> str:
-        """Start a worker; return the line to send to the agent."""
+        """Start a worker, and return the line to send to the agent."""
         own = os.getpid()
         number = 0
         try:
@@ -204,7 +209,7 @@ class Spawner:
         return f"started {plan.local_rank} {pid}"
 
     def become_worker(self, plan: WorkerPlan, spawner: int, mask: Any) -> NoReturn:
-        """Become a worker. This is called in a child of the spawner."""
+        """Become a worker. Called in a child of the spawner."""
         try:
             system.die_with_parent(signal.SIGKILL)
             if os.getppid() != spawner:
@@ -224,7 +229,7 @@ class Spawner:
             os._exit(127)
 
     def execute(self, plan: WorkerPlan) -> None:
-        """Execute the worker's program. This does not return.
+        """Execute the worker's program. This method does not return.
 
         Raises:
             OSError: if it can't be executed.
@@ -233,7 +238,7 @@ class Spawner:
         start(plan.argv[0], plan.argv, plan.variables)
 
     def _obey(self) -> bool:
-        """Carry out the agent's commands; return False once the agent's end of the socket is
+        """Carry out the agent's commands. Return False once the agent's end of the socket is
         closed.
         """
         try:
@@ -263,8 +268,8 @@ class Spawner:
         return True
 
     def _end_orphans(self, session: int) -> None:
-        """Kill the descendants of an ended worker, including those that are orphaned by the
-        kills.
+        """Kill the descendants of an ended worker, including those that become orphans because of
+        the kills.
         """
         end = time.monotonic() + _ORPHANS_S
         while left := self._orphans(session):
@@ -279,8 +284,8 @@ class Spawner:
             self._reap()
 
     def _orphans(self, session: int) -> list[int]:
-        """Return this process's children that are in an ended worker's session. No other process
-        reaps them, so none of these pids can have been reused.
+        """Return the pids of this process's children that are in an ended worker's session. Because
+        no other process reaps them, none of these pids can have been reused.
         """
         found = []
         for pid in system.child_pids(os.getpid()):
@@ -292,7 +297,7 @@ class Spawner:
         return found
 
     def _replace(self, local_rank: int) -> None:
-        """Start a worker to replace one that has ended."""
+        """Start a worker to replace a worker that has ended."""
         fds, self._fds = self._fds, []
         plan, self.stdin = generation_pipe.receive_worker(local_rank, fds)
         self.plans[local_rank] = plan
@@ -323,7 +328,7 @@ class Spawner:
             os.kill(pid, number)
 
     def _reap(self) -> bool:
-        """Reap children; return False when none are left."""
+        """Reap children that have ended. Return False when no children are left."""
         lines: list[str] = []
         try:
             while True:
@@ -342,9 +347,9 @@ class Spawner:
                 self.tell("\n".join(lines))
 
     def _end_everything(self) -> bool:
-        """Kill all children, and the orphans that the spawner adopts, until none are left. Return
-        False if some are left when the agent has given up, or when the agent has exited and the
-        time is up.
+        """Kill all children, and the orphans that the spawner adopts, until no process is left.
+        Return False if processes are left when the agent gives up, or when the time is up after the
+        agent has exited.
         """
         poll = select.poll()
         poll.register(self._pipe[0], select.POLLIN)
@@ -390,29 +395,31 @@ def own_actions() -> tuple[int, ...]:
 
 
 def default_signals(numbers: Iterable[int]) -> None:
-    """Reset these signals to their default action. Other ignored signals stay ignored."""
+    """Reset these signals to their default action. Other signals that are ignored stay ignored."""
     for number in numbers:
         signal.signal(number, signal.SIG_DFL)
 
 
 class SpawnerProcess:
-    """The agent's side of its spawner. A single spawner process serves all generations if it
-    survives that long and the system supports it.
+    """The agent's interface to its spawner. A single spawner process serves all generations if it
+    survives that long and if the system supports that.
     """
 
     def __init__(self) -> None:
         self.held: Callable[[], Sequence[int]] = tuple
-        """Returns descriptors that spawners keep open as long as they have workers. The first
-        generation's guard keeps the descriptors that existed when it was forked.
+        """Returns descriptors that a spawner keeps open as long as it has workers. The first
+        generation's guard keeps the descriptors that existed when the guard was forked.
         """
         self._pid = 0
         self._idle_pid = 0
-        """The spawner's own pid, which it reports when it waits for a generation; 0 until then."""
+        """The spawner's own pid, which the spawner reports when it waits for a generation, or 0
+        until then.
+        """
         self._control: socket.socket | None = None
 
     def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
-        """Start the workers of a generation; return the pid of the process that was forked for the
-        first generation, and the agent's end of this generation's socket.
+        """Start a generation's workers. Return the pid of the process that was forked for the first
+        generation, and the agent's end of this generation's socket.
 
         Args:
             plans: the workers.
@@ -438,7 +445,7 @@ class SpawnerProcess:
         return self._pid, connection
 
     def close(self) -> None:
-        """Let the spawner exit. If it has workers, it exits after they have ended."""
+        """Let the spawner exit. If the spawner has workers, it exits after they have ended."""
         if self._control is None:
             return
         pid = self._hear_idle(self._control)
@@ -459,7 +466,7 @@ class SpawnerProcess:
             pass  # it was reaped together with its last generation
 
     def wait(self, loop: "Loop", limit_s: float) -> None:
-        """Close the spawner, and return when it has exited. This is for embedding programs that
+        """Close the spawner, and wait until it has exited. This is for embedding programs that
         outlive the job.
         """
         if self._control is None:
@@ -483,8 +490,8 @@ class SpawnerProcess:
         child.close()
 
     def _continue_idle(self, control: socket.socket) -> bool:
-        """Return whether the last generation is over and the spawner and its guard still exist. The
-        spawner reports this by sending its pid. It is sent SIGCONT in case another program has
+        """Return whether the spawner is idle and both the spawner and its guard still exist. The
+        spawner sends its pid to report that it is idle. Send it SIGCONT in case another program has
         stopped it.
         """
         pid = self._hear_idle(control)
@@ -497,7 +504,7 @@ class SpawnerProcess:
         return True
 
     def _hear_idle(self, control: socket.socket) -> int:
-        """Return the spawner's pid if it is waiting for a generation, otherwise 0."""
+        """Return the spawner's pid if the spawner is waiting for a generation, or 0 otherwise."""
         try:
             self._idle_pid = int(control.recv(20, socket.MSG_DONTWAIT) or 0) or self._idle_pid
         except OSError:
@@ -509,7 +516,7 @@ class SpawnerProcess:
 
 
 def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.socket]:
-    """Fork a spawner for one generation; return what `SpawnerProcess.fork` returns.
+    """Fork a spawner for a single generation, and return the same values as `SpawnerProcess.fork`.
 
     Raises:
         OSError: if the process can't be forked, or descriptors are exhausted.
@@ -520,7 +527,8 @@ def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.so
 def fork_helper(
     plan: WorkerPlan, stdin: int, call: Callable[[], object] | None
 ) -> tuple[int, socket.socket]:
-    """Fork a spawner for a process other than a worker, like `SpawnerProcess.fork`.
+    """Fork a spawner for a process that isn't a worker, and return the same values as
+    `SpawnerProcess.fork`.
 
     Args:
         plan: the process, with local rank 0.
@@ -562,7 +570,7 @@ def _fork(
 
 
 class _Agent(NamedTuple):
-    """The agent that forked a spawner: its pid, the signals that it handles, and the kind of
+    """The agent that has forked a spawner: its pid, the signals that it handles, and the kind of
     processes that the spawner starts (`of`).
     """
 
@@ -572,8 +580,8 @@ class _Agent(NamedTuple):
 
 
 class _FirstSpawner(Spawner):
-    """The first generation's spawner, forked by the agent. It inherits the plan from the agent's
-    memory.
+    """The spawner of the first generation, which the agent forks. It inherits the plan from the
+    agent's memory.
     """
 
     def __init__(
@@ -615,7 +623,9 @@ class _FirstSpawner(Spawner):
 def _live(
     first: _FirstSpawner, control: socket.socket | None, held: Collection[int], mask: Any
 ) -> NoReturn:
-    """Run as the spawner of the first generation, and of those that arrive through `control`."""
+    """Run as the spawner of the first generation and of the generations that arrive through
+    `control`.
+    """
     gc.disable()  # finalizing the agent's objects here would close our descriptors
     spawner: Spawner = first
     try:
@@ -656,7 +666,9 @@ def _tell_guard(to_guard: int, scratch: str) -> None:
 
 
 def _next_plan(spawner: Spawner, control: socket.socket) -> GenerationPlan | None:
-    """End a generation and return the plan of the next one, or None if the agent has exited."""
+    """End a generation, and return the plan for the next generation, or None if the agent has
+    exited.
+    """
     try:
         control.send(b"%d\n" % os.getpid())
     except OSError:

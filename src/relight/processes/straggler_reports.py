@@ -1,7 +1,7 @@
 """Publishes the slow-rank reports that an agent receives, both as events and in `relight status`.
 
-`relight status` reads them from an in-memory file that it finds by name among the agent's open
-files (proc_pid_fd(5)). So no file is left behind.
+`relight status` reads the reports from an in-memory file, which it finds by name among the agent's
+open files (proc_pid_fd(5)). No file is therefore left behind.
 """
 
 import os
@@ -34,13 +34,13 @@ def event(found: SlowRanks) -> RanksSlow:
 
 
 class ShownSlowRanks:
-    """The slow ranks among this process's workers, as shown by `relight status`."""
+    """Shows the slow ranks among this agent's workers in `relight status`."""
 
     def __init__(self) -> None:
         self._fd = -1
 
     def show(self, told: RanksSlow) -> None:
-        """Show the latest event, or nothing if no rank is slow."""
+        """Show the latest report, or nothing if no rank is slow."""
         self.close()
         if told.ranks:
             try:
@@ -50,15 +50,15 @@ class ShownSlowRanks:
                 pass  # no descriptor or memory is left; the console also shows the report
 
     def close(self) -> None:
-        """Stop showing anything."""
+        """Stop showing the report."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def shown_by(pid: int) -> str:
-    """Return an agent's reports. The result is also empty if the agent's open files can't be
-    read.
+    """Return an agent's slow-rank reports. The result is empty if there are none or if the agent's
+    open files can't be read.
     """
     folder = f"/proc/{pid}/fd"
     try:

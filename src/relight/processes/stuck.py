@@ -1,8 +1,9 @@
-"""Detects workers that are in an uninterruptible system call for too long.
+"""Detects workers that have been in an uninterruptible system call for too long.
 
 This implements TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT (torch 2.13,
-elastic/agent/server/local_elastic_agent.py). No system reports when that state begins, so the
-workers are polled at torchrun's interval. They are polled only if the variable is set.
+elastic/agent/server/local_elastic_agent.py). No operating system reports when a process enters that
+state, so the workers are polled at torchrun's interval. They are polled only if the variable is
+set.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +19,8 @@ class StuckWatch:
 
     Args:
         loop: the agent's loop.
-        pids: the workers, by local rank; may grow.
-        limit_s: how long a worker may be found in state D (proc(5)) at every poll.
+        pids: the workers' pids, by local rank. Pids may be added later.
+        limit_s: for how many seconds every poll may find a worker in state D (proc(5)).
         on_stuck: called once with the local rank of a worker that exceeds the limit.
     """
 

@@ -1,5 +1,5 @@
-"""Carries out the decisions made by core/workers/supervision for processes that were started
-together, which are an agent's workers or a job's replicas on this machine.
+"""Carries out the decisions of core/workers/supervision for processes that were started together,
+which are either an agent's workers or a job's replicas on this machine.
 
     Workers (the spawner) --exits--> Supervisor --> core/workers/supervision --signals--> Workers
 """
@@ -39,7 +39,7 @@ OnChange = Callable[[StateChanged], None]
 
 
 class Supervisor:
-    """Starts processes and stops them together. If this process is killed, none of them survives.
+    """Starts processes, and stops them together. None of them survives if this process is killed.
 
     Args:
         loop: the loop of this process.
@@ -47,11 +47,11 @@ class Supervisor:
         ranks: the rank of each process, in the same order.
         scratch: a directory to remove if this process is killed, or empty.
         grace_s: seconds from the first signal to SIGKILL.
-        on_event: called after the decisions made by core/workers/supervision have been carried out.
-            This happens for each start and exit, when processes are frozen or resumed, for
-            processes that survive SIGKILL, and when the spawner is lost.
-        before_stop: called with the exit of a failed process, before the others are stopped in
-            response.
+        on_event: called after the decisions of core/workers/supervision have been carried out. This
+            happens for each start and exit, when processes are frozen or resumed, for processes
+            that survive SIGKILL, and when the spawner is lost.
+        before_stop: called with the exit of a failed process, before the other processes are
+            stopped because of it.
         on_change: called with each state change in core/workers/supervision.
         fork: starts a spawner, or uses the warm one (`warm/preloading.py`).
         grace_for_all: whether a process without a handler for the stop signal also gets the grace
@@ -78,8 +78,8 @@ class Supervisor:
     ) -> None:
         self.core = Supervision(len(plans), grace_s)
         self.survivors_leave: Callable[[int], SurvivorsLeave | None] = lambda _: None
-        """Called with the local rank of a failed worker. This lets the other workers leave the
-        failed worker's group and keep their processes. It returns None if they can't.
+        """Called with the local rank of a failed worker, to let the other workers leave the failed
+        worker's process group and keep their processes. Returns None if they can't.
         """
         self._loop = loop
         self._on_event = on_event
@@ -102,7 +102,7 @@ class Supervisor:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the processes have been asked to stop and the grace time is not over."""
+        """Whether the processes have been asked to stop and the grace time is not over yet."""
         return self.core.state is SupervisionState.STOPPING
 
     @property
@@ -122,12 +122,12 @@ class Supervisor:
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Local ranks of the processes that are still alive."""
+        """The local ranks of the processes that are still alive."""
         return self.core.alive
 
     @property
     def ends(self) -> list[WorkerEnd]:
-        """How each process that is no longer running ended."""
+        """How the processes that are no longer running ended."""
         return list(self.core.ends.values())
 
     @property
@@ -151,12 +151,13 @@ class Supervisor:
         self.workers.set_lease(0.0 if until == FOR_EVER else until)
 
     def replace(self, plans: Sequence[WorkerPlan], ranks: Sequence[int], fork: Fork | None) -> None:
-        """Start processes to replace those that have ended; the others have left their group.
+        """Start processes to replace those that have ended. The other processes have left their
+        process group.
 
         Args:
             plans: the processes, possibly none.
             ranks: the rank of each process, in local rank order.
-            fork: starts another spawner for them, or None to use the latest one.
+            fork: starts another spawner for the new processes, or None to use the latest spawner.
 
         Raises:
             MachineError: if the machine runs out of processes or descriptors.
@@ -200,7 +201,7 @@ class Supervisor:
         self._alarm.set(self.core.deadline())
 
     def _send_stop(self, local_ranks: Sequence[int], number: int) -> None:
-        """Send processes the signal to stop."""
+        """Send these processes the signal to stop."""
         if self.are_frozen:
             self.workers.kill()  # frozen processes would not get the signal, and must not continue
         elif self._grace_for_all or self.core.received:

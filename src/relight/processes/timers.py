@@ -3,10 +3,10 @@ misses its deadline is killed.
 
 The script's `timer.expires(after=…)` writes a line of JSON to the FIFO named by
 TORCHELASTIC_TIMER_FILE (torch 2.13, elastic/timer/file_based_local_timer.py): version 1, pid,
-scope_id, expiration_time in seconds since 1970 (negative: released) and the signal to send. Unlike
-torchrun's agent, this one only signals workers and their descendants, no matter which pid is in the
-request, and does not kill itself. A worker that misses its deadline is treated like any other
-failure.
+scope_id, expiration_time in seconds since 1970 (negative if the timer is cancelled) and the signal
+to send. Unlike torchrun's agent, relight's agent signals only workers and their descendants, no
+matter which pid is in the request, and never kills itself. A worker that misses its deadline is
+treated like any other failure.
 """
 
 import os
@@ -24,7 +24,7 @@ _LIMIT = 64 * 1024
 
 
 class TimerRequest(NamedTuple):
-    """A timer that a script sets or cancels."""
+    """A script's request to set or cancel a timer."""
 
     version: int
     pid: int
@@ -38,7 +38,7 @@ class WorkerTimers:
 
     Args:
         loop: the agent's loop.
-        path: where to create the FIFO; an existing file is replaced.
+        path: where to create the FIFO. An existing file is replaced.
         on_expired: called with the pid, signal and scope of an expired timer.
 
     Raises:
@@ -56,8 +56,8 @@ class WorkerTimers:
         except FileNotFoundError:
             pass
         os.mkfifo(path, 0o600)
-        # Also open it for writing; otherwise reading returns end of file whenever no worker has it
-        # open.
+        # Also open the FIFO for writing. Otherwise read(2) would return end-of-file whenever no
+        # worker has the FIFO open.
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         loop.on_readable(self._fd, self._read)
 

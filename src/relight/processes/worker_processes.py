@@ -1,7 +1,7 @@
 """Starts and signals one generation's workers for the agent, and reports their exits.
 
-The spawner does the work in its own process (`processes/spawner.py` explains why). This module is
-the agent's end of the socket that is connected to it.
+The spawner does this work in a process of its own (`processes/spawner.py` explains why). This
+module is the agent's end of the socket that is connected to the spawner.
 """
 
 import errno
@@ -49,7 +49,7 @@ _POLL_S = 0.02
 
 
 class Workers:
-    """The running workers of one generation.
+    """The workers of one generation, while they are running.
 
     Args:
         loop: the agent's loop.
@@ -87,7 +87,7 @@ class Workers:
         self.frozen = False
         """Whether the workers are frozen because their lease has expired."""
         self.remaining: dict[int, ProcessRemains] = {}
-        """Processes that still exist a second after SIGKILL, by pid."""
+        """The processes that still exist a second after SIGKILL, by pid."""
         self._loop = loop
         self._on_event = on_event
         self._more: list[Workers] = []
@@ -100,7 +100,7 @@ class Workers:
             self._spawner = system.Child(pid)
         except OSError as error:
             raise _not_started(error) from None
-        # A killed spawner's orphans become our children; see _on_spawner_exit.
+        # A killed spawner's orphans become this process's children; see _on_spawner_exit.
         system.adopt_orphans()
         self.oom_kills = OomKills()
         self.oom_kills.watch(loop)
@@ -116,7 +116,7 @@ class Workers:
             self._command(f"signal {local_rank} {number}")
 
     def stop(self, local_ranks: Sequence[int], number: int) -> None:
-        """Send workers a stop signal. A worker without a handler for the signal has nothing to
+        """Send workers a stop signal. A worker that has no handler for the signal has nothing to
         save, so it also gets SIGKILL in case the signal doesn't end it.
         """
         # Check for handlers before sending the signal, because a handler may be removed in the
@@ -139,8 +139,8 @@ class Workers:
         return [r for r in local_ranks if r in pids and catches(pids[r], number, unknown)]
 
     def find_worker(self, pid: int) -> int | None:
-        """Return the local rank of the worker that is this process or its ancestor. Return -1 for
-        an ended worker's orphan, or None for a process that no worker started.
+        """Return the local rank of the worker that a process is or descends from. Return -1 for an
+        ended worker's orphan, or None for a process that no worker has started.
         """
         local_rank_of = {known: local_rank for local_rank, known in self.pids.items()}
         while pid > 1:
@@ -153,13 +153,13 @@ class Workers:
     def replace(
         self, plans: Sequence[WorkerPlan], ranks: Sequence[int], fork: Fork | None = None
     ) -> None:
-        """Start workers to replace some that have ended.
+        """Start workers to replace workers that have ended.
 
         Args:
             plans: the workers, possibly none.
             ranks: the rank of each worker, as for the original workers.
-            fork: starts another spawner for them, which is the warm one, or None to use the latest
-                spawner.
+            fork: starts another spawner for the new workers, which is the warm one, or None to use
+                the latest spawner.
 
         Raises:
             MachineError: if the machine runs out of processes or descriptors.
@@ -183,7 +183,9 @@ class Workers:
         self._more.append(more)
 
     def _on_more(self, event: ProcessEvent, at: float) -> None:
-        """Report an event from a further spawner, whose workers share the other workers' lease."""
+        """Report an event from an additional spawner, whose workers share the other workers'
+        lease.
+        """
         if not isinstance(event, WorkersFrozen):
             self._on_event(event, at)
 
@@ -204,18 +206,19 @@ class Workers:
             each._kill_if_stopped_later()
 
     def set_lease(self, until: float) -> None:
-        """Let the workers run until this monotonic time, and then freeze them. 0 means no limit.
+        """Let the workers run until this time on the monotonic clock, and then freeze them. 0 means
+        no limit.
 
-        The spawner freezes them. It is sent SIGCONT at that time in case another program has
-        stopped it.
+        The spawner freezes the workers. At that time, it is sent SIGCONT in case another program
+        has stopped it.
         """
         self._command(f"lease {until!r}")
         for each in (self, *self._more):
             each._expiry.set(until or None)
 
     def left_running(self, limit_s: float) -> list[int]:
-        """Return the pids of processes that ended workers have left behind and that don't exit by
-        themselves within the time limit; called once all workers have ended.
+        """Return the pids of processes that ended workers have left behind and that don't exit on
+        their own within the time limit. Call this once all workers have ended.
         """
         until = self._loop.now() + limit_s
         before = [pid for each in self._more for pid in each.left_running(limit_s)]
@@ -227,7 +230,7 @@ class Workers:
 
     def close(self, grace_s: float = 0.0) -> bool:
         """Kill all remaining processes. Return True when they have exited, or False if the time is
-        up and some can't be killed.
+        up and some of them can't be killed.
 
         Args:
             grace_s: how long to wait for processes that can't be killed, within limits
@@ -259,7 +262,7 @@ class Workers:
         return ended and all(others_ended)
 
     def finish(self) -> None:
-        """Return when these workers and their spawner have exited, even after an error halfway
+        """Wait until these workers and their spawner have exited, even after an error halfway
         through. This is for embedding programs that outlive the job.
         """
         for each in self._more:
@@ -278,7 +281,9 @@ class Workers:
         self._spawner.close()
 
     def _command(self, line: str) -> None:
-        """Send a command to all spawners. Each spawner ignores workers that aren't its own."""
+        """Send a command to all spawners. Each spawner ignores commands for workers that aren't its
+        own.
+        """
         for each in self._more:
             each._command(line)
         try:
@@ -299,7 +304,7 @@ class Workers:
             self._expiry.set_after(_CONTINUE_EVERY_S)
 
     def _kill_if_stopped_later(self) -> None:
-        """Kill the spawner if it is still stopped later, for example by a debugger."""
+        """Kill the spawner if it is still stopped after a while, for example by a debugger."""
         if self._kill_alarm.when is None:
             self._kill_alarm.set_after(_WAKE_LIMIT_S)
 
@@ -364,8 +369,8 @@ class Workers:
 
     def _let_end(self) -> None:
         """If only the guard was killed, let the spawner kill the workers and their descendants. If
-        this process killed them instead, and were itself killed halfway through, the rest would be
-        left behind.
+        this process killed them instead and were itself killed halfway through, some of them would
+        be left behind.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -380,7 +385,7 @@ class Workers:
 
     def _on_spawner_exit(self) -> None:
         """Handle the spawner's exit by reading its last messages and killing the orphans that it
-        left.
+        has left behind.
         """
         self._loop.forget(self._spawner)
         exitcode = self._spawner.reap()
@@ -395,7 +400,9 @@ class Workers:
             self._note_gone()
 
     def _end_orphans(self, exitcode: int, reason: str, until: float) -> None:
-        """Kill a spawner's descendants repeatedly until none is left, then report its exit."""
+        """Kill a spawner's descendants repeatedly until none of them is left, and then report the
+        spawner's exit.
+        """
         if self._spawner.closed:
             return
         if self._spawner.kill_orphans() and self._loop.now() < until:

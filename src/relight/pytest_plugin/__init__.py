@@ -14,8 +14,8 @@ failed or skipped) as on the ranks.
 The fixture `relight_sandbox` runs a script on several virtual hosts and injects faults
 (`sandbox.py`).
 
-If relight is installed, this file is loaded in every pytest run. It therefore only imports the rest
-of relight for tests that have the mark.
+If relight is installed, this file is loaded in every pytest run. It therefore imports the rest of
+relight only for tests that have the mark.
 """
 
 from collections.abc import Generator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from relight.pytest_plugin.sandbox import SandboxRunner
 
 ON_RANK = "relight-rank"
-"""The name of the plugin that is only registered on ranks."""
+"""The name of the plugin that is registered only on ranks."""
 DEFAULT_TIMEOUT_S = 60.0
 _HELP = (
     f"{MARK}(world_size=2, backend=None, init=True, timeout=None, env=None): run the test on "
@@ -70,8 +70,8 @@ def relight_sandbox(tmp_path: Path) -> "SandboxRunner":
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Run the test on its ranks, after its marks have been evaluated, and raise the outcome of
-    their setup phase.
+    """Run the test on its ranks after its marks have been evaluated, and raise the outcome of the
+    ranks' setup phase.
     """
     __tracebackhide__ = True
     mark = item.get_closest_marker(MARK)
@@ -91,7 +91,9 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Raise the outcome of the test function on the ranks, instead of calling it here."""
+    """Raise the outcome that the test function had on the ranks, instead of calling the function
+    here.
+    """
     outcome = pyfuncitem.stash.get(_outcome, None)
     if outcome is None:
         return None
@@ -101,7 +103,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Raise the outcome of the teardown phase on the ranks."""
+    """Raise the outcome of the ranks' teardown phase."""
     result = yield
     if _outcome in item.stash:
         item.stash[_outcome].replay("teardown")

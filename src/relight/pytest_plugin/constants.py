@@ -1,5 +1,5 @@
-"""Names shared by the plugin and its mark. This module doesn't import anything, because it is
-loaded in every pytest run.
+"""Defines names that the plugin and its mark share. This module doesn't import anything, because it
+is loaded in every pytest run.
 """
 
 MARK = "distributed"

@@ -23,11 +23,13 @@ from relight.pytest_plugin.reports import ReportedTest, collect
 _WORKER = "relight.pytest_plugin.rank"
 _POLL_S = 0.1
 _STACKS_S = 1.0
-"""How long to wait for the other ranks' stacks after the first rank has written its own."""
+"""How long to wait for the other ranks' stacks after the first rank has written its stacks."""
 _GRACE_S = 0.5
-"""Delay before stopping ranks after a failure, because they may be about to fail on their own."""
+"""How long to wait after a failure before stopping the other ranks, because they may be about to
+fail on their own.
+"""
 _WITH_TORCH = ("torch.distributed", "torch._dynamo")
-"""The second module takes a second to import at the first use of DistributedDataParallel."""
+"""DistributedDataParallel imports the second module at its first use, which takes a second."""
 _OFF: dict[str, Any] = {
     "collectonly": False,
     "deselect": None,
@@ -105,8 +107,8 @@ def _command(config: pytest.Config, wanted: Wanted, folder: Path) -> list[str]:
 
 
 def warm_flags(config: pytest.Config) -> list[str]:
-    """Return the flags that preload the installed modules imported by this process, and that keep
-    them loaded for the next test. The list is empty on macOS, or if RELIGHT_PRELOAD is set.
+    """Return the flags that preload the installed modules that this process has imported, and that
+    keep them loaded for the next test. The list is empty on macOS or if RELIGHT_PRELOAD is set.
     """
     variables = environment.read().variables
     if sys.platform != "linux" or variables.get("RELIGHT_PRELOAD"):
@@ -122,13 +124,13 @@ def warm_flags(config: pytest.Config) -> list[str]:
 
 
 def _pytest_modules(config: pytest.Config) -> list[str]:
-    """Return the modules of pytest and of the installed plugins that are in use."""
+    """Return the modules of pytest and of the installed pytest plugins that are in use."""
     names = [name for name in list(sys.modules) if name.startswith("_pytest.") or name == "pdb"]
     return names + [name for name in _plugins(config) if name.partition(".")[0] != "relight"]
 
 
 def _plugins(config: pytest.Config) -> list[str]:
-    """Return the modules of the installed plugins that are in use."""
+    """Return the modules of the installed pytest plugins that are in use."""
     found = [plugin for plugin, _ in config.pluginmanager.list_plugin_distinfo()]
     return [plugin.__name__ for plugin in found if isinstance(plugin, ModuleType)]
 
@@ -144,8 +146,8 @@ def _is_installed(name: str) -> bool:
 
 
 def _variables(wanted: Wanted) -> dict[str, str]:
-    """Return the job's environment: the current one, including the test's changes, without the
-    variables of an outer job.
+    """Return the job's environment, which is the current environment with the test's changes but
+    without the variables of an outer job.
     """
     variables = {"OMP_NUM_THREADS": "1", **environment.read().variables, **wanted.env}
     for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:
@@ -154,7 +156,9 @@ def _variables(wanted: Wanted) -> dict[str, str]:
 
 
 def _request(item: pytest.Item, wanted: Wanted) -> dict[str, Any]:
-    """Return a request that makes the ranks run this test in the same way as this process would."""
+    """Return the request that makes the ranks run this test in the same way as this process
+    would.
+    """
     config = item.config
     options = {k: v for k, v in vars(config.option).items() if _is_plain(v)} | _OFF
     options["inifilename"] = str(config.inipath) if config.inipath else None
@@ -185,7 +189,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _coverage() -> Mapping[str, Any] | None:
-    """Return coverage's settings if it is measuring this process, or None otherwise."""
+    """Return the settings of coverage if it is measuring this process, or None otherwise."""
     coverage = sys.modules.get("coverage")
     current = coverage and coverage.Coverage.current()
     if not current:

@@ -14,8 +14,8 @@ from relight.pytest_plugin.constants import MARK, TIMEOUT
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake")
 _KEYS = ("world_size", "backend", "init", "timeout", "env")
 _MARGIN_S = 2.0
-"""How long before pytest-timeout's own limit to stop the test. This leaves time to report the
-stacks of all ranks.
+"""The test is stopped this many seconds before pytest-timeout's own limit, so that there is time to
+report the stacks of all ranks.
 """
 
 
@@ -23,7 +23,7 @@ class Wanted(NamedTuple):
     """The parsed mark of a test.
 
     `backend` is empty for the machine's default. `init` says whether to initialize the process
-    group. The ranks are stopped after `timeout_s` seconds, or never if it is 0.
+    group. The ranks are stopped after `timeout_s` seconds, or never if that is 0.
     """
 
     world_size: int
@@ -64,8 +64,8 @@ def read(item: pytest.Item, mark: pytest.Mark) -> Wanted:
 
 
 def controller() -> int:
-    """Return the pid of the pytest process that controls the run. Under xdist, this is the
-    controller rather than a worker.
+    """Return the pid of the pytest process that controls the run. Under xdist, that is the
+    controller, not a worker.
     """
     is_worker = "PYTEST_XDIST_WORKER" in environment.read().variables
     return os.getppid() if is_worker else os.getpid()
@@ -91,7 +91,7 @@ def _backend(value: Any) -> str:
 
 
 def _timeout(item: pytest.Item, value: Any) -> float:
-    """Return the time limit. The mark takes precedence over pytest-timeout, and pytest-timeout
+    """Return a test's time limit. The mark takes precedence over pytest-timeout, and pytest-timeout
     takes precedence over the settings.
     """
     margin = 0.0

@@ -1,11 +1,11 @@
 """Runs one rank of a test, as a worker started by `job.py`.
 
-The command line is `python -m relight.pytest_plugin.rank DIRECTORY`. It runs pytest for the one
-test in `request.json`, with the same options as the outer pytest run, and writes each report as a
-line of JSON to `reports.RANK`. On a timeout, faulthandler writes the stacks of all threads to
-`stacks.RANK`. Output is captured in `stdout.RANK` and `stderr.RANK`, which are still there after a
-kill. The process exits with 1 as soon as the test fails on this rank, so that the launcher stops
-the other ranks, which might otherwise wait forever.
+The command line is `python -m relight.pytest_plugin.rank DIRECTORY`. This module runs pytest for
+the one test in `request.json`, with the same options as the outer pytest run, and writes each
+report as a line of JSON to `reports.RANK`. On a timeout, faulthandler writes the stacks of all
+threads to `stacks.RANK`. Output is captured in `stdout.RANK` and `stderr.RANK`, which remain even
+if the process is killed. The process exits with code 1 as soon as the test fails on this rank, so
+that the launcher stops the other ranks, which might otherwise wait forever.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class RankPlugin:
 
     Args:
         reports: the path of the reports file.
-        stacks: the file to write stacks to when the time limit expires.
+        stacks: the file to which stacks are written when the time limit expires.
         request: the request from `job.py`.
     """
 
@@ -69,9 +69,9 @@ class RankPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self) -> Generator[None, Any, Any]:
-        """Destroy the process group, except after a failure, because the other ranks may then not
-        take part. A gloo group simply ends with the process, because destroying it takes 20 ms,
-        during which gloo waits for its threads.
+        """Destroy the process group, except after a failure, because the other ranks may not take
+        part in that case. A gloo group is not destroyed but simply ends with the process, because
+        destroying it takes 20 ms, during which gloo waits for its threads.
         """
         result = yield
         if self._init and self.is_good:
@@ -82,20 +82,20 @@ class RankPlugin:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write a phase's report."""
+        """Record a phase's report."""
         report.sections = [(title, cut(text)) for title, text in report.sections]
         self.is_good &= report.passed or (report.skipped and not hasattr(report, "wasxfail"))
         self._write({"report": self._config.hook.pytest_report_to_serializable(
             config=self._config, report=report)})  # fmt: skip
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Write why the test could not be collected."""
+        """Record why the test could not be collected."""
         if report.failed:
             self.is_good = False
             self._write({"collect": report.longreprtext})
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
-        """Write a warning."""
+        """Record a warning."""
         category = warning_message.category
         self._write({"warning": {
             "message": str(warning_message.message),
@@ -106,7 +106,7 @@ class RankPlugin:
         }})  # fmt: skip
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Write why the test aborted the run, with `pytest.exit` or KeyboardInterrupt."""
+        """Record why the test aborted the run with `pytest.exit` or KeyboardInterrupt."""
         self.is_good = False
         said = str(excinfo.value) or f"{excinfo.typename} on rank {os.environ['RANK']}"
         self._write({"end": said})
@@ -220,7 +220,7 @@ def _backend() -> str:
 
 def _measure(settings: Mapping[str, Any] | None) -> Any:
     """Start measuring coverage. The data is written to a separate file for this process, next to
-    that of the pytest run.
+    the data file of the pytest run.
     """
     if settings is None:
         return None

@@ -1,4 +1,4 @@
-"""Reads the files that a rank of the test (`rank.py`) writes to the job's directory."""
+"""Reads the files that a rank of the test writes to the job's directory (`rank.py`)."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,17 @@ from typing import Any, NamedTuple
 import pytest
 
 MAX_BYTES = 128 << 10
-"""Size limit for a rank's output. Longer output is shortened in the middle."""
+"""Size limit for a rank's output. The middle of longer output is left out."""
 
 
 class RankReports(NamedTuple):
     """The content of the files that rank `rank` wrote.
 
-    `phases` contains the report for each phase, with its time. `collect` says why the test could
-    not be collected, `stacks` contains the stacks at the timeout, and `end` is the reason given to
-    `pytest.exit`; all three are empty by default. `warnings` contains the test's warnings, and
-    `printed` contains titled parts of the output that no report includes.
+    `phases` contains the report for each phase, together with the time of the report. `collect`
+    says why the test could not be collected, `stacks` contains the stacks at the time of the
+    timeout, and `end` is the reason that was passed to `pytest.exit`. All three are empty by
+    default. `warnings` contains the test's warnings, and `printed` contains titled parts of the
+    output that no report includes.
     """
 
     rank: int
@@ -67,8 +68,8 @@ def read(folder: Path, rank: int) -> RankReports:
 
 
 def shortened(path: Path) -> str:
-    """Return a text file's content, shortened in the middle if it is long. Return an empty string
-    if the file does not exist.
+    """Return a text file's content, or an empty string if the file does not exist. The middle of a
+    long file is left out.
     """
     try:
         with path.open("rb") as file:
@@ -85,7 +86,7 @@ def shortened(path: Path) -> str:
 
 
 def cut(text: str) -> str:
-    """Shorten a string in the middle if it is long."""
+    """Shorten a string if it is long, by leaving out its middle."""
     if len(text) <= MAX_BYTES:
         return text
     half = MAX_BYTES // 2

@@ -22,15 +22,15 @@ _VERDICT = ("relight: rank ", "relight: ranks ")
 _BLAMED = re.compile(r"relight: ranks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*) ")
 """Matches the ranks that are named at the beginning of the launcher's failure report."""
 _UNTRUE = ("  it printed nothing to stderr",)
-"""Launcher notes that don't apply here, because pytest captures the output."""
+"""Notes from the launcher that don't apply here, because pytest captures the output."""
 _ERROR = re.compile(r"^E\s+(\S.*)", re.MULTILINE)
 _LOST = re.compile("connection (closed|reset)|remote process exited|broken pipe", re.IGNORECASE)
-"""Error messages from gloo and NCCL on ranks that were waiting for a dead one."""
+"""Error messages from gloo and NCCL on ranks that were waiting for a rank that had died."""
 _FRAMES = ("/_pytest/", "/pluggy/", "/pytest_plugin/", '"<frozen runpy>"')
 
 
 class RanksFailedError(Exception):
-    """The test failed on at least one rank. The report contains the details."""
+    """Raised if the test failed on at least one rank. The report contains the details."""
 
 
 class _Crash(NamedTuple):
@@ -41,7 +41,7 @@ class _Crash(NamedTuple):
 
 
 class RanksRepr(TerminalRepr):
-    """The failures on the ranks, each under a title."""
+    """Shows the failures on the ranks, each under a title."""
 
     def __init__(self, parts: list[tuple[str, Any]]) -> None:
         self.parts = parts
@@ -60,7 +60,7 @@ class RanksRepr(TerminalRepr):
 
 
 class ReportedTest:
-    """The outcome of a test on its ranks.
+    """The outcome that a test had on its ranks.
 
     Args:
         ranks: the content of each rank's files.
@@ -83,8 +83,8 @@ class ReportedTest:
         """Raise a phase's outcome, unless the phase passed.
 
         Raises:
-            RanksFailedError: if it failed on a rank.
-            Exception: (pytest's) if it was skipped, or failed as expected, on the ranks.
+            RanksFailedError: if the test failed on a rank.
+            Exception: (pytest's) if the test was skipped, or failed as expected, on the ranks.
         """
         self._failure = self._failed(phase) or self._unexplained(phase)
         if self._failure is not None:
@@ -102,7 +102,7 @@ class ReportedTest:
             raise pytest.skip.Exception(_reason(reports[0]), _use_item_location=True)
 
     def warn(self, item: pytest.Item) -> None:
-        """Report the ranks' warnings, without duplicates."""
+        """Report the warnings from the ranks, without duplicates."""
         seen = set()
         for each in self._ranks:
             for known in each.warnings:
@@ -146,7 +146,7 @@ class ReportedTest:
         return max((report.duration for _, report in self._in_phase(phase)), default=0.0)
 
     def _failed(self, phase: str) -> RanksRepr | None:
-        """Return the failures in a phase, in the order of their times and without duplicates."""
+        """Return the failures in a phase in chronological order, without duplicates."""
         found: dict[str, tuple[list[int], Any]] = {}
         failed = [
             (time, each.rank, report)
@@ -199,8 +199,8 @@ class ReportedTest:
         return self._ended(missing)
 
     def _is_later_phase(self, phase: str, missing: set[int]) -> bool:
-        """Return whether the ranks at fault finished this phase but not a later one. In that case,
-        the other ranks were merely slower when they were stopped.
+        """Return whether the ranks at fault finished this phase but not a later phase. In that
+        case, the other ranks had merely made less progress when they were stopped.
         """
         later = _PHASES[_PHASES.index(phase) + 1 :]
         blamed = self._blamed()
@@ -211,7 +211,9 @@ class ReportedTest:
         )
 
     def _blamed(self) -> set[int]:
-        """Return the ranks that timed out or, failing that, those named by the launcher."""
+        """Return the ranks that timed out or, if there are none, the ranks that the launcher
+        named.
+        """
         if late := {each.rank for each in self._ranks if each.stacks}:
             return late
         found = next(filter(None, map(_BLAMED.match, self._output.splitlines())), None)
@@ -219,7 +221,7 @@ class ReportedTest:
         return {rank for low, _, high in parts for rank in range(int(low), int(high or low) + 1)}
 
     def _ended(self, missing: list[RankReports]) -> RanksRepr:
-        """Describe how ranks exited before the end of the test."""
+        """Describe how these ranks exited before the end of the test."""
         lines = [line for line in self._output.splitlines() if not line.startswith(_UNTRUE)]
         titles = [line for line in lines if line.startswith(_VERDICT)]
         if titles:
@@ -233,7 +235,7 @@ class ReportedTest:
 
 
 def collect(folder: Path, wanted: Wanted, exit_code: int, output: str) -> ReportedTest:
-    """Read all ranks' files from a directory."""
+    """Read the files of all ranks from a directory."""
     ranks = [read(folder, rank) for rank in range(wanted.world_size)]
     return ReportedTest(ranks, wanted, exit_code, output)
 
@@ -247,7 +249,7 @@ def _has_ended(rank: RankReports, phase: str) -> bool:
 
 
 def _crash(part: tuple[str, Any]) -> Any:
-    """Return a rank's failure for pytest's short summary."""
+    """Return a rank's failure in the form that pytest's short summary needs."""
     content = part[1]
     line = _ERROR.search(content) if isinstance(content, str) else None
     return _Crash(line[1]) if line else getattr(content, "reprcrash", None)
@@ -260,19 +262,19 @@ def _reason(report: pytest.TestReport) -> str:
 
 
 def _category(known: dict[str, Any]) -> type[Warning]:
-    """Return a warning's class, if it exists in this process."""
+    """Return a warning's class, or UserWarning if that class doesn't exist in this process."""
     found = getattr(sys.modules.get(known["module"]), known["category"], UserWarning)
     return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
 
 
 def _trim_stacks(stacks: str) -> str:
-    """Return the stacks without frames from pytest and this plugin."""
+    """Return the stacks without the frames of pytest and of this plugin."""
     return "\n".join(line for line in stacks.splitlines() if not any(x in line for x in _FRAMES))
 
 
 def _consequence(report: pytest.TestReport) -> str:
-    """Return the message of a failure that was caused by another rank, or an empty string for other
-    failures.
+    """Return the message of a failure if another rank caused it, or an empty string for any other
+    failure.
     """
     crash = getattr(report.longrepr, "reprcrash", None)
     message = str(getattr(crash, "message", ""))
@@ -280,8 +282,8 @@ def _consequence(report: pytest.TestReport) -> str:
 
 
 def _is_strict(report: pytest.TestReport) -> bool:
-    """Return whether the test failed only because it unexpectedly passed (strict xfail). This
-    process evaluates that case itself.
+    """Return whether the test was reported as failed only because it unexpectedly passed (strict
+    xfail). This process evaluates that case itself.
     """
     return isinstance(report.longrepr, str) and report.longrepr.startswith(_STRICT)
 

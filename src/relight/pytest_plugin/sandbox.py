@@ -1,5 +1,5 @@
-"""The fixture `relight_sandbox`, with which a test runs a script on several hosts and injects
-faults.
+"""Implements the fixture `relight_sandbox`, with which a test runs a script on several hosts and
+injects faults.
 """
 
 import os
@@ -22,7 +22,9 @@ _SHOWN = 5000
 
 
 class SandboxResult(NamedTuple):
-    """The result of a sandbox job. Each line of output begins with the name of its host."""
+    """The result of a sandbox job. Each line of output begins with the name of the host that
+    printed it.
+    """
 
     exit_code: int
     stdout: str
@@ -30,7 +32,7 @@ class SandboxResult(NamedTuple):
 
 
 class SandboxRunner:
-    """The callable returned by the fixture.
+    """The callable that the fixture returns.
 
     Args:
         directory: the test's directory, where the faults file is written.
@@ -57,7 +59,7 @@ class SandboxRunner:
             arguments: the script's arguments.
             flags: `relight run` flags, such as `--max-restarts=3`.
             faults: lines in the format of a `--faults` file.
-            timeout: the number of seconds after which the job is killed and the test fails; None
+            timeout: the number of seconds after which the job is killed and the test fails, or None
                 for no limit.
             env: additional variables for the job.
 

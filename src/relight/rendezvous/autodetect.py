@@ -1,14 +1,14 @@
 """Fills in flags that the user did not set, from the cluster's environment variables.
 
-A flag, or its PET_ variable, takes precedence over the cluster; only missing flags are filled in.
-For example, `srun relight run --nnodes=2:4` is elastic and takes its rendezvous endpoint from
-Slurm.
+A flag or its PET_ variable takes precedence over the cluster's variables, so only missing flags are
+filled in. For example, a job started with `srun relight run --nnodes=2:4` is elastic and gets its
+rendezvous endpoint from Slurm.
 
-A fixed-size job uses the static rendezvous because the cluster has already numbered the nodes:
-GROUP_RANK is SLURM_NODEID, OMPI_COMM_WORLD_RANK, or the pod index, and a single port serves agents
-and workers. Jobs with a range of nodes (`--nnodes=2:4`), or with nodes ordered by network topology
+A fixed-size job uses the static rendezvous, because the cluster has already numbered the nodes.
+GROUP_RANK is SLURM_NODEID, OMPI_COMM_WORLD_RANK or the pod's index, and agents and workers use the
+same port. Jobs with a range of nodes (`--nnodes=2:4`), or with nodes ordered by network topology
 (`--rank-order=topology`), use c10d at the same endpoint, which only node 0 may host. If no variable
-contains the port, it is derived from the job's id (`cluster_env`).
+contains the port, the port is derived from the job's id (`cluster_env`).
 """
 
 import socket
@@ -44,8 +44,8 @@ class Taken(NamedTuple):
 def take(
     spec: LaunchSpec, given: set[str], env: Environment
 ) -> tuple[LaunchSpec, set[str], list[str]]:
-    """Return the spec completed from the environment, all flags that are now set, and notes for the
-    user.
+    """Return the spec with missing flags filled in from the environment, all flags that are now
+    set, and notes for the user.
 
     Args:
         spec: the user's settings.
@@ -53,7 +53,8 @@ def take(
         env: the environment.
 
     Raises:
-        UsageError: if the environment contradicts itself or requests something impossible.
+        UsageError: if the environment's variables contradict each other or request something
+            impossible.
     """
     if spec.standalone:
         return spec, given, []
@@ -90,7 +91,8 @@ def _has_security(spec: LaunchSpec, env: Environment) -> bool:
 def fill(
     spec: LaunchSpec, given: set[str], found: FoundFlags
 ) -> tuple[LaunchSpec, list[Taken], list[str]]:
-    """Fill in missing flags; return the spec, the flags that were filled in, and notes.
+    """Fill in missing flags. Return the spec, the flags that were filled in, and notes for the
+    user.
 
     Raises:
         UsageError: if the values found can't work, whether or not these flags are set.
@@ -128,7 +130,7 @@ def fill(
 
 
 def _is_settled(spec: LaunchSpec, given: set[str]) -> bool:
-    """Return whether the flags already determine everything, in which case the environment is
+    """Return whether the flags already determine all settings, in which case the environment is
     ignored.
     """
     if "nnodes" not in given:
@@ -148,7 +150,7 @@ def _nodes(spec: LaunchSpec, given: set[str], found: FoundFlags, notes: list[str
         return Nodes(number, number)
     if found.nnodes is None:
         return spec.nnodes
-    # Either each node runs a job of its own, or the cluster job is larger.
+    # Either each node runs a job of its own, or the cluster's job has more nodes than this job.
     if spec.nnodes.max_nodes == 1 or agents == 1:
         if agents > 1:
             notes.append(
@@ -217,7 +219,7 @@ def _place(
 
 
 def _user_flags(spec: LaunchSpec, given: set[str], env: Environment) -> list[Taken]:
-    """Return the rendezvous flags that the user set, with their sources."""
+    """Return the rendezvous flags that the user has set, with their sources."""
     taken = []
     for name in _MEETING:
         flag = FLAG_BY_NAME[name]

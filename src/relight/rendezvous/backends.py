@@ -1,7 +1,7 @@
-"""Opens the registry for a backend name: etcd, a shared directory, or a plug-in.
+"""Opens the registry for a rendezvous backend: etcd, a shared directory, or a plug-in.
 
-A plug-in is an entry point in the group `relight.rendezvous` that has the backend's name and refers
-to a `leader_lock.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
+A plug-in is an entry point in the group `relight.rendezvous`. Its name is the backend's name, and
+it refers to a `leader_lock.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _BUILT_IN = {
 
 
 def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return a job's registry for `--rdzv-backend`, without contacting it yet.
+    """Return a job's registry for `--rdzv-backend`, without contacting the registry yet.
 
     Raises:
         UsageError: if the backend is unknown, or doesn't support this endpoint or these settings.
@@ -59,7 +59,7 @@ def check(backend: str) -> None:
     """Check that a backend name is known.
 
     Raises:
-        UsageError: if the backend is unknown; the error lists the known ones.
+        UsageError: if the backend is unknown. The error lists the known backends.
     """
     if backend in BACKENDS:
         return

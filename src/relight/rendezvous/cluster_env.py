@@ -11,36 +11,37 @@ Open MPI (4.1 and 5.0, mpirun)
     PMIX_NAMESPACE                             the job; 5: `prterun-HOST_OF_MPIRUN-PID@1`
     PMIX_SERVER_URI4                           5: `NAMESPACE.VPID;…` of the daemon of this host
   Daemons are numbered from mpirun's host, even if it is not part of the job; processes are numbered
-  from the job's first host. So a host's VPID minus the rank of its only process is the VPID of rank
-  0's host. Bare PMIx (PMIX_RANK, PMIX_NAMESPACE) is not enough, because it lacks the number of
-  processes.
+  from the job's first host. The VPID of a host minus the rank of its only process is therefore the
+  VPID of rank 0's host. Bare PMIx (PMIX_RANK, PMIX_NAMESPACE) is not enough, because it does not
+  include the number of processes.
 
 Slurm (22.05; srun(1), "OUTPUT ENVIRONMENT VARIABLES")
     SLURM_JOB_ID, SLURM_STEP_ID, SLURM_RESTART_COUNT        the job, the step, how often requeued
     SLURM_STEP_NUM_NODES, _NODELIST, _NUM_TASKS, _TASKS_PER_NODE    of the step
     SLURM_NODEID, SLURM_PROCID, SLURM_LOCALID               of this task
     SLURMD_NODENAME, SLURM_NNODES                           its node; the nodes of the step
-  Batch scripts and salloc shells are not steps. They run on one node only, regardless of
-  SLURM_JOB_NUM_NODES. sbatch passes on the variables of the step that called it. These are ignored
-  if the step's hosts are not the job's hosts.
+  Batch scripts and salloc shells are not steps. They run on only one node, regardless of
+  SLURM_JOB_NUM_NODES. sbatch passes on the variables of the step that called it. Those variables
+  are ignored if the step's hosts are not the job's hosts.
 
 Kubernetes
     JOB_COMPLETION_INDEX     Indexed Job, and so JobSet and TrainJob: the index of this pod, whose
-                             host name is NAME-INDEX. The number of pods, which no variable has,
-                             comes from --nnodes, PET_NNODES, NNODES, or WORLD_SIZE beside
-                             MASTER_ADDR.
+                             host name is NAME-INDEX. Kubernetes does not set a variable with the
+                             number of pods, which comes from --nnodes, PET_NNODES, NNODES, or
+                             WORLD_SIZE if MASTER_ADDR is set.
     PET_…                    TrainJob and PyTorchJob (Kubeflow): count as flags, as with torchrun
     MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE    PyTorchJob: RANK of the pod, master first;
-                             WORLD_SIZE counts pods, or workers beside PET_NNODES. Old operators say
-                             `localhost` to the master itself.
+                             WORLD_SIZE counts pods, or workers if PET_NNODES is set. Old operators
+                             set MASTER_ADDR to `localhost` on the master itself.
 
 Anything else
     MASTER_ADDR, MASTER_PORT, WORLD_SIZE or NNODES, RANK or NODE_RANK or GROUP_RANK
-  These are only used if an address, a size above 1 and a rank are all set, and if neither
-  LOCAL_RANK nor LOCAL_WORLD_SIZE is, because those describe a worker. torchrun does not read these
-  variables, and one or two of them are often left set in a shell.
+  These variables are used only if an address, a size above 1 and a rank are all set, and if neither
+  LOCAL_RANK nor LOCAL_WORLD_SIZE is set, because those two describe a worker. torchrun does not
+  read these variables, and often one or two of them are still set in a shell.
 
-Nothing is read inside a worker of torchrun or relight (TORCHELASTIC_RUN_ID), or with --standalone.
+No variables are read inside a worker of torchrun or relight (TORCHELASTIC_RUN_ID), or with
+--standalone.
 """
 
 import zlib
@@ -74,10 +75,10 @@ class Text(NamedTuple):
 
 
 class FoundFlags(NamedTuple):
-    """Settings for this node and its job, found in the environment. None means unknown.
+    """Settings for this node and its job that were found in the environment. None means unknown.
 
-    `agents` is the number of launcher processes, including this one, and `here` is how many of them
-    are on this host. `host` is node 0's host, and `hosts` is whether this process is node 0.
+    `agents` is the number of launcher processes, including this one, and `here` is the number of
+    those on this host. `host` is node 0's host, and `hosts` says whether this process is node 0.
     `no_host` explains why `host` is unknown. `remedy` is a command that starts one process per
     node.
     """
@@ -100,7 +101,7 @@ NOTHING = FoundFlags()
 
 
 def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> FoundFlags:
-    """Read the environment.
+    """Return the settings found in the environment.
 
     Args:
         variables: the environment.
@@ -260,9 +261,10 @@ def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
 
 
 def _left_over(variables: Mapping[str, str]) -> str:
-    """Return why the step's variables belong to a different job. They do if the step's hosts
-    include hosts outside this job, or don't include this host. sbatch passes such variables on,
-    although its script is not a step.
+    """Return why the Slurm step's variables belong to a different job, or an empty string if they
+    don't. The variables belong to a different job if the step's hosts include hosts outside this
+    job, or don't include this host. sbatch passes such variables on to its script, although the
+    script is not a step.
     """
     name, job = variables.get("SLURMD_NODENAME", ""), variables.get("SLURM_JOB_NODELIST", "")
     listed = variables.get("SLURM_STEP_NODELIST", "")
@@ -283,8 +285,8 @@ def _left_over(variables: Mapping[str, str]) -> str:
 
 
 def _check_step(variables: Mapping[str, str], nnodes: Number) -> None:
-    """Reject node counts that contradict each other. Either they come from two jobs that both
-    include all of the step's hosts, or srun was called with --preserve-env.
+    """Reject node counts that contradict each other. The reason is either that they come from two
+    jobs that both include all of the step's hosts, or that srun was called with --preserve-env.
     """
     nodes = variables.get("SLURM_NNODES", str(nnodes.value))
     if nodes != str(nnodes.value):
@@ -299,7 +301,9 @@ def _check_step(variables: Mapping[str, str], nnodes: Number) -> None:
 
 
 def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> FoundFlags:
-    """Read Kubernetes' variables, and other variables that contain node ranks."""
+    """Return the settings from Kubernetes' variables, and from other variables that contain node
+    ranks.
+    """
     index = variables.get("JOB_COMPLETION_INDEX")
     address = variables.get("MASTER_ADDR", "")
     rank_name = _first_set(variables, "NODE_RANK", "GROUP_RANK", "RANK")
@@ -342,7 +346,7 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
 
 
 def _first_pod(found: FoundFlags, hostname: str, index: str) -> FoundFlags:
-    """Add the pod with index 0, derived from this pod's name."""
+    """Add the host name of the pod with index 0, derived from this pod's name."""
     source = f"JOB_COMPLETION_INDEX={index}, the host name {hostname}"
     name, dot, domain = hostname.partition(".")
     if not name.endswith(f"-{index}"):

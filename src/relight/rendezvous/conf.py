@@ -1,12 +1,12 @@
-"""The table of all `--rdzv-conf` keys, and the record that holds their checked values.
+"""Defines the table of all `--rdzv-conf` keys, and the record that holds their checked values.
 
-The names are those of torchrun (torch 2.13: `c10d_rendezvous_backend`, `dynamic_rendezvous`,
+The names are the same as in torchrun (torch 2.13: `c10d_rendezvous_backend`, `dynamic_rendezvous`,
 `static_tcp_rendezvous`, `etcd_rendezvous`, `etcd_rendezvous_backend`). The meanings are also the
-same where relight has the same feature. Torchrun silently ignores unknown keys; relight prints a
-note for each key that is unknown, or unused with this backend.
+same for features that relight has as well. Unlike torchrun, which silently ignores unknown keys,
+relight prints a note for each key that is unknown or that the backend does not use.
 
-A new setting needs a field in `Conf` with its default, a row in `KEYS`, and code in the one place
-that uses it.
+A new setting needs a field in `Conf` with its default, a row in `KEYS`, and code that uses the
+setting in one place.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,13 +26,13 @@ lost nor frozen.
 MIN_TTL_S = 2.0
 _LONGEST_INTERVAL_S = 0.5  # heartbeat_rate.USUAL_S, which would import core for this table
 _TTL_SHARE = 0.6
-"""Default duration of a hold on a registry, as a fraction of `lost_after_s`. After the hold has
-lapsed, a successor waits for `lost_after_s` before it forms a generation.
+"""The default time for which a coordinator holds a registry, as a fraction of `lost_after_s`. After
+the hold has lapsed, a successor waits for `lost_after_s` before it forms a generation.
 """
 
 
 class Conf(NamedTuple):
-    """The settings for the rendezvous and the group. Times are in seconds."""
+    """The settings for the rendezvous and the group. All times are in seconds."""
 
     join_timeout: float = 600.0
     last_call_timeout: float = 5.0
@@ -66,29 +66,29 @@ class Conf(NamedTuple):
 
     @property
     def lost_after_s(self) -> float:
-        """How many seconds a node may be silent before it is considered lost."""
+        """The number of seconds that a node may be silent before it is considered lost."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
 
     @property
     def ttl_s(self) -> float:
-        """How long a hold on a registry lasts."""
+        """How many seconds a coordinator's hold on a registry lasts unless it is renewed."""
         if self.lease_ttl is not None:
             return self.lease_ttl
         return max(MIN_TTL_S, _TTL_SHARE * self.lost_after_s)
 
     @property
     def interval_s(self) -> float:
-        """The time between two heartbeats. It has an upper limit, regardless of the user's
+        """The time between two heartbeats. This time has an upper limit, regardless of the user's
         settings, because heartbeats also detect broken connections.
         """
         return min(self.keep_alive_interval, _LONGEST_INTERVAL_S)
 
 
 class Key(NamedTuple):
-    """One row of the table. `parse` raises ValueError on a bad value.
+    """One row of the table. `parse` raises ValueError if a value is invalid.
 
     `backends` lists the backends that use the key. `no_effect` explains why other backends ignore a
-    key that torchrun has; it is empty if all backends have the key.
+    key that torchrun has. `no_effect` is empty if all backends have the key.
     """
 
     name: str
@@ -100,12 +100,12 @@ class Key(NamedTuple):
 
     @property
     def target(self) -> str:
-        """The field name in `Conf`."""
+        """The name of the field in `Conf`."""
         return self.field or self.name
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a time above 0; torchrun only accepts whole numbers."""
+    """Parse a time above 0, which may be fractional. torchrun accepts only whole numbers."""
     try:
         seconds = float(text)
     except ValueError:
@@ -116,7 +116,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_wait(text: str) -> float:
-    """Parse a time; 0 means no waiting."""
+    """Parse a waiting time. 0 means not to wait at all."""
     try:
         if float(text) == 0:
             return 0.0
@@ -126,7 +126,7 @@ def parse_wait(text: str) -> float:
 
 
 def parse_attempts(text: str) -> int:
-    """Parse a number of allowed failures, at least 1."""
+    """Parse the number of failures to allow, which must be at least 1."""
     try:
         number = float(text)
     except ValueError:
@@ -212,13 +212,13 @@ KEYS: tuple[Key, ...] = (
     Key("ssl_cert_key", str, ("etcd-v2",), _ONLY_ETCD, "key", is_file=True),
     Key("ca_cert", str, ("etcd-v2",), _ONLY_ETCD, "cacert", is_file=True),
 )
-"""The keys of `--rdzv-conf`; `docs/several-nodes.md` describes them."""
+"""The keys of `--rdzv-conf`, which `docs/several-nodes.md` describes."""
 
 KEY_BY_NAME = {key.name: key for key in KEYS}
 
 
 def read_file(path: str) -> bytes:
-    """Return the content of a file named by a key."""
+    """Return the content of a file whose path is the value of a key."""
     with open(path, "rb") as file:
         return file.read(1 << 20)
 
@@ -228,15 +228,16 @@ def parse(
     backend: str,
     read_file: Callable[[str], bytes] = read_file,
 ) -> tuple[Conf, list[str]]:
-    """Check the pairs of `--rdzv-conf`; return their values, and a note for each unused key.
+    """Check the key-value pairs of `--rdzv-conf`. Return their values, and a note for each unused
+    key.
 
     Args:
         pairs: the keys and values as written.
         backend: `--rdzv-backend`.
-        read_file: reads a file that a key names; raises OSError.
+        read_file: reads a file that is named by a key. It may raise OSError.
 
     Raises:
-        UsageError: if a value is bad, a file can't be read, or values contradict each other.
+        UsageError: if a value is invalid, a file can't be read, or values contradict each other.
     """
     notes: list[str] = []
     values: dict[str, Any] = {}
@@ -286,7 +287,9 @@ def parse(
 def merged(
     pairs: tuple[tuple[str, str], ...], defaults: tuple[tuple[str, str], ...], backend: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the pairs, completed with the usable pairs from `defaults`."""
+    """Return these key-value pairs, preceded by the pairs from `defaults` that are missing and that
+    the backend can use.
+    """
     given = {name for name, _ in pairs}
     missing = [
         (name, text)
@@ -297,7 +300,7 @@ def merged(
 
 
 def read_token(path: str, read_file: Callable[[str], bytes] = read_file) -> bytes:
-    """Return the secret in a file, without surrounding white space.
+    """Return the secret in a file, without surrounding whitespace.
 
     Raises:
         UsageError: if the file can't be read, or is empty.

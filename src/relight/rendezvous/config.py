@@ -29,20 +29,21 @@ _REJOIN_S = 1.5
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
 REPLICA = "RELIGHT_REPLICA_ID"
 EXIT_BARRIER = "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"
-"""torchrun's variable for `exit_barrier_timeout` (torch, after 2.13)."""
+"""The variable that torchrun uses for `exit_barrier_timeout` (in torch versions after 2.15)."""
 _DIGITS = 9  # maximum number of digits
 
 
 class Meeting(NamedTuple):
-    """Where and how a job's nodes meet.
+    """Where and how a job's nodes find each other.
 
-    `where` is the endpoint in readable form. `hosts` contains all its hosts with their ports, and
-    `alone` means that one of several may take over without a majority. If the job uses a registry
-    (`register`), `hosts` is empty, and a hold on the registry lasts for `ttl_s`. `hosted` is
-    whether this node hosts the coordinator, or None if that has yet to be determined. `local_addr`
-    is this node's address for other nodes, or empty. `fixed_port` means that the workers' store is
-    also at the endpoint's port. `node_rank` is this node's rank in a static rendezvous, otherwise
-    the number of its replica or -1. `endpoint_first` puts rank 0 on the node that hosts the
+    `where` is the endpoint in readable form. `hosts` contains all of the endpoint's hosts with
+    their ports, and `alone` means that a single host may take over without a majority. If the job
+    uses a registry (`register`), `hosts` is empty, and a coordinator's record in the registry
+    expires after `ttl_s` unless it is renewed. `hosted` is whether this node hosts the coordinator,
+    or None if that has yet to be determined. `local_addr` is the address at which other nodes reach
+    this node, or empty. `fixed_port` means that the workers' store also uses the endpoint's port.
+    `node_rank` is this node's rank in a static rendezvous, and otherwise its replica number, or -1
+    if it has none. `endpoint_first` means that rank 0 is placed on the node that hosts the
     endpoint. `topology` is this node's place in the network, or empty. Times are in seconds.
     """
 
@@ -68,7 +69,7 @@ class Meeting(NamedTuple):
 
     @property
     def who(self) -> str:
-        """The job's readable name, with its id if the user gave one."""
+        """The job's human-readable name, including its id if the user specified one."""
         return "the job" if self.job == UNSET_RUN_ID else f"job {self.job}"
 
     @property
@@ -87,7 +88,9 @@ class Meeting(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """The warning to print on the coordinator's host if any host may join; otherwise empty."""
+        """The warning to print on the coordinator's host if any host may join the job, or an empty
+        string.
+        """
         if not self.security.is_open:
             return ""
         return (
@@ -102,13 +105,13 @@ class Meeting(NamedTuple):
 
     @property
     def port(self) -> int:
-        """The port of the first host."""
+        """The port of the endpoint's first host."""
         return self.hosts[0][1]
 
 
 def _endpoint_first(spec: LaunchSpec, conf: rdzv_conf.Conf) -> bool:
-    """Return whether rank 0 goes to the endpoint's node. It does on request, or if the user
-    specifies which node that is.
+    """Return whether rank 0 is placed on the node that hosts the endpoint. That is the case if the
+    user requests it, or specifies which node hosts the endpoint.
     """
     if spec.rdzv_backend != "c10d":
         return False
@@ -197,13 +200,15 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
 
 
 def _replica(env: Environment) -> int:
-    """Return the number that `relight submit` gave to this replica of a role, or -1."""
+    """Return the number that `relight submit` assigned to this replica of its role, or -1."""
     text = env.get(REPLICA)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS else -1
 
 
 def _with_file_store(spec: LaunchSpec) -> LaunchSpec:
-    """Return the spec with backend `file` if it requests torchrun's c10d store in a file."""
+    """Return the spec, with its backend changed to `file` if it requests torchrun's c10d backend
+    with a file store.
+    """
     pairs = dict(spec.rdzv_conf)
     if spec.rdzv_backend != "c10d" or pairs.get("store_type", "").strip().lower() != "file":
         return spec
@@ -215,7 +220,7 @@ def _with_file_store(spec: LaunchSpec) -> LaunchSpec:
 
 
 def _exit_barrier_s(spec: LaunchSpec, conf: Conf, env: Environment) -> float:
-    """Return how long a finished node waits for the others."""
+    """Return how long a finished node waits for the other nodes to finish."""
     text = env.get(EXIT_BARRIER)
     if not text or "exit_barrier_timeout" in dict(spec.rdzv_conf):
         return conf.exit_barrier_timeout
@@ -283,7 +288,7 @@ def _static_hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
 
 
 def security(env: Environment, conf: Conf) -> Security:
-    """Return how nodes authenticate, from the environment and `--rdzv-conf`.
+    """Return the settings for authentication between nodes, from the environment and `--rdzv-conf`.
 
     Raises:
         UsageError: if a file can't be read or has unexpected content.

@@ -1,15 +1,15 @@
-"""Finders determine where a job's coordinator is. If it is this process, they also determine until
-when that is certain.
+"""Finders determine where a job's coordinator is. If this process is the coordinator, they also
+determine how long it is certain to remain so.
 
     endpoint_finder.py   with one endpoint, finds the process that can bind it
-    election_finder.py   with an endpoint that lists several hosts, finds the host that they elected
+    election_finder.py   with an endpoint that lists several hosts, finds the elected host
     register_finder.py   with a registry, finds the process that the registry's record names
 
-A finder searches on request (`seek`). It also reports on its own initiative when this process
-starts to coordinate, continues, or has to stop. It does not depend on link, group or coordinator.
-Its caller (the `Seeker`: an agent's link, `relight doctor`, `relight coordinator`) listens on the
-socket that the finder provides, connects to the address that the finder names, and reports the
-outcome.
+A finder searches on request (`seek`). Without a request, it also reports when this process becomes
+the coordinator, remains the coordinator, or has to step down. A finder does not depend on the link,
+group or coordinator modules. Its caller (the `Seeker`: an agent's link, `relight doctor`, `relight
+coordinator`) listens on the socket that the finder provides, connects to the address that the
+finder returns, and reports the outcome to the finder.
 """
 
 import socket
@@ -26,14 +26,14 @@ from relight.net.connection import Connection
 
 
 class CoordinatorHere(NamedTuple):
-    """This process is the coordinator, and is certain to remain so until `until`."""
+    """This process is the coordinator, and is certain to remain so until the time `until`."""
 
     until: float = FOR_EVER
 
 
 class CoordinatorAt(NamedTuple):
-    """The coordinator may be at this address; `who` is its readable name. Try to connect for at
-    most `timeout_s`.
+    """The coordinator may be at this address. `who` is the coordinator's host in readable form, or
+    empty. The caller should try to connect for at most `timeout_s` seconds.
     """
 
     address: tuple[str, int]
@@ -42,14 +42,16 @@ class CoordinatorAt(NamedTuple):
 
 
 class NotFound(NamedTuple):
-    """The finder currently knows no coordinator; try again after `again_s`."""
+    """The finder doesn't currently know of a coordinator; the caller should try again after
+    `again_s` seconds.
+    """
 
     reason: str
     again_s: float = RETRY_S
 
 
 class Misconfigured(NamedTuple):
-    """The finder can't find a coordinator until the user corrects an error."""
+    """The finder can't find a coordinator until the user fixes a configuration error."""
 
     error: UsageError
 
@@ -58,10 +60,10 @@ SearchResult = CoordinatorHere | CoordinatorAt | NotFound | Misconfigured
 
 
 class Seeker:
-    """The caller of a finder; the finder only calls it from the loop."""
+    """The caller of a finder. The finder calls these methods only from the event loop."""
 
     def listen(self, sock: socket.socket) -> None:
-        """Listen on this socket, even if another process is the coordinator."""
+        """Listen on this socket, even while another process is the coordinator."""
         raise NotImplementedError
 
     def found(self, result: SearchResult) -> None:
@@ -71,30 +73,33 @@ class Seeker:
         raise NotImplementedError
 
     def extended(self, until: float) -> None:
-        """Record that the time until which this process is certain to be the coordinator has been
-        extended to `until`.
+        """Record that this process is now certain to remain the coordinator until the time
+        `until`.
         """
 
     def step_down(self, reason: str, again_s: float) -> None:
-        """Stop coordinating; this process may seek again after `again_s`."""
+        """Step down as the coordinator. This process may call `seek` again after `again_s`
+        seconds.
+        """
 
     def say(self, text: str) -> None:
         """Print a message to the user."""
 
     def record(self, event: StateChanged) -> None:
-        """Write a state change in an election or a candidacy to the event log."""
+        """Write a state change of an election or a candidacy to the event log."""
 
     def report_refused(self, line: str) -> None:
-        """Report a refused peer."""
+        """Report that a peer's connection was refused."""
 
 
 class Finder:
-    """The interface of finders. The defaults suit a finder whose result is always certain.
+    """The interface of all finders. The default methods suit a finder whose result is always
+    certain.
 
     Attributes:
         keeps_socket: whether the socket given to `Seeker.listen` stays open when this process
             steps down.
-        slows_heartbeats: whether agents of large groups may send fewer heartbeats
+        slows_heartbeats: whether agents in large groups may send heartbeats less often
             (core/link/heartbeat_rate).
     """
 
@@ -106,26 +111,26 @@ class Finder:
         raise NotImplementedError
 
     def seek(self, *, may_host: bool) -> None:
-        """Find out where the coordinator is; the result is passed to `Seeker.found`."""
+        """Find the coordinator, and pass the result to `Seeker.found`."""
         raise NotImplementedError
 
     def answered(self) -> None:
-        """Record that a coordinator has responded at the address that was found."""
+        """Record that a coordinator has responded at the address that this finder returned."""
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Record that the connection to the address that was found has ended or failed. `working`
-        means that workers on this node depend on the connection. Return a better reason, or an
-        empty string, and the meaning of a refusal.
+        """Record that the connection to the address that this finder returned has ended or failed.
+        `working` means that workers on this node depend on the connection. Return a more precise
+        reason (or an empty string), and what a refused connection says about the coordinator.
         """
         del refused, working
         return "", Refusal.NOTHING
 
     def coordinator_lost(self) -> None:
-        """Record the loss of a coordinator that had responded and sent a message."""
+        """Record that a coordinator was lost after it had responded and sent a message."""
 
     def redirected(self, host: int) -> str:
         """Record that the peer named the host with this index as the coordinator. The index is -1
-        if the peer knows no coordinator. Return a description of the peer's report.
+        if the peer doesn't know the coordinator. Return a description of what the peer reported.
         """
         del host
         return "it no longer coordinates"
@@ -138,17 +143,19 @@ class Finder:
         return True
 
     def set_enough_nodes(self, *, enough: bool) -> None:
-        """Record whether enough nodes can reach this process; called whenever its role is
-        extended.
+        """Record whether enough nodes can reach this process. Called each time the process's term
+        as coordinator is extended.
         """
 
     def loopback_addresses(self) -> Sequence[str]:
-        """Return the endpoint's addresses if they are loopback addresses."""
+        """Return the endpoint's addresses if all of them are loopback addresses, or an empty
+        sequence.
+        """
         return ()
 
     def coordinator_index(self) -> int:
-        """Return the coordinating host's index, or -1 if it is unknown or if there is only one
-        host.
+        """Return the index of the coordinator's host, or -1 if it is unknown or if there is only
+        one host.
         """
         return -1
 
@@ -162,7 +169,7 @@ class Finder:
 
     def is_needed(self, *, connected: bool) -> bool:
         """Return whether other nodes still need this host after its agent has finished. `connected`
-        means that nodes are connected to it.
+        means that other nodes are still connected to this host.
         """
         del connected
         return False
@@ -172,7 +179,9 @@ class Finder:
         return False
 
     def retire(self) -> None:
-        """Prevent this process from coordinating again because its node has given up."""
+        """Prevent this process from becoming the coordinator again, because its node has given
+        up.
+        """
 
     def close(self) -> None:
         """Release all resources."""

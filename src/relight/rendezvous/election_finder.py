@@ -1,16 +1,18 @@
 """The finder for an endpoint that lists several hosts: `--rdzv-endpoint=host1,host2,host3`.
 
-On each of these hosts, the agent that holds the endpoint's port is the host's elector. The electors
-choose a coordinator from among themselves (`core/link/election`), and agents can query any elector
-to find it. If the coordinator's host is lost, another one takes over as soon as a majority of the
-hosts agrees. The agents announce their current generation, and their workers continue.
+On each of these hosts, the agent that listens on the endpoint's port is the host's elector. The
+electors choose a coordinator from among themselves (`core/link/election`), and agents can ask any
+elector who the coordinator is. If the coordinator's host is lost, another host takes over as soon
+as a majority of the hosts agrees. The agents then announce their current generation to the new
+coordinator, and their workers keep running.
 
-An elector opens a connection to every other host in the list, and uses it only to send. It receives
-messages over the connections that the others have opened. A connection on which nothing is received
-for a second is replaced. When packets are lost, TCP delays everything after them, so each ballot is
-also sent as a datagram to the same port, and whichever copy arrives first counts. Datagrams are
-authenticated with the key of the most recently opened connection, even after it has ended, because
-opening a new one takes a long time when packets are lost.
+An elector opens a connection to every other host in the list, and only sends messages over these
+connections. It receives messages over the connections that the other electors have opened. A
+connection is replaced if nothing is received on it for a second. When a packet is lost, TCP delays
+all data after it, so each ballot is also sent as a datagram to the same port, and whichever copy
+arrives first counts. Datagrams are authenticated with the key of the most recently opened
+connection, even after that connection has ended, because opening a new one takes a long time when
+packets are being lost.
 """
 
 import os
@@ -41,16 +43,16 @@ continues the running generation and only forms another one when all leases have
 (core/group/membership).
 """
 _PING_S = 0.25
-"""How often a heartbeat is sent to each of the other hosts."""
+"""The interval at which a heartbeat is sent to each of the other hosts."""
 _SILENT_S = 1.0
-"""A connection is closed after this time without an echo, and the next ping opens a new one."""
+"""A connection is closed if no echo arrives for this long, and the next ping opens a new one."""
 _HEARD = Ballot | Heartbeat
 _MAX_KEYS = 64
-"""How many keys from other hosts' connections are kept. Older keys are discarded."""
+"""The maximum number of keys to keep from other hosts' connections. Older keys are discarded."""
 
 
 class ElectionFinder(Finder):
-    """Finds out which of the endpoint's hosts is the coordinator, and takes part in electing it.
+    """Determines which of the endpoint's hosts is the coordinator, and takes part in electing it.
 
     Args:
         loop: the process's event loop.
@@ -68,23 +70,23 @@ class ElectionFinder(Finder):
         self._seek_waits = False
         self._known_coordinator = -1
         self._dialled = self._answered = -1
-        self._asks_answered = False  # whether the host that answered last is queried next
-        self._unanswered = 0  # attempts since a coordinator's last response
+        self._asks_answered = False  # whether to query the host that responded last next
+        self._unanswered = 0  # attempts since a coordinator last responded
         self._turn = 0
         self._elector: Elector | None = None
         self._coordinates = False
         self._needed_at: float | None = None
-        """When this host was last known to be needed."""
+        """The time at which this host was last known to be needed."""
         self._wait_from = 0.0
 
     def open(self, seeker: Seeker) -> None:
-        """Resolve the names of all hosts. A host whose name can't be resolved counts as lost."""
+        """Resolve all host names. A host whose name can't be resolved counts as lost."""
         self._seeker = seeker
         for index, (host, port) in enumerate(self._meeting.hosts):
             resolve(self._loop, host, port, partial(self._on_host, index))
 
     def seek(self, *, may_host: bool) -> None:
-        """Report the elected coordinator or, if none is known, the next host to query."""
+        """Report the elected coordinator. If none is known, report the next host to query."""
         del may_host
         if self._unresolved:
             self._seek_waits = True
@@ -108,9 +110,9 @@ class ElectionFinder(Finder):
         self._seeker.found(CoordinatorAt(address, self._limit_s()))
 
     def _next(self) -> int:
-        """Return the host to query: the coordinator or, if none is known, each of the other hosts
-        in turn. These alternate with the host that responded last, because a network partition may
-        have healed.
+        """Return the index of the host to query next. This is the coordinator's host if it is
+        known, and otherwise each of the other hosts in turn. Every second query goes to the host
+        that responded last, because a network partition may have healed.
         """
         known, self._known_coordinator = self._known_coordinator, -1
         if known < 0 and self._asks_answered:
@@ -125,9 +127,9 @@ class ElectionFinder(Finder):
         return (self._turn - 1) % count
 
     def _limit_s(self) -> float:
-        """Return how long to wait for a response. The time is short at first, so that a lost host
-        causes little delay. It grows if the coordinator is not reached, because the coordinator may
-        be far away.
+        """Return how long to wait for a response. The limit is short at first, so that a lost host
+        causes little delay. It increases while the coordinator can't be reached, because the
+        coordinator may be far away.
         """
         rounds = 1 + self._unanswered // len(self._addresses)
         return min(_VOTE_S * rounds, max(_VOTE_S, self._meeting.dial_s))
@@ -137,13 +139,15 @@ class ElectionFinder(Finder):
         self._answered, self._asks_answered = self._dialled, True
 
     def coordinator_lost(self) -> None:
-        """Record that the coordinator had responded in time before it was lost."""
+        """Reset the time limit, because the coordinator had responded in time before it was
+        lost.
+        """
         self._unanswered = 0
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Query the next host first. A refusal proves nothing, because another host may have taken
-        over. A refusal from a host that was never the coordinator says nothing about this node
-        either.
+        """Record that the next query should go to the next host in the list. A refused connection
+        doesn't prove anything about the job, because another host may have taken over. A refusal by
+        a host that was never the coordinator isn't even a hint.
         """
         del working
         self._unanswered += not refused
@@ -152,7 +156,7 @@ class ElectionFinder(Finder):
         return "", Refusal.HINT if is_hint else Refusal.NOTHING
 
     def redirected(self, host: int) -> str:
-        """Record which coordinator the host names, if any."""
+        """Record which host the peer named as the coordinator, if any."""
         if host < len(self._addresses):
             self._known_coordinator = host
         return "the endpoint's hosts have not elected a coordinator yet"
@@ -167,22 +171,24 @@ class ElectionFinder(Finder):
         return self._elector.coordinator_index() if self._elector is not None else -1
 
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
-        """Pass another elector's connection to this elector."""
+        """Pass a connection from another elector to this host's elector."""
         if self._elector is not None:
             self._elector.take_connection(connection, settings)
         else:
             connection.close()
 
     def take_ballot(self, data: bytes) -> None:
-        """Pass a datagram to the elector; it may come from a process outside this job."""
+        """Pass a datagram, which may come from a process outside this job, to this host's
+        elector.
+        """
         if self._elector is not None:
             self._elector.take_ballot(data)
 
     def is_needed(self, *, connected: bool) -> bool:
-        """Return whether this host must keep voting. It may stop once, for as long as nodes may
-        take to find a new coordinator, no other host has been the coordinator and no other node has
-        been connected to this host. The time that a host is silent doesn't count, because its nodes
-        may come back after a network partition.
+        """Return whether this host must keep voting. It may stop when no other host has been the
+        coordinator, and no other node has been connected to this host, for the time that nodes are
+        given to find a new coordinator. Time during which a host is silent doesn't count, because
+        its nodes may come back after a network partition.
         """
         elector = self._elector
         if elector is None:
@@ -196,11 +202,11 @@ class ElectionFinder(Finder):
         return now < self._wait_from + self._settings.rejoin_grace_s
 
     def follows_another(self) -> bool:
-        """Return whether a voting host knows of another coordinator."""
+        """Return whether any voting host knows of a different coordinator."""
         return self._elector is not None and self._elector.follows_another()
 
     def retire(self) -> None:
-        """Leave all elections permanently."""
+        """Permanently stop taking part in elections."""
         self.close()
         self._elector = None
 
@@ -217,10 +223,12 @@ class ElectionFinder(Finder):
             self.seek(may_host=True)
 
     def _become_elector(self) -> None:
-        """Become the elector for a host in the list if it is this machine and its port is free."""
+        """Become the elector for one of the listed hosts if that host is this machine and its port
+        is free.
+        """
         # Several loopback addresses with the same port are separate hosts in the list. But Debian
-        # maps a machine's own name to 127.0.1.1; in that case the other hosts need this one to
-        # listen on all addresses.
+        # maps a machine's own name to 127.0.1.1; in that case the other hosts can only reach this
+        # one if it listens on all addresses.
         all_here = all(is_loopback(each) for found in self._addresses for each, _ in found)
         for index, found in enumerate(self._addresses):
             if not any(is_ours(address) for address, _ in found):
@@ -254,16 +262,16 @@ class ElectionFinder(Finder):
 
 
 class Elector:
-    """Holds elections over connections to the other hosts in the list.
+    """Takes part in elections over connections to the other listed hosts.
 
     Args:
         loop: the agent's loop.
         meeting: the rendezvous.
         settings: the user's settings.
         me: this host's index in the list.
-        addresses: each host's addresses.
-        on_role: called repeatedly with whether this host is the coordinator.
-        seeker: receives a line for each elector whose messages are refused, and each state change.
+        addresses: the addresses of each host.
+        on_role: called repeatedly, with whether this host is the coordinator.
+        seeker: is notified of each elector whose messages are refused, and of each state change.
     """
 
     def __init__(
@@ -309,16 +317,16 @@ class Elector:
         return self._election.coordinator(self._loop.now())
 
     def follows_another(self) -> bool:
-        """Return whether a voting host knows of another coordinator."""
+        """Return whether any voting host knows of a different coordinator."""
         return self._election.follows_another
 
     def has_silent_host(self) -> bool:
-        """Return whether any host has become silent without closing its connection."""
+        """Return whether any host has stopped responding without closing its connection."""
         now = self._loop.now()
         return any(self._election.is_silent(host, now) for host in self._up)
 
     def explain(self) -> str:
-        """Describe which condition the election is waiting for."""
+        """Describe what the election is waiting for."""
         return self._election.explain(self._loop.now())
 
     def lease_until(self) -> float:
@@ -335,7 +343,7 @@ class Elector:
         self._ballots.admit(connection.session_key)
 
     def take_ballot(self, data: bytes) -> None:
-        """Handle another elector's datagram; drop datagrams from outside this job."""
+        """Handle a datagram from another elector, and drop datagrams from outside this job."""
         ballot = self._ballots.parse_datagram(data)
         if ballot is not None:
             self._step(BallotReceived(ballot))
@@ -349,7 +357,7 @@ class Elector:
             connection.close()
         self._ballots.close()
 
-    # Called by connections in both directions.
+    # The methods below are called by both incoming and outgoing connections.
 
     def opened(self, connection: Connection, hello: Message) -> None:
         """Record that another host has responded."""
@@ -425,14 +433,14 @@ class Elector:
 
 
 class Ballots:
-    """Sends and reads the electors' datagrams. Some may get lost.
+    """Sends and parses the datagrams that electors exchange. Datagrams may get lost.
 
     Args:
         loop: the agent's loop.
 
     Attributes:
         keys: the key of the latest connection to each host that has responded.
-        addresses: for each host, the address that was last connected to.
+        addresses: for each host, the address of the most recent connection.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -474,5 +482,5 @@ class Ballots:
         try:
             message: Ballot = fields.message(Ballot, wire.parse(data[8:-8]))
         except Malformed:
-            return None  # a different version; its connection will report that
+            return None  # sent by a different version, which its connection will report
         return message

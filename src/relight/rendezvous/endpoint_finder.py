@@ -1,7 +1,8 @@
-"""The finder for a single endpoint. The process that can bind it is the coordinator.
+"""The finder for an endpoint with a single host. The process that can bind the endpoint's address
+is the coordinator.
 
-Neither names nor reverse lookups are trusted, because only binding proves that an address belongs
-to this machine. The name is looked up repeatedly until a coordinator is found.
+Host names and reverse lookups are not trusted, because only a successful bind proves that an
+address belongs to this machine. The name is looked up repeatedly until a coordinator is found.
 """
 
 import socket
@@ -21,7 +22,8 @@ _LOOKUP_S = 1.0
 
 
 class EndpointFinder(Finder):
-    """Hosts the endpoint if it is on this machine; otherwise finds it.
+    """Hosts the endpoint if its address belongs to this machine, and otherwise finds the machine
+    that does.
 
     Args:
         loop: the process's event loop.
@@ -44,7 +46,7 @@ class EndpointFinder(Finder):
         self._seeker = seeker
 
     def seek(self, *, may_host: bool) -> None:
-        """Try to host the endpoint; if that fails, report where it is."""
+        """Try to host the endpoint. If that fails, report the endpoint's address."""
         self._may_host = may_host
         if not self.addresses:
             self._look_up(self._on_addresses)
@@ -54,7 +56,7 @@ class EndpointFinder(Finder):
         self._answer("")
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Return the meaning of a refusal: the endpoint's host is up but doesn't run a
+        """Report that a refused connection means that the endpoint's host is up but isn't running a
         coordinator.
         """
         del working
@@ -63,11 +65,13 @@ class EndpointFinder(Finder):
         return "", Refusal.PROOF if is_ours(self._target) else Refusal.HINT
 
     def coordinator_lost(self) -> None:
-        """Look up the name again because a restarted pod has a different address."""
+        """Look up the host name again, because a restarted pod has a different address."""
         self._look_up(self._on_other_addresses)
 
     def loopback_addresses(self) -> list[str]:
-        """Return the endpoint's addresses if all are loopback addresses."""
+        """Return the endpoint's addresses if all of them are loopback addresses, or an empty
+        list.
+        """
         addresses = [address for address, _ in self.addresses]
         return addresses if all(map(is_loopback, addresses)) else []
 
@@ -103,8 +107,8 @@ class EndpointFinder(Finder):
         self._seeker.found(CoordinatorAt(address, self._meeting.dial_s))
 
     def _is_here_anyway(self) -> bool:
-        """Return whether the endpoint is this machine even though none of the endpoint's addresses
-        belongs to it.
+        """Return whether this machine hosts the endpoint even though none of the endpoint's
+        addresses belongs to this machine.
 
         A name that resolves to a different address belongs to another machine, even if it is also
         this machine's host name; `is_host=1` overrides that.
@@ -120,7 +124,7 @@ class EndpointFinder(Finder):
         if not ours and not self._is_here_anyway():
             return False
         if not ours and self._turn < _TRIES * len(self.addresses):
-            return False  # the address may be translated (NAT) or belong to another node
+            return False  # the address may be translated by NAT, or belong to another node
         # Listen on all addresses, even for a loopback endpoint, because other nodes may know this
         # machine by a different name, and Debian maps a machine's own name to 127.0.1.1.
         sock = listen("", self._meeting.port)

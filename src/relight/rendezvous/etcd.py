@@ -1,5 +1,5 @@
-"""Opens the registry in etcd, for `--rdzv-backend=etcd` and `etcd-v2`. As in torchrun, the two
-differ in the names of some settings. Both use the v3 API.
+"""Opens the registry in etcd, for `--rdzv-backend=etcd` and `etcd-v2`. As in torchrun, some
+settings have different names in the two backends. Both backends use the v3 API.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ _READ_TIMEOUT_S = 60.0
 
 
 def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return a job's registry in etcd; see `leader_lock.Open`."""
+    """Return a job's registry in etcd, as `leader_lock.Open` describes."""
     return _open(endpoint, job, pairs, "etcd")
 
 
 def open_v2(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return the same registry, with the settings of `etcd-v2`."""
+    """Return the same registry as `open`, but configured with the settings of `etcd-v2`."""
     return _open(endpoint, job, pairs, "etcd-v2")
 
 
@@ -81,7 +81,7 @@ def _tls(conf: Conf, backend: str) -> Tls:
 
 
 class _Locked(Exception):  # noqa: N818
-    """A key file requires a password."""
+    """Raised if a key file requires a password."""
 
 
 def _no_password() -> str:

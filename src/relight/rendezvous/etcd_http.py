@@ -1,8 +1,8 @@
 """Sends HTTP requests to the members of an etcd cluster, as if they were one server.
 
-Requests go to the member that responded last. If it fails, is too slow, or lacks a leader, the
-others are tried in turn. So a request may arrive twice or late, and callers must be able to detect
-that.
+Requests go to the member that responded last. If that member fails, is too slow, or has no leader,
+the other members are tried in turn. A request may therefore arrive twice or late, and callers must
+be able to detect that.
 """
 
 import io
@@ -39,7 +39,7 @@ class Login(NamedTuple):
 
 
 class Tls(NamedTuple):
-    """How to use TLS, and the names of the corresponding settings for use in hints."""
+    """How to use TLS, along with the names of the TLS settings for use in hints."""
 
     context: "ssl.SSLContext | None"
     cert: str = "cert"
@@ -63,7 +63,7 @@ class EtcdMembers:
     Args:
         addresses: hosts and ports.
         tls: how to use TLS.
-        timeout_s: the time limit for connecting to one member, and for its response.
+        timeout_s: the time limit for connecting to a member, and also for its response.
 
     Attributes:
         own_address: this machine's address on connections to members, or empty if unknown.
@@ -81,8 +81,8 @@ class EtcdMembers:
         self._answered = False
 
     def hurry(self, ttl_s: float) -> None:
-        """Leave enough time to try a second member, because a response is worthless after
-        `ttl_s`.
+        """Shorten the time limit so that a second member can be tried within `ttl_s` seconds,
+        because a later response is useless.
         """
         self._timeout_s = min(self._most_timeout_s, max(_MIN_TIMEOUT_S, ttl_s / 2))
 
@@ -93,11 +93,11 @@ class EtcdMembers:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> EtcdAnswer:
-        """Return the first response that isn't caused by a fault in the member itself.
+        """Return the first response that doesn't report a fault in the member that sent it.
 
         Raises:
             OSError: if no member currently responds.
-            UsageError: if no member will ever respond.
+            UsageError: if a retry can't help, because of a permanent error.
         """
         failures: list[str] = []
         hopeless: list[UsageError] = []
@@ -120,7 +120,7 @@ class EtcdMembers:
         raise OSError("; ".join(dict.fromkeys(failures)))
 
     def move_on(self) -> None:
-        """Try the next member first from now on."""
+        """Send requests to the next member first from now on."""
         self.close()
         self._turn = (self._turn + 1) % len(self._addresses)
 
@@ -199,8 +199,8 @@ class EtcdMembers:
         return EtcdAnswer(response.status, _parsed(data), self._member)
 
     def _explained(self, error: Exception) -> OSError | UsageError:
-        """Convert an exception raised by the connection to the current member into the error to
-        report.
+        """Convert an exception from the connection to the current member into an error for the
+        user.
         """
         import http.client
         import ssl
@@ -239,7 +239,8 @@ class EtcdMembers:
         return OSError(f"the program listening there does not speak HTTP ({type(error).__name__})")
 
     def _speaks_other_protocol(self) -> str:
-        """Return whether one side uses TLS and the other doesn't.
+        """Describe the mismatch if only one side of the connection uses TLS, or return an empty
+        string.
 
         etcd closes the connection immediately in both cases, as does a member that is shutting
         down.
@@ -264,8 +265,8 @@ class EtcdMembers:
 
 
 class _Timed(io.RawIOBase):
-    """Reads from a socket with a single deadline for all reads, because a peer may send byte by
-    byte.
+    """Reads from a socket with one deadline for all reads, because a peer may send its response one
+    byte at a time.
     """
 
     def __init__(self, sock: "socket.socket", until: float) -> None:
@@ -293,11 +294,10 @@ class _Timed(io.RawIOBase):
 
 
 def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]]:
-    """Return the hosts and ports in `--rdzv-endpoint=HOST[:PORT][,…]`, whose items may also be
-    URLs.
+    """Parse the hosts and ports in `--rdzv-endpoint=HOST[:PORT][,…]`. Each item may also be a URL.
 
     Raises:
-        UsageError: if the endpoint is invalid, or the URLs have a different protocol.
+        UsageError: if the endpoint is invalid, or if a URL uses a different protocol.
     """
     parts = [part.strip().rpartition("://") for part in endpoint.split(",")]
     for scheme in {scheme for scheme, _, _ in parts} - {"", protocol}:
@@ -329,7 +329,7 @@ def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]
 
 
 def error_message(answer: EtcdAnswer) -> str:
-    """Return the error message in an etcd response."""
+    """Return the error message that an etcd response contains."""
     error = answer.body.get("error")
     if isinstance(error, dict):
         error = error.get("message")
@@ -343,7 +343,7 @@ def error_message(answer: EtcdAnswer) -> str:
 
 
 def nonsense(answer: EtcdAnswer) -> OSError:
-    """Return the error for a response that doesn't come from etcd."""
+    """Return the error to raise for a response that doesn't come from etcd."""
     return OSError(f"the program listening at {answer.member} does not respond like etcd")
 
 
@@ -356,8 +356,8 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _is_about_us(reason: str) -> bool:
-    """Return whether the member rejected the handshake because of our certificate or the lack of
-    one.
+    """Return whether the member rejected the handshake because our certificate is invalid or
+    missing.
     """
     return "ALERT" in reason and any(
         word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE", "DENIED")

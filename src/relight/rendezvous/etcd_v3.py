@@ -1,13 +1,14 @@
-"""A registry that uses etcd's v3 API through its JSON gateway. Clusters running version 3.4 or
-later have it, including those that serve the v2 API to torchrun.
+"""A registry that uses etcd's v3 API through its JSON gateway. All etcd clusters from version 3.4
+on have this gateway, including those that serve the v2 API to torchrun.
 
-The record is a key with a lease, and only the server measures the lease's time. The key's
-create_revision is the record's revision. etcd grants no lease that is shorter than one and a half
-times its election timeout (2 s by default). If the configured time is shorter than that, it may
-take longer than configured to detect that a holder has exited, but never less.
+The record is a key with a lease, and only the server measures how long the lease lasts. The key's
+create_revision is the record's revision. etcd doesn't grant leases shorter than one and a half
+times its election timeout (2 s by default). If the configured time to live is shorter than that,
+detecting that a holder has exited may take longer than configured, but never less.
 
-A request without a response may have been applied, or may still be applied later. So the key also
-contains its writer's token, and its content is compared with the desired content until they match.
+A request that gets no response may have been applied, or may still be applied later. The key
+therefore also contains its writer's token, and its content is compared with the desired content
+until the two match.
 
 Renewing the lease doesn't change the key. A process that suspects that the holder has exited
 therefore marks the holder's record, and a live holder overwrites the mark with its next renewal.
@@ -39,8 +40,9 @@ _TOKEN_TOO_OLD = ("invalid auth token", "revision of auth store is old")
 
 
 class _Stored(NamedTuple):
-    """The value of a job's key. `token` identifies its writer. `doubted` is set by a process that
-    could not reach the writer at `value` and is waiting for the writer's next renewal.
+    """The value of a job's key. `token` identifies the process that wrote the value. `doubted` is
+    set by a process that could not connect to the writer's address (`value`) and is waiting to see
+    whether the writer renews the record.
     """
 
     token: str
@@ -60,7 +62,9 @@ class _KeyContent(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """A key and its value in an etcd response. Numbers are strings, and the value is in base64."""
+    """A key and its value in an etcd response. Numbers are represented as strings, and the value is
+    base64-encoded.
+    """
 
     value: str
     create_revision: str
@@ -69,17 +73,17 @@ class _Pair(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """A range of keys in an etcd response."""
+    """The keys in an etcd range response."""
 
     kvs: tuple[_Pair, ...]
 
 
 class _LeaseEnded(Exception):  # noqa: N818
-    """The lease has ended."""
+    """Raised when the lease has ended."""
 
 
 class EtcdRegister:
-    """One job's record.
+    """A job's record in etcd.
 
     Args:
         members: the cluster.
@@ -99,7 +103,7 @@ class EtcdRegister:
         self._session = ""
 
     def hold(self, value: str, ttl_s: float) -> Record:
-        """Take, renew or read the record; see `LeaderLock`."""
+        """Take, renew or read the record, as described in `LeaderLock`."""
         self._members.hurry(ttl_s)
         try:
             found = self._hold(value, math.ceil(ttl_s)) if value else self._read_key()
@@ -114,7 +118,7 @@ class EtcdRegister:
         self._members.close()
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
-        """Remove the record of a holder that has exited; see `LeaderLock`."""
+        """Remove the record of a holder that has exited, as described in `LeaderLock`."""
         if not record.revision.isdecimal() or not int(record.revision):
             return False
         if not patience_s:
@@ -132,7 +136,7 @@ class EtcdRegister:
         return not self._remove(_if_modified(found.modified)).revision
 
     def release(self) -> None:
-        """Release the record if this registry holds it."""
+        """Release the record if it belongs to this object."""
         if not self._lease:
             return  # without a lease, no request can have acquired the record
         found = self._read_key()
@@ -166,7 +170,9 @@ class EtcdRegister:
         raise OSError(f"etcd: the key {self._key} changes faster than it can be read")
 
     def _renewed(self, seconds: int) -> int:
-        """Renew our lease and return it, or return 0 without a lease of this duration."""
+        """Renew our lease and return its id, or return 0 if we don't have a lease of this
+        duration.
+        """
         if not self._lease or self._lease_s != seconds:
             return 0
         result = self._call("/lease/keepalive", {"ID": str(self._lease)}).body.get("result")
@@ -183,7 +189,7 @@ class EtcdRegister:
         return self._lease
 
     def _revoke(self, lease: int) -> None:
-        """Revoke a lease early. It would also expire if it were not renewed."""
+        """Revoke a lease early, instead of letting it expire."""
         try:
             self._call("/lease/revoke", {"ID": str(lease)})
         except (_LeaseEnded, OSError):
@@ -194,7 +200,7 @@ class EtcdRegister:
         return self._parse_key(answer, answer.body)
 
     def _write(self, revision: int, value: str, lease: int) -> _KeyContent:
-        """Write the key if it has this revision; return its resulting content."""
+        """Write the key if it still has this revision, and return the key's content afterwards."""
         return self._put(_if_created(revision), _Stored(self._token, value), lease)
 
     def _put(self, condition: dict[str, str], stored: _Stored, lease: int) -> _KeyContent:
@@ -206,7 +212,7 @@ class EtcdRegister:
         return self._transact(condition, {"request_delete_range": {"key": _encoded(self._key)}})
 
     def _transact(self, condition: dict[str, str], change: dict[str, Any]) -> _KeyContent:
-        """Change the key if it meets a condition; return its resulting content."""
+        """Change the key if it meets a condition, and return the key's content afterwards."""
         compare = {"key": _encoded(self._key), "result": "EQUAL", **condition}
         look = {"request_range": self._range()}
         answer = self._call(
@@ -222,7 +228,7 @@ class EtcdRegister:
         return {"key": _encoded(self._key)}
 
     def _parse_key(self, answer: EtcdAnswer, result: Any) -> _KeyContent:
-        """Parse the record in a range."""
+        """Parse the record in a range response."""
         if not isinstance(result, dict) or not isinstance(answer.body.get("header"), dict):
             raise nonsense(answer)
         if not result.get("kvs"):
@@ -246,7 +252,7 @@ class EtcdRegister:
     # Calls to etcd.
 
     def _call(self, path: str, request: dict[str, Any]) -> EtcdAnswer:
-        """Make one call, and log in first, or again, if etcd requires it."""
+        """Make one API call, logging in first (or again) if etcd requires it."""
         if self._login.user and not self._session:
             self._log_in()
         answer = self._post(path, request)
@@ -282,7 +288,7 @@ class EtcdRegister:
         return answer
 
     def _error(self, answer: EtcdAnswer) -> Exception:
-        """Return the error for a response that rejects a call."""
+        """Return the error to raise for a response that rejects a call."""
         code, text = _grpc_code(answer), error_message(answer)
         where = f"etcd at {answer.member}"
         if code == _LEASE_ENDED and "lease" in text:
@@ -320,7 +326,9 @@ def _is_stale(answer: EtcdAnswer) -> bool:
 
 
 def _grpc_code(answer: EtcdAnswer) -> int:
-    """Return the gRPC code in a response, or 0. In streams, the code is nested one level deeper."""
+    """Return the gRPC status code in a response, or 0. In streamed responses, the code is nested
+    one level deeper.
+    """
     error = answer.body.get("error")
     if isinstance(error, dict):
         return _number(error.get("grpc_code", error.get("code")))
@@ -328,7 +336,7 @@ def _grpc_code(answer: EtcdAnswer) -> int:
 
 
 def _number(value: Any) -> int:
-    """Return a 64-bit number (a string in JSON), or 0 for any other value."""
+    """Parse a 64-bit number, which is a string in etcd's JSON; return 0 for any other value."""
     if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,32 +1,32 @@
 """A registry in a directory that all nodes share (`--rdzv-backend=file`).
 
-A job has two files there: its record, and a lock that is held only while the record is changed,
-never while a process waits. Each renewal changes a counter in the record. A process that sees the
-same counter for the whole time to live, by its own clock, may take the record; the clocks of
-different nodes are never compared. A new record is written to a separate file, flushed, and renamed
-over the old one, so that a killed process leaves either the old or the new record. If the disk is
-full, the old record is overwritten in place, for which most file systems don't need additional
-space. So a full disk never ends a hold, and the record of a holder that has exited can still be
-taken. If a machine fails at that moment, it may leave an unreadable record, which lapses like any
-other.
+A job has two files in the directory: its record, and a lock that is held only while the record is
+being changed, never while a process is waiting. Each renewal changes a counter in the record. A
+process may take the record if the counter hasn't changed for the record's whole time to live, as
+measured by that process's own clock. Clocks on different nodes are never compared. A new record is
+written to a separate file, flushed, and renamed over the old one, so that a killed process leaves
+either the old or the new record. If the disk is full, the old record is overwritten in place,
+because most file systems don't need additional space for that. A full disk therefore never makes a
+coordinator lose its record, and the record of a holder that has exited can still be taken. A
+machine that fails during such a write may leave an unreadable record, which expires like any other.
 
-Requirements for the file system:
+File system requirements:
 
 - fcntl locks must exclude processes on all nodes, as they do on local disks, NFS 4, and Lustre
-  mounted with `flock`. They don't do so on NFS mounted with `nolock` or `local_lock`. A process
-  can't detect that case, in which two nodes may be coordinator at the same time. Attribute caches
-  are harmless, because the directory is reopened for each read, which makes NFS query the server
-  unless it is mounted with `nocto`.
-- The directory must be the same shared directory on every node. On a node where the disk isn't
-  mounted, a local directory with the same name would be a separate meeting place. For that reason,
-  only the last part of the path is ever created.
-- An NFS server that is down blocks callers (`hard` mounts) until it is back. In the meantime, the
-  record is not renewed, and the hold lapses by the holder's own clock.
-- After an NFS server reboots, it grants no locks during its grace period (90 s). A coordinator that
-  is lost during that time is only replaced afterwards.
+  mounted with `flock`. If NFS is mounted with `nolock` or `local_lock`, the locks don't exclude
+  processes on other nodes, and two nodes may be coordinator at the same time. A process can't
+  detect such a mount. Attribute caches are harmless, because the directory is reopened for each
+  read, which makes NFS query the server unless it is mounted with `nocto`.
+- The directory must be the same shared directory on every node. If the disk isn't mounted on a
+  node, that node must not use a local directory with the same name instead. For that reason, only
+  the last component of the path is ever created.
+- While an NFS server is down, callers block (on `hard` mounts). In the meantime, the record is not
+  renewed, and the holder gives it up when its time to live has passed by the holder's own clock.
+- After an NFS server reboots, it doesn't grant locks during its grace period (90 s). A coordinator
+  that is lost during the grace period is only replaced when the grace period ends.
 - If a machine fails while it holds the lock, NFS releases the lock later, usually after 90 s. A
-  process that is stopped (SIGSTOP) while it holds the lock keeps it until it is continued or
-  killed.
+  process that is stopped (SIGSTOP) while it holds the lock keeps the lock until the process is
+  continued or killed.
 
 After a job has ended, only its empty lock file remains.
 """
@@ -71,7 +71,7 @@ _T = TypeVar("_T")
 
 
 class _Found(NamedTuple):
-    """The content of the record's file. `revision` is empty if there is no record.
+    """The content of the file that contains the record. `revision` is empty if there is no record.
 
     An invalid record is treated as belonging to an unknown holder.
     """
@@ -84,7 +84,7 @@ class _Found(NamedTuple):
 
 
 def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return a job's registry in the directory `endpoint`; see `leader_lock.Open`."""
+    """Return a job's registry in the directory `endpoint`, as `leader_lock.Open` describes."""
     del pairs  # not used by this registry
     if not os.path.isabs(endpoint) or "\0" in endpoint:
         raise UsageError(
@@ -95,7 +95,7 @@ def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
 
 
 class FileRegister:
-    """One job's record.
+    """A job's record in a shared directory.
 
     Args:
         directory: the record's directory.
@@ -112,20 +112,20 @@ class FileRegister:
         self._since = 0.0
 
     def hold(self, value: str, ttl_s: float) -> Record:
-        """Take, renew or read the record; see `LeaderLock`."""
+        """Take, renew or read the record, as described in `LeaderLock`."""
         return self._explaining(lambda: self._hold(value, ttl_s))
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
-        """Remove the record of a holder that has exited; see `LeaderLock`."""
+        """Remove the record of a holder that has exited, as described in `LeaderLock`."""
         return bool(record.revision) and self._explaining(lambda: self._evict(record, patience_s))
 
     def release(self) -> None:
-        """Release the record if this registry holds it."""
+        """Release the record if it belongs to this object."""
         if self._turn:
             self._explaining(lambda: self._remove(lambda found: found.token == self._token))
 
     def close(self) -> None:
-        """Do nothing because no file stays open between calls."""
+        """Do nothing, because files are closed after each call."""
 
     def _evict(self, record: Record, patience_s: float) -> bool:
         if not patience_s:
@@ -160,7 +160,9 @@ class FileRegister:
         return Record(found.value, found.revision, found.token == self._token)
 
     def _read_lease(self, directory: int, ttl_s: float) -> _Found:
-        """Return the record, or an empty one if it has not been renewed within its time to live."""
+        """Read the record, and return an empty one if it was not renewed within its time to
+        live.
+        """
         started = time.monotonic()
         found = self._read(directory)
         if not found.revision or found.token == self._token:
@@ -282,7 +284,9 @@ class FileRegister:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock (also released if this process exits), and reopen the directory."""
+        """Hold the lock, and reopen the directory. The lock is also released if this process
+        exits.
+        """
         name = f"{self._name}.lock"
         deadline = time.monotonic() + _LOCK_S
         if not _OF_THIS_PROCESS.acquire(timeout=_LOCK_S):
@@ -312,7 +316,7 @@ class FileRegister:
             _OF_THIS_PROCESS.release()
 
     def _explaining(self, step: Callable[[], _T]) -> _T:
-        """Call `step`; explain any system error."""
+        """Call `step`, and add an explanation to any system error that it raises."""
         try:
             return step()
         except OSError as error:
@@ -350,7 +354,7 @@ def _parsed(data: bytes) -> _Found:
 
 
 def _locker(file: int) -> str:
-    """Return a readable name for the process that has locked a file."""
+    """Describe the process that has locked a file."""
     import struct
 
     layout = "hhqqi4x"  # struct flock on 64-bit Linux

@@ -18,7 +18,7 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def expand(text: str) -> list[str]:
-    """Return the hosts in a Slurm list, in list order.
+    """Return the hosts in a Slurm host list, in the order of the list.
 
     Raises:
         ValueError: if the text isn't such a list, or has more than `MAX_HOSTS` hosts.
@@ -27,8 +27,8 @@ def expand(text: str) -> list[str]:
 
 
 def expand_orte(text: str) -> list[str]:
-    """Return the hosts in an `orte_node_regex`, with mpirun's host first, followed by its daemons'
-    hosts.
+    """Return the hosts in an `orte_node_regex`. The first is the host on which mpirun runs, and the
+    others are the hosts on which its daemons run.
 
     Raises:
         ValueError: if the text is not such a list.
@@ -37,7 +37,8 @@ def expand_orte(text: str) -> list[str]:
 
 
 def expand_tasks(text: str) -> list[int]:
-    """Return the number of tasks on each node. For example, `2(x3),1` results in `[2, 2, 2, 1]`.
+    """Return the number of tasks on each node. For example, `2(x3),1` is expanded to `[2, 2, 2,
+    1]`.
 
     Raises:
         ValueError: if the text is not such a list.
@@ -53,7 +54,7 @@ def expand_tasks(text: str) -> list[int]:
 
 
 def _expand(text: str, numbers_of: Callable[[str], list[str]]) -> list[str]:
-    """Return the hosts in a list; `numbers_of` expands the text in brackets."""
+    """Return the hosts in a host list, using `numbers_of` to expand each pair of brackets."""
     hosts: list[str] = []
     for word in _split(text):
         parts = [(match[1] or "", match[2]) for match in _PARTS.finditer(word)]
@@ -72,8 +73,8 @@ def _split(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[str]:
-    """Return the numbers in a bracketed list such as `1-3,07`, zero-padded like each range's lower
-    end.
+    """Return the numbers in a bracketed list such as `1-3,07`. Each number is zero-padded like the
+    lower end of its range.
     """
     numbers: list[str] = []
     for part in text.split(","):

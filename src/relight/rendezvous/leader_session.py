@@ -1,5 +1,5 @@
-"""Accesses a registry on behalf of one process, one request at a time. A request reads, writes or
-renews the record, or removes it if its holder appears to have exited. `core/link/leader_lease`
+"""Accesses a registry on behalf of one process, one request at a time. Each request reads, writes
+or renews the record, or removes it if its holder appears to have exited. `core/link/leader_lease`
 decides what to do with the results.
 """
 
@@ -22,19 +22,21 @@ Answer = Record | Exception
 
 
 class CoordinatorAddress(NamedTuple):
-    """The addresses that a coordinator announces to other nodes; the first one is authoritative."""
+    """The addresses that a coordinator announces to other nodes. The first address is
+    authoritative.
+    """
 
     host: str
     addresses: tuple[str, ...]
     port: int
 
     def to_text(self) -> str:
-        """Return the record's text."""
+        """Serialize the addresses into the text of a record."""
         return json.dumps(fields.plain(self))
 
     @classmethod
     def parse(cls, text: str) -> "CoordinatorAddress | None":
-        """Parse a record's text; return None if it isn't an address."""
+        """Parse the text of a record, or return None if it doesn't contain an address."""
         try:
             found: CoordinatorAddress = fields.record(cls, fields.decode(text))
         except fields.Malformed:
@@ -44,17 +46,17 @@ class CoordinatorAddress(NamedTuple):
 
 
 class Candidate:
-    """One process's hold on a registry.
+    """One process's claim to a registry's record.
 
     Args:
         loop: the agent's loop.
         register: the registry, called in threads, one request at a time.
         ttl_s: how long a hold lasts unless it is renewed, in seconds.
-        candidacy: determines how long the hold is certain.
+        candidacy: determines until when the hold is certain to last.
         on_renewed: called each time the hold is extended.
         on_step_down: called with the reason when this process must stop coordinating.
         on_trouble: called with the reason when the registry stops responding.
-        on_change: called whenever the hold begins or ends.
+        on_change: called each time the hold begins or ends.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Candidate:
     ) -> None:
         self.register = register
         self.asked_at: float | None = None
-        """When the current request was made, or None."""
+        """The time at which the current request was made, or None."""
         self._loop = loop
         self._ttl_s = ttl_s
         self._candidacy = candidacy
@@ -85,15 +87,15 @@ class Candidate:
         self._expiry = Alarm(loop, partial(self.step_down, "the register is not responding"))
 
     def waiting_s(self) -> float:
-        """Return how long the current request has been pending, or 0."""
+        """Return how many seconds the current request has been pending, or 0 if there is none."""
         return 0.0 if self.asked_at is None else self._loop.now() - self.asked_at
 
     def take(self, contact: Callable[[], str], done: Callable[[Answer], None]) -> bool:
-        """Read the record; if it is missing, write the text returned by `contact`.
+        """Read the record, or write the text returned by `contact` if there is no record.
 
-        `contact` is called only in that case, in a thread; an empty text writes nothing. `done` is
-        called in the loop, with the record or the error. Returns False while another request is in
-        progress.
+        `contact` is called only in that case, in a thread. If it returns an empty string, nothing
+        is written. `done` is called in the event loop, with the record or the error. Returns False
+        while another request is in progress.
         """
         asked_at = self._loop.now()
 
@@ -106,9 +108,9 @@ class Candidate:
             self._value = contact()
             return self._hold(self._value) if self._value else found
 
-        # A full registry may have room to write a record after removing one, but not to renew it.
-        # Each process in turn would then be coordinator for a moment, so a new record only counts
-        # after it has been renewed.
+        # A registry that is full may have enough space to write a record after removing another,
+        # but not to renew it. Each process in turn would then be the coordinator for a moment, so a
+        # new record only counts once it has been renewed.
         def renew(found: Answer) -> None:
             if isinstance(found, Record) and found.ours:
                 self._request(lambda: self._hold(self._value), finish)
@@ -130,12 +132,12 @@ class Candidate:
         self, record: Record, patience_s: float, then: Callable[[bool | Exception], None]
     ) -> bool:
         """Remove the record of a process that appears to have exited; see `LeaderLock.evict`.
-        `then` is called in the loop with whether the record was removed, or with the error.
+        `then` is called in the event loop with whether the record was removed, or with the error.
         """
         return self._request(lambda: bool(self.register.evict(record, patience_s)), then)
 
     def step_down(self, reason: str) -> None:
-        """End the hold and report the reason with `on_step_down`."""
+        """End the hold, and pass the reason to `on_step_down`."""
         self._end_hold(reason)
         self._on_step_down(reason)
 
@@ -153,8 +155,8 @@ class Candidate:
         self._loop.run_until(lambda: self.asked_at is None, end - self._loop.now())
 
     def _end_hold(self, reason: str) -> None:
-        """End the hold in this process. The registry is updated by the next request, or when the
-        hold lapses.
+        """End the hold in this process. In the registry, the next request updates the record, or
+        the record expires.
         """
         if self._candidacy.until:
             self._on_change(StateChanged("candidacy", "holding", "waiting", reason))
@@ -169,8 +171,8 @@ class Candidate:
             self.register.close()
 
     def _hold_from(self, asked_at: float) -> None:
-        """Record that the registry has confirmed the hold, which counts from the time of the
-        request.
+        """Record that the registry has confirmed the hold. The hold's duration counts from the time
+        of the request.
         """
         if not self._candidacy.until:
             cause = "the register names this process"
@@ -228,5 +230,5 @@ class Candidate:
 
 
 def describe_error(error: Exception) -> str:
-    """Return a readable reason for a failed request."""
+    """Return a human-readable reason for a failed request."""
     return str(error) if isinstance(error, OSError | UsageError) and str(error) else repr(error)

@@ -1,9 +1,9 @@
 """The finder for a job whose coordinator is named in a registry: etcd, a file, or a plug-in.
 
-It reads the registry's record or, if that is empty, writes one for this process.
+The finder reads the registry's record or, if there is none, writes a record for this process.
 `core/link/leader_lease` defines the rules. While the registry doesn't respond, it can't name
-another coordinator, so a running group continues. A successor never takes over while workers of the
-old group are running (docs/decisions/0012).
+another coordinator, so a running group keeps running. A successor never takes over while workers of
+the old group are running (docs/decisions/0012).
 """
 
 import socket
@@ -31,7 +31,7 @@ from relight.rendezvous.leader_lock import LeaderLock, Record
 from relight.rendezvous.leader_session import Answer, Candidate, CoordinatorAddress, describe_error
 
 _SILENT_S = 5.0
-"""A registry is reported as silent after this time without a response."""
+"""A registry is reported as silent if it doesn't respond for this long."""
 _SILENT = f"it has not responded for {_SILENT_S:g} s"
 _ASK_RETRY_S = 0.3
 _ANSWER_S = 2.0
@@ -45,7 +45,7 @@ class RegisterFinder(Finder):
     Args:
         loop: the process's event loop.
         meeting: the rendezvous, with a registry.
-        port: this process's port, or 0 to bind any free port once one is needed.
+        port: this process's port, or 0 to bind any free port once a port is needed.
     """
 
     slows_heartbeats = False
@@ -70,11 +70,11 @@ class RegisterFinder(Finder):
         self._own = _OwnContact(meeting.local_addr, meeting.register, port)
         self._turn = 0
         self._tried_first = False
-        """Whether the last address was the first one in the holder's record."""
+        """Whether the last address was the first address in the holder's record."""
         self._dialled: _Dialled | None = None
-        """The holder that was reported last, or None after a failure."""
+        """The holder that was reported most recently, or None after a failure."""
         self._cant_evict = ""
-        """Why the record of a holder that refuses connections could not be removed."""
+        """The reason why the record of a holder that refuses connections could not be removed."""
         self._answers = False
         self._may_host = False
         self._alarm = Alarm(loop, self._request)
@@ -85,13 +85,15 @@ class RegisterFinder(Finder):
         self._seeker = seeker
 
     def seek(self, *, may_host: bool) -> None:
-        """Read the record. If it is empty and `may_host` is set, write one for this process."""
+        """Read the registry's record. If it is empty and `may_host` is set, write a record for this
+        process.
+        """
         self._may_host = may_host and self._meeting.hosted is not False
         self._request()
 
     def answered(self) -> None:
-        """Record that the coordinator has responded. A later refusal then suggests that it has
-        exited.
+        """Record that the coordinator has responded. If it refuses a connection later, it has
+        probably exited.
         """
         if self._dialled is not None:
             self._candidacy.answered(self._dialled.record.revision)
@@ -121,8 +123,8 @@ class RegisterFinder(Finder):
         return where, Refusal.HINT
 
     def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
-        """Return whether this process is the holder. The process ends its hold if a node is silent
-        or lost while the registry doesn't respond, because that node may have evicted it.
+        """Return whether this process holds the record. If a node is silent or lost while the
+        registry doesn't respond, this process ends its hold, because that node may have evicted it.
         """
         now, candidacy = self._loop.now(), self._candidacy
         if not candidacy.holds(now):
@@ -187,8 +189,8 @@ class RegisterFinder(Finder):
         self._request()
 
     def _resolve(self, record: Record) -> None:
-        """Resolve and report one of the holder's addresses. Every other time, it is the first one
-        in the record.
+        """Resolve and report one of the holder's addresses. Every second call uses the first
+        address in the record.
         """
         contact = CoordinatorAddress.parse(record.value)
         if contact is None:
@@ -234,8 +236,8 @@ class RegisterFinder(Finder):
 
 
 class _Dialled(NamedTuple):
-    """A holder and the address to connect to. `is_first` means that the address is the first one in
-    the record.
+    """A holder and the address to connect to. `is_first` means that it is the first address in the
+    record.
     """
 
     record: Record
@@ -245,12 +247,12 @@ class _Dialled(NamedTuple):
 
 
 class _OwnContact:
-    """This process's record, with its addresses and a port to listen on.
+    """The record that this process writes, with its addresses and a port to listen on.
 
     Args:
         chosen: the address that the user chose, or empty.
-        register: the registry, which knows one of this machine's addresses.
-        port: this process's port, or 0 to bind any free port once one is needed.
+        register: the registry. It provides one of this machine's addresses.
+        port: this process's port, or 0 to bind any free port once a port is needed.
     """
 
     def __init__(self, chosen: str, register: LeaderLock, port: int) -> None:
@@ -260,7 +262,7 @@ class _OwnContact:
         self._sock: socket.socket | None = None
 
     def to_text(self) -> str:
-        """Return the record to write. Called in a thread.
+        """Return the text of the record to write. This method is called in a thread.
 
         Raises:
             OSError: if no port is free.
@@ -274,22 +276,22 @@ class _OwnContact:
         return CoordinatorAddress(socket.gethostname(), self._addresses(), port).to_text()
 
     def take_socket(self) -> socket.socket | None:
-        """Return the port's socket, if one has been bound, and give up its ownership."""
+        """Return the bound socket, if there is one, and transfer its ownership to the caller."""
         sock, self._sock = self._sock, None
         return sock
 
     def close(self) -> None:
-        """Close the socket if it has not been handed over."""
+        """Close the socket unless its ownership has been transferred."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
 
     def _addresses(self) -> tuple[str, ...]:
-        """Return the addresses at which other nodes may reach this machine.
+        """Return the addresses at which other nodes may be able to reach this machine.
 
-        A connection refused at the first address is taken as a sign that this process has exited
-        (core/link/leader_lease). So the first address must belong to this machine, or never refuse
-        a connection.
+        If a connection to the first address is refused, other nodes conclude that this process has
+        exited (core/link/leader_lease). The first address must therefore belong to this machine, or
+        never refuse a connection.
         """
         chosen, own = self._chosen, self._register.own_address
         if chosen or (own and not is_loopback(own)):

@@ -1,7 +1,7 @@
 """Finds this node's place in the network, for `--rank-order=topology`.
 
-The place is the path of switches above the node, starting at the top, such as `spine1.leaf3`. It is
-taken from the first of these sources that contains it:
+The place is the path of switches above the node, starting at the top, such as `spine1.leaf3`. It
+is read from the first of these sources that specifies it:
 
 RELIGHT_TOPOLOGY       the place
 --rank-order=…=FILE    lines of `HOSTS PLACE`; hosts as in Slurm's lists, # begins a comment
@@ -9,7 +9,7 @@ SLURM_TOPOLOGY_ADDR    the place and the node's name: `spine1.leaf3.node7` with 
                        `block2.node7` with topology/block (24.11), `node7` without a plug-in
                        (srun(1); `topology_p_get_node_addr` in its plug-ins)
 
-A GPU's NVLink domain is not included, because only its driver knows it and relight doesn't open
+A GPU's NVLink domain is not included, because only the driver knows it and relight doesn't open
 GPUs.
 """
 
@@ -29,7 +29,7 @@ _EXAMPLE = "spine1.leaf3"
 
 
 def find(variables: Mapping[str, str], file: str) -> tuple[str, list[str]]:
-    """Return this node's place, or an empty string if unknown, and notes for the user.
+    """Return this node's place (an empty string if it is unknown) and notes for the user.
 
     Args:
         variables: the environment.

@@ -1,11 +1,11 @@
-"""A token for jobs that start without one. It is stored in the user's home directory, which all of
-a cluster's nodes can read.
+"""Provides a token for jobs that are started without one. The token is stored in the user's home
+directory, which all nodes in a cluster can read.
 
-With a plain `srun relight run`, no single process could create a token for all agents. But the
-agents share the user's home directory, which on clusters is on a network file system. The file
-`token` in relight's state directory there proves to each agent that a peer runs as the same user.
-The first job creates it. The file is not created on a local file system, because other nodes would
-not see it. An existing file is always used.
+With a plain `srun relight run`, there is no process that could create a token for all agents. But
+the agents share the user's home directory, which in a cluster is usually on a network file system.
+The file `token` in relight's state directory there proves to each agent that a peer runs as the
+same user. The first job creates the file. The file is not created on a local file system, because
+other nodes would not see it. An existing file is always used.
 """
 
 import os
@@ -20,15 +20,16 @@ _NETWORK = frozenset(
     ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "pvfs2", "glusterfs",
      "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "cifs", "smb3", "afs", "vast")
 )  # fmt: skip
-"""File system types that a cluster's nodes share, as named in /proc/mounts."""
+"""The types of file systems that the nodes in a cluster share, as /proc/mounts names them."""
 
 
 def find(env: Environment, mounts: str = "/proc/self/mounts") -> str:
-    """Return the path of this user's token, creating it if possible, or an empty string.
+    """Return the path of this user's token file, or an empty string. The file is created if it is
+    missing and can be created.
 
     Args:
         env: the environment.
-        mounts: the list of mounts, as described in proc(5).
+        mounts: the path of the mount table, as described in proc(5).
     """
     directory = environment.state_directory(env)
     path = os.path.join(directory, NAME)
@@ -54,7 +55,9 @@ def _make(directory: str, path: str) -> None:
 
 
 def _is_ours(path: str) -> bool:
-    """Return whether only this user can have written a file and can read it."""
+    """Return whether this user is the only one who can have written a file and the only one who can
+    read it.
+    """
     try:
         found = os.stat(path)
         with open(path, "rb") as file:
@@ -64,7 +67,9 @@ def _is_ours(path: str) -> bool:
 
 
 def _is_shared(directory: str, mounts: str) -> bool:
-    """Return whether a directory, even a missing one, is on a network file system."""
+    """Return whether a directory is on a network file system. The directory doesn't have to exist
+    yet.
+    """
     path = os.path.realpath(directory)
     try:
         with open(mounts) as file:

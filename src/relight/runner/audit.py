@@ -1,8 +1,9 @@
-"""Reports to the event handler (--event-log-handler) who submits, cancels, deletes and debugs jobs.
+"""Reports which user submits, cancels, deletes or debugs a job to the event handler
+(--event-log-handler).
 
 The handler runs in a separate process, `python -m relight.runner.audit NAME`, which receives the
-event as JSON on stdin, so the handler may block, raise or exit. By that time the command has
-already finished its work, and its exit code is the same as without a handler.
+event as JSON on stdin, so the handler may block, raise or exit. By the time the handler runs, the
+command has finished its work, and its exit code is the same as without a handler.
 """
 
 import json
@@ -26,14 +27,14 @@ _LIMIT_S = 5.0
 
 
 def record(env: Environment, site: Site, action: str, job: str, detail: str = "") -> None:
-    """Report a user's action to the handler; print a message to stderr if that fails.
+    """Report a user's action to the event handler. If that fails, print a message to stderr.
 
     Args:
         env: the environment. It may set the handler.
         site: the site's configuration. It may also set the handler.
         action: submit, cancel, delete or debug.
         job: the job's handle.
-        detail: the component, or the rank.
+        detail: the component that was submitted, or the rank that is being debugged.
     """
     try:
         name = parse([], env, (_FLAG,), site).values[_FLAG.field]

@@ -1,5 +1,5 @@
-"""Finds a job's events, in its files or in its agent's memory, and uses them to determine which
-files contain a rank's output.
+"""Finds a job's events, either in its event logs or in its agent's memory, and uses the events to
+determine which files contain a rank's output.
 """
 
 import os
@@ -23,9 +23,9 @@ from relight.schedulers.api import AppStatus, ReplicaStatus
 
 NAME = "events.jsonl"
 ALL = "all"
-"""Selects all attempts of a job: the first one, and one after each restart."""
+"""Selects all of a job's attempts, which are the first one and one after each restart."""
 _LOGS_BELOW = "torchelastic"
-"""The directory of a submitted job's agent logs, inside the job's own directory."""
+"""The directory, inside a submitted job's own directory, that contains the job's agent logs."""
 _LOST = "lost: the other nodes continue without it"
 _BEGINNING = 1 << 20
 """An event log must contain an event within this number of bytes from its start."""
@@ -33,7 +33,7 @@ _OPTIONS = "relight run --log-dir=DIR keeps it in a file"
 
 
 class Jobs(Protocol):
-    """The `Runner` methods that are needed here."""
+    """The `Runner` methods that this module uses."""
 
     @property
     def env(self) -> Environment:
@@ -44,11 +44,11 @@ class Jobs(Protocol):
 
 
 Lines = Iterator[tuple[str, str]]
-"""Lines, each with a prefix that distinguishes the logs of several agents."""
+"""Lines, each preceded by a prefix that distinguishes the logs of several agents."""
 
 
 def lines(runner: Jobs, job: Handle, *, follow: bool) -> Lines:
-    """Return the lines in a job's event logs. With `follow`, continue with new lines until the job
+    """Return the lines in a job's event logs. With `follow`, keep returning new lines until the job
     is over.
 
     Raises:
@@ -74,8 +74,8 @@ def lines(runner: Jobs, job: Handle, *, follow: bool) -> Lines:
 def output(
     runner: Jobs, job: Handle, rank: int, stream: str, *, follow: bool, attempt: str = ALL
 ) -> Iterator[str]:
-    """Return the lines in a rank's own log files, oldest generation first. With `follow`, continue
-    with new lines until the job is over.
+    """Return the lines in a rank's own log files, starting with the oldest generation. With
+    `follow`, keep returning new lines until the job is over.
 
     Args:
         runner: the job's runner.
@@ -83,8 +83,8 @@ def output(
         rank: a worker's rank in the job.
         stream: stdout, stderr or combined.
         follow: whether to wait for new lines.
-        attempt: return only lines from the attempt after this number of restarts, as a string; ALL
-            for all attempts.
+        attempt: the number of restarts (as a string) after which the returned attempt started, or
+            ALL to return the lines of all attempts.
 
     Raises:
         UsageError: if the job, rank or attempt does not exist, or the rank doesn't have its own log
@@ -116,8 +116,8 @@ def output(
 
 
 class AgentLog(NamedTuple):
-    """The log of one agent in a submitted job. `events` has the events with their lines, and
-    `first` and `last` are the log's first and last lines.
+    """An agent's event log in a submitted job. `events` contains each event along with its line,
+    and `first` and `last` are the first and last lines in the log.
     """
 
     events: Sequence[tuple[Event, Line]]
@@ -132,7 +132,7 @@ class AgentLog(NamedTuple):
 
 
 def agents(job: Handle, found: AppStatus) -> list[AgentLog]:
-    """Return a submitted job's event logs on this machine."""
+    """Return a submitted job's event logs, as far as they are on this machine."""
     logs = []
     for path in glob(_logs_below(job, found.url)) if found.url.startswith("file:") else ():
         told = [
@@ -145,8 +145,8 @@ def agents(job: Handle, found: AppStatus) -> list[AgentLog]:
 
 
 def account(logs: Sequence[AgentLog], *, is_over: bool) -> Account | None:
-    """Return a submitted job's time breakdown from the latest log of rank 0's agent, or None if
-    there is no such log.
+    """Return how a submitted job has spent its time, according to the latest event log from rank
+    0's agent, or None if there is no such log.
     """
     latest: tuple[float, Account] | None = None
     for events, first, last in logs:
@@ -166,8 +166,8 @@ def account(logs: Sequence[AgentLog], *, is_over: bool) -> Account | None:
 def with_lost(
     logs: Sequence[AgentLog], replicas: Sequence[ReplicaStatus]
 ) -> tuple[ReplicaStatus, ...]:
-    """Return the replicas, adding a note to those that the job's group has lost. The scheduler
-    itself may take minutes to notice a lost replica (SlurmdTimeout, slurm.conf(5)).
+    """Return the replicas, with a note on each replica that the job's group has lost. The scheduler
+    itself may take minutes to notice that a replica is lost (see SlurmdTimeout in slurm.conf(5)).
     """
     latest: dict[str, tuple[Formed, Line]] = {}
     for formed in filter(None, (log.formed for log in logs)):
@@ -199,10 +199,10 @@ def _same_group(one: Formed, other: Formed) -> bool:
 
 
 def _event_logs(runner: Jobs, job: Handle) -> Callable[[], list[str]]:
-    """Return a function that finds the event logs of all of a job's agents.
+    """Return a function that finds the event logs from all agents in a job.
 
     Raises:
-        UsageError: if this machine doesn't have such logs.
+        UsageError: if there are no such logs on this machine.
     """
     if job.scheduler == RUN:
         found = JobDirectory(runner.env.variables).find_whole(job.app_id)
@@ -254,7 +254,9 @@ def _check_found(job: Handle, pattern: str) -> None:
 
 
 def _folders(paths: Sequence[str]) -> dict[int, list[str]]:
-    """Return the directories with each rank's log files, oldest generation first."""
+    """Return the directories that contain each rank's log files, starting with the oldest
+    generation.
+    """
     found: list[tuple[float, int, str]] = []
     for path in paths:
         attempt = ""
@@ -280,8 +282,8 @@ def _ranks(known: Sequence[int]) -> str:
 
 
 def file_lines(path: str, *, follow: bool) -> Lines:
-    """Return the lines of an event log, or of the event log in a run directory. With `follow`, wait
-    for new lines forever.
+    """Return the lines in an event log, given its path or the path of its run directory. With
+    `follow`, keep waiting for new lines forever.
 
     Raises:
         MachineError: if it can't be read.
@@ -292,7 +294,7 @@ def file_lines(path: str, *, follow: bool) -> Lines:
 
 
 def check_file(path: str) -> None:
-    """Reject a file that is not an event log, or a run directory without one.
+    """Reject a path that is neither an event log nor a run directory that contains one.
 
     Raises:
         UsageError: if the path is neither.

@@ -1,8 +1,8 @@
 """Adds environment variables that identify the job, for trackers and other tools.
 
 Each variable is set under both TorchX's name and relight's, with the same value. The only exception
-is the handle, whose two values differ. RELIGHT_REPLICA_ID is the number of the agent's replica and
-does not exist in TorchX.
+is the handle, which has a different value under each name. RELIGHT_REPLICA_ID is the replica number
+of the agent, and has no counterpart in TorchX.
 """
 
 import os
@@ -28,15 +28,15 @@ def with_job_env(
     env: Environment,
     settings: ConfigFile,
 ) -> AppDef:
-    """Return the app with these variables added to each role.
+    """Return the app with the variables that identify the job added to each role.
 
     Args:
         app: the app (not modified).
         scheduler: the scheduler's name in the handle.
         session: the session in the handle.
         parent_run_id: the parent run's id, or empty.
-        env: the environment. It may set the parent and the trackers.
-        settings: the settings, which name the trackers if the environment does not.
+        env: the environment. It may specify the parent run and the trackers.
+        settings: the settings. They specify the trackers if the environment does not.
 
     Raises:
         UsageError: if a tracker's name can't be part of a variable name.
@@ -61,7 +61,7 @@ def with_job_env(
             if name in common or name.startswith("TORCHX_TRACKING_")
         }
         ours["RELIGHT_JOB_ID"] = f"{scheduler}://{session}/{macros.app_id}"
-        ours["RELIGHT_REPLICA_ID"] = macros.replica_id  # nodes have the same numbers as replicas
+        ours["RELIGHT_REPLICA_ID"] = macros.replica_id  # also the number of the node
         roles.append(replace(role, env={**variables, **ours}))
     return replace(app, roles=roles)
 

@@ -1,4 +1,4 @@
-"""Excludes nodes that are recorded as bad (`health/bad_nodes`) when a job is submitted."""
+"""Excludes nodes that have been recorded as bad (`health/bad_nodes`) when a job is submitted."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,14 +15,14 @@ _SHOWN = 5
 def add(
     name: str, found: Scheduler, values: dict[str, Any], env: Environment, site: Site
 ) -> Sequence[str]:
-    """Add a scheduler's bad nodes to the value of its `exclude` option, if supported. The value is
-    a list or a comma-separated string.
+    """Add the bad nodes to the scheduler's `exclude` option if the scheduler supports it. The
+    option's value is a list or a comma-separated string.
 
     Args:
-        name: the scheduler's name in the agents' records of bad nodes.
+        name: the scheduler's name, as it appears in the agents' records of bad nodes.
         found: the scheduler. Its optional `excludable` method returns the nodes that it can
             exclude.
-        values: the values of its options, which are modified.
+        values: the values of the scheduler's options (modified in place).
         env: the environment. It may set the directory.
         site: the site's configuration. It may also set the directory.
 

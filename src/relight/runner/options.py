@@ -21,7 +21,9 @@ _EXPECTED = {
 
 
 class SiteOptions(NamedTuple):
-    """A scheduler's options from the site's file (flags/site), and the names of the locked ones."""
+    """A scheduler's options from the site's file (flags/site), and the names of those that are
+    locked.
+    """
 
     values: Mapping[str, Any] = {}
     locked: Collection[str] = ()
@@ -51,19 +53,18 @@ def resolve(
     where: str = "",
     site: SiteOptions = SiteOptions(),  # noqa: B008  # immutable
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a value for each option, and notes on settings that match no option.
+    """Return a value for each option, and a note for each setting that doesn't match any option.
 
     Args:
         scheduler: the scheduler's name, for messages.
         options: the scheduler's options.
-        given: the options for this job; names may be written like_this, like-this or likeThis.
-        settings: options from a settings file; unknown ones produce a note, not an error.
-        where: how messages refer to the settings.
-        site: the site's values and locks; all other sources override its values.
+        given: the options for this job. Names may be written like_this, like-this or likeThis.
+        settings: options from a settings file. Unknown options produce a note, not an error.
+        where: how messages should refer to the settings.
+        site: the site's values and locks. All other sources take precedence over the site's values.
 
     Raises:
-        UsageError: if a name is unknown, a value is invalid or locked, or a required one is
-            missing.
+        UsageError: if an option is unknown, locked or missing, or has an invalid value.
     """
     known = {_plain(option.name): option for option in options}
     values = {option.name: option.default for option in options}
@@ -78,7 +79,7 @@ def resolve(
                 error = _unknown(scheduler, name, known.values())
                 if not place:
                     raise error
-                if source is not site.values:  # the file may have been written for another version
+                if source is not site.values:  # the file may be for a different version
                     notes.append(f"in the settings: {error.message}")
                 continue
             if option.name in here:
@@ -120,7 +121,9 @@ def named(option: Option, section: Mapping[str, Any]) -> Any:
 
 
 def _typed(value: Any) -> Any:
-    """Convert a TOML value to text for `-cfg`; keep lists and tables unchanged."""
+    """Convert a TOML value to the text that `-cfg` would contain. Lists and tables are returned
+    unchanged.
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, (list, dict)) else str(value)
@@ -174,7 +177,7 @@ def _check(value: Any, option: Option) -> Any:
 
 
 def _plain(name: str) -> str:
-    """Normalize a name for comparison: like_this."""
+    """Convert a name to the form like_this for comparison."""
     return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).replace("-", "_").lower()
 
 

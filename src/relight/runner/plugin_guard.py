@@ -26,7 +26,7 @@ _KINDS = (str, int, float, bool, list, dict)
 
 
 def guarded(name: str, scheduler: Scheduler) -> Scheduler:
-    """Wrap a scheduler that belongs to another package, so that it only raises RelightErrors.
+    """Wrap a scheduler from another package so that it only raises RelightErrors.
 
     Raises:
         MachineError: if part of the interface is missing.
@@ -148,6 +148,6 @@ _PARTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "list": (_are_listed, "a sequence of JobSummary"),
     "close": _ANYTHING,
 }  # fmt: skip
-"""The members of a scheduler. Each has a check of the member or of its result, and a description of
-the requirement.
+"""The members of a scheduler. For each member, there is a function that checks the member or its
+result, and a description of the requirement.
 """

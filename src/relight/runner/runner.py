@@ -41,12 +41,12 @@ from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
 
 DEFAULT_SCHEDULER = "local"
 _POLLS = 20
-"""Status queries may use up to 1/N of the time, where N is this number."""
+"""Status queries may take up to 1/N of the time, where N is this number."""
 _MIN_PAUSE_S, _USUAL_PAUSE_S, _MAX_PAUSE_S = 0.02, 0.5, 10.0
 
 
 class Job(NamedTuple):
-    """One entry in a list of jobs. `message` is the reason for a failure, or empty."""
+    """An entry in a list of jobs. `message` is the reason why the job failed, or empty."""
 
     handle: str
     name: str
@@ -56,10 +56,11 @@ class Job(NamedTuple):
 
 
 class Runner:
-    """Submits jobs to schedulers and monitors them. Close it, or use it in a `with` statement.
+    """Submits jobs to schedulers and monitors them. Call `close` when done, or use the runner in a
+    `with` statement.
 
     Args:
-        session: the session name in its jobs' handles.
+        session: the session name to use in job handles.
         found: the settings; if None, they are read from the settings files.
         env: the environment, or None for this process's environment.
     """
@@ -90,19 +91,22 @@ class Runner:
         self.close()
 
     def close(self) -> None:
-        """Close the connections to schedulers. Jobs keep running if their scheduler supports it."""
+        """Close the connections to schedulers. Jobs keep running if their scheduler supports
+        that.
+        """
         while self._schedulers:
             self._schedulers.popitem()[1].close()
 
     def scheduler_name(self, asked: str = "") -> str:
-        """Return the name of the scheduler to use: the requested one, with `auto` resolved, or
-        otherwise the one from the settings, or `local`.
+        """Return the name of the scheduler to use. This is the requested scheduler or, if none is
+        requested, the scheduler from the settings, or `local`. `auto` is resolved to a name.
         """
         name = asked or self.settings.command("scheduler") or DEFAULT_SCHEDULER
         return registry.choose() if name == "auto" else name
 
     def scheduler(self, name: str) -> Scheduler:
-        """Look up a scheduler. The same name returns the same object until the runner is closed.
+        """Look up a scheduler by name. The same object is returned for the same name until the
+        runner is closed.
 
         Raises:
             UsageError: if no scheduler has this name.
@@ -123,19 +127,20 @@ class Runner:
         launcher: str = components.AUTO,
         app_id: str = "",
     ) -> Prepared:
-        """Return the job as it would be submitted, without submitting, creating or changing
-        anything.
+        """Return the job exactly as `submit` would submit it, without submitting, creating or
+        changing anything.
 
         Args:
             app: an app, or the address of a component.
-            args: the component's arguments: command-line arguments, or values by name.
-            scheduler: the scheduler's name, or `auto`; if empty, the scheduler from the settings,
-                or `local`.
+            args: the component's arguments, either as command-line arguments or as values by name.
+            scheduler: the scheduler's name, or `auto`. If empty, the scheduler from the settings is
+                used, or `local` if there is none.
             cfg: the scheduler's options, by name or as `k=v,k2=v2`.
             workspace: a directory to copy for the job, if the scheduler supports it; defaults to
                 the roles' workspace.
             parent_run_id: the parent run's id, for trackers.
-            launcher: one of `components.LAUNCHERS`. torchrun is only valid for built-in components.
+            launcher: one of `components.LAUNCHERS`. `torchrun` is only valid for built-in
+                components.
             app_id: the name of the job's directory, from `records.new_id`; by default, a new one is
                 chosen.
 
@@ -187,7 +192,7 @@ class Runner:
         """Return a scheduler's options with the defaults filled in, as in `dryrun`.
 
         Raises:
-            UsageError: if one is invalid.
+            UsageError: if an option is invalid.
         """
         return self._cfg(scheduler, self.scheduler(scheduler), cfg, "")[0]
 
@@ -202,10 +207,11 @@ class Runner:
         parent_run_id: str = "",
         launcher: str = components.AUTO,
     ) -> str:
-        """Submit a job prepared by `dryrun`, or described by the same arguments; return its handle.
+        """Submit a job that `dryrun` prepared, or that the same arguments describe, and return its
+        handle.
 
         Raises:
-            RelightError: if an argument is invalid; nothing was submitted.
+            RelightError: if an argument is invalid. Nothing has been submitted in this case.
         """
         if not isinstance(app, Prepared):
             app = self.dryrun(
@@ -249,15 +255,16 @@ class Runner:
         return found
 
     def wait(self, handle: str | Handle, timeout: float | None = None) -> AppStatus:
-        """Wait until a job is over; return its status.
+        """Wait until a job is over, and return its status.
 
         Args:
             handle: the job's handle.
             timeout: the maximum number of seconds to wait, or None to wait forever.
 
         Raises:
-            TimeoutError: if the job is not over by then; it keeps running.
-            MachineError: if its scheduler no longer knows how it ended, or if it was deleted.
+            TimeoutError: if the job is not over by then. The job keeps running.
+            MachineError: if the job's scheduler no longer knows how the job ended, or if the job
+                was deleted.
             UsageError: if the job does not exist.
         """
         start = time.monotonic()
@@ -283,10 +290,10 @@ class Runner:
             time.sleep(max(0.0, min(pause, left)))
 
     def cancel(self, handle: str | Handle) -> AppStatus:
-        """Stop a job unless it is over; return its status.
+        """Stop a job unless it is already over, and return its status.
 
         Raises:
-            UsageError: if the job does not exist, or the handle names a part of a job.
+            UsageError: if the job does not exist, or the handle refers to only part of a job.
         """
         return self.cancel_unless_over(handle)[1]
 
@@ -318,7 +325,7 @@ class Runner:
             scheduler.delete(job.app_id)
         except UsageError:
             if record is None or scheduler.status([job.app_id]):
-                raise  # otherwise only the record is left
+                raise  # otherwise, only the job's record is left to delete
         if record is not None:
             records.remove(record["id"])
         self._audit("delete", str(job))
@@ -338,22 +345,22 @@ class Runner:
         rank: int | None = None,
         attempt: str = "",
     ) -> Iterator[str]:
-        """Return one replica's lines, without line endings.
+        """Return the log lines of one replica, without line endings.
 
         Args:
             handle: the job's handle.
             role: the role's name; by default, the first role.
             replica: the replica's number within the role.
             regex: return only matching lines.
-            since: return only lines from this time on, if the scheduler has timestamps.
+            since: return only lines from this time on, if the scheduler's logs have timestamps.
             until: return only lines up to this time.
-            follow: whether to wait for new lines until the replica is over.
+            follow: whether to wait for new lines until the replica has finished.
             stream: stdout, stderr or combined.
-            last: return only this many of the most recent existing lines.
-            rank: return the lines of this worker in the job instead of a replica's.
-            attempt: a worker's lines from the attempt after this number of restarts, or `all`;
-                defaults to the last generation for `relight run` jobs, and to all generations for
-                submitted jobs.
+            last: of the lines that already exist, return only this many of the most recent ones.
+            rank: return the lines of the worker with this rank instead of a replica's lines.
+            attempt: return a worker's lines from the attempt that started after this number of
+                restarts, or from `all` attempts. The default is the last generation for `relight
+                run` jobs, and all generations for submitted jobs.
 
         Raises:
             UsageError: if the job, replica, rank or attempt does not exist, the scheduler can't
@@ -378,8 +385,8 @@ class Runner:
     def _reader(
         self, job: Handle, query: LogQuery, rank: int | None, attempt: str
     ) -> Callable[[bool], Iterator[str]]:
-        """Return a function that returns the lines of a replica or rank; the function's argument
-        says whether to follow them.
+        """Return a function that returns a replica's or rank's log lines. The function's argument
+        is whether to follow the log.
         """
         if attempt and rank is None:
             if job.scheduler != handles.RUN:
@@ -398,7 +405,7 @@ class Runner:
         if rank is not None or not query.role:
             known = self.replicas(job)
             query = query._replace(role=query.role or known[0][0])
-            if rank is not None:  # a `relight run` replica is a rank
+            if rank is not None:  # in a `relight run` job, each replica is a rank
                 query = query._replace(replica=rank)
                 if rank not in (number for _, number in known):
                     ranks = ", ".join(str(number) for _, number in known[:20])
@@ -408,8 +415,8 @@ class Runner:
         return lambda follow: scheduler.logs(job.app_id, query._replace(follow=follow))
 
     def replicas(self, handle: str | Handle) -> list[tuple[str, int]]:
-        """Return the roles and numbers of a job's replicas, or of only those that the handle refers
-        to.
+        """Return the role and number of each replica in a job, or only of the replicas that the
+        handle refers to.
 
         Raises:
             UsageError: if the job, role or replica does not exist.
@@ -440,8 +447,8 @@ class Runner:
         )
 
     def list(self, scheduler: str = "") -> Sequence[Job]:
-        """Return this user's jobs, newest first: the jobs recorded here and, if a scheduler is
-        given, all jobs that it knows.
+        """Return this user's jobs, newest first. These are the jobs recorded on this machine and,
+        if a scheduler is specified, all jobs that the scheduler knows of.
         """
         cfg = self._settings_cfg(scheduler) if scheduler else {}
         found = submitted.listed(self.scheduler, scheduler, self.session, cfg)
@@ -451,8 +458,8 @@ class Runner:
         ]
 
     def describe(self, handle: str | Handle) -> dict[str, Any]:
-        """Return a job's record, without secrets: the app, when and where it was submitted, and the
-        current state.
+        """Return a job's record without secrets. It consists of the app, the time and place of
+        submission, and the job's current state.
 
         Raises:
             UsageError: if the job does not exist.
@@ -483,8 +490,8 @@ class Runner:
     def _load_settings(
         self, name: str, found: Scheduler
     ) -> tuple[dict[str, str], str, options.SiteOptions]:
-        """Return a scheduler's options from the settings files, the names of these files for
-        messages, and its options from the site's file.
+        """Return a scheduler's options from the settings files, the names of those files (for
+        messages), and the scheduler's options from the site's file.
         """
         where = f"the settings ({', '.join(self.settings.files)})" if self.settings.files else ""
         site, names = self.settings.site, (found.name, name)
@@ -501,7 +508,7 @@ class Runner:
 
         audit.record(self.env, self.settings.site, *what)
 
-    # Steps of a dry run.
+    # The steps of a dry run.
 
     def _cfg(
         self, name: str, found: Scheduler, cfg: Mapping[str, Any] | str, workspace: str
@@ -525,7 +532,7 @@ class Runner:
     def _component(
         self, address: str, args: Sequence[str] | Mapping[str, Any], launcher: str
     ) -> tuple[AppDef, str]:
-        """Return a component's app, and its script or an empty string."""
+        """Return the app that a component creates, and its script (or an empty string)."""
         function = loading.find(address)
         signature = arguments.read_signature(address, function)
         words: Sequence[str] = () if isinstance(args, Mapping) else args
@@ -541,13 +548,13 @@ class Runner:
 
 
 class HelpAskedError(RelightError):
-    """Raised for a component's `--help`; the message is the help text."""
+    """Raised if a component is run with `--help`. The error message is the help text."""
 
     exit_code = 0
 
 
 def compiled(regex: str) -> "re.Pattern[str] | None":
-    """Compile a regular expression; return None if it is empty.
+    """Compile a regular expression, or return None if it is empty.
 
     Raises:
         UsageError: if it is invalid.
@@ -559,7 +566,9 @@ def compiled(regex: str) -> "re.Pattern[str] | None":
 
 
 def _own_copy(app: AppDef) -> AppDef:
-    """Return a copy that is independent of later changes to the app, with its overrides applied."""
+    """Return a copy of the app with its overrides applied. Later changes to the app don't affect
+    the copy.
+    """
     if not all(isinstance(role, Role) for role in app.roles):
         return app  # `validate` rejects it
     fixed = [replace(role, overrides={}) for role in app.roles]
@@ -567,7 +576,7 @@ def _own_copy(app: AppDef) -> AppDef:
 
 
 def _common_workspace(app: AppDef) -> str:
-    """Return the roles' common workspace, or an empty string.
+    """Return the workspace that the roles share, or an empty string.
 
     Raises:
         UsageError: if the roles have different workspaces.
@@ -582,7 +591,7 @@ def _common_workspace(app: AppDef) -> str:
 
 
 def _as_the_roles_want(request: Request) -> Request:
-    """Return a request after applying the roles' own `pre_proc`."""
+    """Return the request after each role's own `pre_proc` function has modified it."""
     for role in request.app.roles:
         if type(role).pre_proc is Role.pre_proc:
             continue

@@ -1,4 +1,4 @@
-"""Settings files: defaults for the command line.
+"""Reads settings files, which contain defaults for the command line.
 
     [local]                  options of a scheduler
     log_dir = /logs
@@ -8,11 +8,11 @@
     scheduler = slurm
     [torchx:tracker]         one name for each tracker; [tracker:NAME] has its config
 
-Each value is taken from the first of these files that contains it: `./.relightconfig`,
+Each setting is read from the first of these files that contains it: `./.relightconfig`,
 `./.torchxconfig`, `~/.relightconfig`, `~/.torchxconfig`. `RELIGHTCONFIG=FILE` (or TORCHXCONFIG)
-replaces all four; if it is empty, no file is read. In TorchX the home directory takes precedence,
-but here a project's file does. The site's file (flags/site), which applies to all users on this
-machine, comes last.
+replaces all four; if it is empty, no file is read. In relight, a project's files take precedence
+over those in the home directory, whereas in TorchX it is the other way around. The site's file
+(flags/site) applies to all users on this machine and has the lowest precedence.
 """
 
 import os
@@ -29,14 +29,16 @@ VARIABLES = ("RELIGHTCONFIG", "TORCHXCONFIG")
 
 
 class ConfigFile(NamedTuple):
-    """All sections from all files, merged; `site` has the site's scheduler settings."""
+    """The merged sections from all settings files. `site` contains the site's scheduler
+    settings.
+    """
 
     sections: Mapping[str, Mapping[str, str]]
     files: tuple[str, ...] = ()
     site: Site = NO_SITE
 
     def section(self, name: str) -> Mapping[str, str]:
-        """Return a section, or an empty one if it does not exist."""
+        """Return a section, or an empty mapping if it does not exist."""
         return self.sections.get(name, {})
 
     def command(self, name: str) -> str:
@@ -45,7 +47,7 @@ class ConfigFile(NamedTuple):
 
 
 def files(env: Environment) -> list[str]:
-    """Return the existing files; the first takes precedence.
+    """Return the paths of the settings files that exist, in order of precedence.
 
     Raises:
         UsageError: if a variable names a file that does not exist.
@@ -58,7 +60,7 @@ def files(env: Environment) -> list[str]:
             return [path] if path else []
     try:
         folders = [os.getcwd()]
-    except OSError:  # it has been removed
+    except OSError:  # the directory has been removed
         folders = []
     folders = list(dict.fromkeys([*folders, os.path.join("/", env.get("HOME", "/"))]))
     paths = [os.path.join(folder, name) for folder in folders for name in NAMES]
@@ -83,7 +85,7 @@ def load(env: Environment) -> ConfigFile:
 
 
 def layers(env: Environment) -> dict[str, dict[str, dict[str, str]]]:
-    """Return the sections in each of the project's and the user's files; the first file takes
+    """Return the sections in each settings file of the project and the user, in order of
     precedence.
 
     Raises:
@@ -93,10 +95,10 @@ def layers(env: Environment) -> dict[str, dict[str, dict[str, str]]]:
 
 
 def section_names(path: str) -> list[str]:
-    """Return a file's section names.
+    """Return the names of all sections in a settings file.
 
     Raises:
-        UsageError: if it can't be read or is malformed.
+        UsageError: if the file can't be read or is malformed.
     """
     return list(_read(path))
 

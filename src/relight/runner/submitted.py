@@ -24,14 +24,14 @@ from relight.schedulers.uninterruptible import UnansweredError
 
 Record = dict[str, Any]
 _USER = ("USER", "LOGNAME", "USERNAME")
-"""Variables that contain the user's name; the last one is for Windows."""
+"""Environment variables that contain the user's name. The last one is for Windows."""
 
 
 def submit(job: Prepared, scheduler: Scheduler, env: Environment) -> str:
-    """Submit a job and record it; return its handle.
+    """Submit a job, write a record of it, and return its handle.
 
     Raises:
-        RelightError: if the submission failed; no record is left in this case.
+        RelightError: if the submission fails. No record is left in this case.
     """
     if records.read(job.app_id) is not None:
         raise UsageError(
@@ -56,11 +56,11 @@ def submit(job: Prepared, scheduler: Scheduler, env: Environment) -> str:
 
 
 def current_handle(job: Handle) -> Handle:
-    """Return a job's handle with the id that its scheduler assigned; wait while the job is being
-    submitted.
+    """Return a job's handle, with the id that the scheduler assigned. If the job is still being
+    submitted, wait until it has been submitted.
 
     Raises:
-        MachineError: if that takes too long.
+        MachineError: if the submission takes too long.
     """
     record = find_record(job)
     records.wait_until_submitted(job.app_id if record is None else record["id"])
@@ -89,7 +89,7 @@ def record_state(record: Record | None, found: AppStatus | None) -> None:
         try:
             records.write(record["id"], record)
         except RelightError:
-            pass  # optional, because the caller has the status
+            pass  # recording is optional, because the caller already has the status
 
 
 def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
@@ -103,9 +103,9 @@ def listed(
     find: Callable[[str], Scheduler], scheduler: str, session: str, cfg: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, AppState, str, str]]:
     """Return the handle, name, state, time and message of each job, newest first. These are the
-    jobs recorded here, the `relight run` jobs on this machine and, if a scheduler is given, all
-    other jobs that this scheduler knows. The scheduler is queried with `cfg`, its options from the
-    settings.
+    jobs recorded on this machine, the `relight run` jobs on this machine and, if a scheduler is
+    specified, all other jobs that this scheduler knows of. `cfg` contains the scheduler's options
+    from the settings.
 
     Raises:
         RelightError: if the given scheduler does not respond.
@@ -141,7 +141,7 @@ def _run_jobs(
             handle = str(Handle(handles.RUN, session, each.app_id))
             yield handle, each.name, each.state, each.submitted, each.message
     except RelightError:
-        pass  # this user doesn't have a directory for the sockets
+        pass  # this user doesn't have a directory for sockets
 
 
 def _state_in(record: Record, statuses: Mapping[str, AppStatus]) -> AppState:
@@ -166,13 +166,13 @@ def _unfinished(find: Callable[[str], Scheduler], found: list[Record]) -> dict[s
 def _status(
     find: Callable[[str], Scheduler], name: str, app_ids: list[str]
 ) -> Mapping[str, AppStatus]:
-    """Return the statuses of a scheduler's jobs, omitting jobs whose status can't be determined:
-    the scheduler may have been uninstalled or may not respond, or a job's cluster may no longer
-    exist.
+    """Return the statuses of a scheduler's jobs, omitting each job whose status can't be
+    determined. For example, the scheduler may have been uninstalled or may not be responding, or a
+    job's cluster may no longer exist.
     """
     try:
         return find(name).status(app_ids)
-    except UsageError:  # the error may concern only one job
+    except UsageError:  # only one of the jobs may be affected
         if len(app_ids) == 1:
             return {}
         return {key: each for x in app_ids for key, each in _status(find, name, [x]).items()}
@@ -182,7 +182,7 @@ def _status(
 
 def _record(job: Prepared, env: Environment) -> Record:
     from relight import __version__
-    from relight.job.workspaces import git_state, projects  # tarfile, 10 ms
+    from relight.job.workspaces import git_state, projects  # importing tarfile takes 10 ms
 
     app_id = job.request.app_id or job.app_id
     folder = projects(job.workspace)[0].directory if job.workspace else os.getcwd()
@@ -224,8 +224,8 @@ def _without_secrets(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _packages() -> dict[str, str]:
-    """Return the versions of the installed packages, taken from their directory names because
-    reading the metadata of a few hundred packages takes a second.
+    """Return the versions of the installed packages. The versions are taken from directory names,
+    because reading the metadata of a few hundred packages takes a second.
     """
     found: dict[str, str] = {}
     for folder in sys.path:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from relight.runner.prepared import Prepared
 
 MAX_REPLICAS = 100_000
-"""Maximum number of replicas per role, and of workers per node; a larger number must be a typo."""
+"""The maximum number of replicas per role, and of workers per node. A larger number must be a
+typo.
+"""
 _TYPES: Mapping[str, type | UnionType] = {
     "name": str, "image": str, "entrypoint": str, "num_replicas": int, "max_retries": int,
     "min_replicas": int | None, "retry_policy": RetryPolicy, "resource": Resource,
@@ -26,8 +28,8 @@ def validate(app: AppDef) -> AppDef:
 
     Raises:
         UsageError: if the app has no roles, has two roles with the same name, or has a role without
-            a command or replicas; or if a value has the wrong type, which Python itself does not
-            check.
+            a command or replicas; or if a value has the wrong type (Python itself does not check
+            types).
     """
     _check_type("app", "name", app.name, str)
     _check_type(f"app {app.name}", "metadata", app.metadata, Mapping)
@@ -68,8 +70,9 @@ def validate(app: AppDef) -> AppDef:
 
 
 def missing_script(job: "Prepared", scheduler: Scheduler) -> str:
-    """Return a message if the job's script does not exist, otherwise an empty string. The script
-    isn't checked if the job runs in an image, or on another machine to which no files are copied.
+    """Return an error message if the job's script does not exist, and otherwise an empty string.
+    The script isn't checked if the job runs in an image, or on another machine to which no files
+    are copied.
     """
     cfg = job.request.cfg
     script = job.script

@@ -1,3 +1,3 @@
-"""A cluster in a box: virtual hosts on one machine, the jobs that run on them, and injected
-faults.
+"""Simulates a cluster on one machine, with virtual hosts, jobs that run on these hosts, and
+injected faults.
 """

@@ -1,5 +1,5 @@
-"""Checks whether this process may create hosts. root may create them, and so may other users in a
-user namespace, if the system permits user namespaces (user_namespaces(7)).
+"""Checks whether this process may create hosts. root can always create hosts. Other users can
+create hosts in a user namespace, if the system permits user namespaces (user_namespaces(7)).
 """
 
 import os
@@ -13,11 +13,11 @@ _ROOT_OF_OUR_OWN = ("--user", "--map-root-user", "--net", "--uts", "--mount")
 
 
 def prefix() -> list[str]:
-    """Return the prefix for a command that creates hosts. The prefix is empty for root. For other
-    users, it is a program that makes the user root in a user namespace.
+    """Return a prefix for commands that create hosts. The prefix is empty for root. For other
+    users, it runs the command as root in a user namespace.
 
     Raises:
-        MachineError: if hosts can't be created here.
+        MachineError: if hosts can't be created on this machine.
     """
     if os.geteuid() == 0:
         return []

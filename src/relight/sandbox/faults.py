@@ -6,8 +6,8 @@
     after 3s         heal
     at 1m            delay 50ms host 2
 
-`at` counts from the start of the job. `when` waits for the first line of output, from any host,
-that contains this text. `after` counts from the fault in the previous line.
+`at` counts from the start of the job. `when` waits for the first line of output from any host that
+contains the quoted text. `after` counts from the fault on the previous line.
 """
 
 import re
@@ -21,7 +21,7 @@ HOST, RANK, ALL = "host", "rank", "all"
 
 
 class Moment(NamedTuple):
-    """The time or output that triggers a fault. `word` is one of `at`, `after`, `when`."""
+    """The time or line of output that triggers a fault. `word` is one of `at`, `after`, `when`."""
 
     word: str
     seconds: float = 0.0
@@ -29,14 +29,14 @@ class Moment(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """One line of a faults file.
+    """A line in a faults file.
 
     Attributes:
-        line: its line number in the file, from 1.
+        line: the line number in the file, starting at 1.
         moment: when the fault is triggered.
         action: a key of `ACTIONS`.
         kind: HOST, RANK, or ALL for every host.
-        number: the number of the host, from 1, or the rank, from 0.
+        number: the host's number, starting at 1, or the rank, starting at 0.
         value: the delay in seconds, or the fraction of packets to drop, from 0 to 1.
     """
 
@@ -59,7 +59,7 @@ class Fault(NamedTuple):
 
 
 class _Action(NamedTuple):
-    """An action, described by an example, its possible targets, and a description of its value."""
+    """An action, with an example, its valid targets, and a description of its value."""
 
     example: str
     kinds: tuple[str, ...]
@@ -83,7 +83,7 @@ _MEANT = {
     "mend": "heal", "connect": "heal", "latency": "delay", "lag": "delay", "drop": "loss",
     "lose": "loss", "crash": "kill", "restart": "start",
 }  # fmt: skip
-"""Synonyms of the actions."""
+"""Synonyms for the names of actions."""
 _WORD = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|(\S+))""")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -95,10 +95,10 @@ def read(text: str, name: str, hosts: int, ranks: int = 0) -> list[Fault]:
     """Parse a faults file.
 
     Args:
-        text: the content of the file.
+        text: the file's content.
         name: the file's name, for messages.
         hosts: the number of hosts.
-        ranks: the maximum number of ranks in the job; 0 if unknown.
+        ranks: the maximum number of ranks in the job, or 0 if unknown.
 
     Raises:
         UsageError: if a line is invalid.
@@ -121,7 +121,7 @@ def read(text: str, name: str, hosts: int, ranks: int = 0) -> list[Fault]:
 
 
 class _Line:
-    """The words of one line, which are consumed from left to right."""
+    """The words on one line, consumed from left to right."""
 
     def __init__(self, words: Sequence[str], place: str, hosts: int, ranks: int) -> None:
         self._left = list(words)
@@ -167,7 +167,7 @@ class _Line:
         kinds = [kind for kind in shape.kinds if kind != ALL]
         kind = self._next_word(example, f"the {' or '.join(kinds)} is missing")
         joined = re.fullmatch(r"([a-z]+)(\d+)", kind)
-        if joined is not None:  # such as host2, the name of a host
+        if joined is not None:  # a host's name, such as host2
             kind, number = joined.groups()
             self._left.insert(0, number)
         if kind not in kinds:
@@ -226,10 +226,10 @@ def _split(line: str, place: str) -> list[str]:
 
 
 class Plan:
-    """The schedule of the faults. Times are in seconds since the start of the job.
+    """Determines when each fault is due. Times are in seconds since the start of the job.
 
     Args:
-        faults: the faults, in the order of the file.
+        faults: the faults, in the order in which the file lists them.
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
@@ -247,7 +247,9 @@ class Plan:
         return any(fault.moment.word == "when" for fault in self.left())
 
     def deadline(self) -> float | None:
-        """Return when the next fault is due, or None if no remaining fault has a known time yet."""
+        """Return the time at which the next fault is due, or None if none of the remaining faults
+        has a known time yet.
+        """
         times = [
             due
             for due, done in zip(self._due, self._done, strict=True)
@@ -256,14 +258,14 @@ class Plan:
         return min(times, default=None)
 
     def printed(self, line: str, now: float) -> list[Fault]:
-        """Return the faults that become due because this line was printed."""
+        """Return the faults that are triggered by this line of output."""
         for index, fault in enumerate(self._faults):
             if fault.moment.word == "when" and fault.moment.text in line:
                 self._due[index] = min(now, self._due[index] or now)
         return self.due(now)
 
     def due(self, now: float) -> list[Fault]:
-        """Return the faults that are due, ordered by time."""
+        """Return the faults that are due, sorted by time."""
         found = []
         while (deadline := self.deadline()) is not None and deadline <= now:
             index = next(

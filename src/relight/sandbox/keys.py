@@ -1,5 +1,5 @@
-"""Keyboard control for a sandbox, available if stdin and stderr are a terminal and the sandbox runs
-in the foreground.
+"""Controls a sandbox from the keyboard, if stdin and stderr are a terminal and the sandbox runs in
+the foreground.
 """
 
 import contextlib
@@ -17,13 +17,14 @@ _STDIN, _STDERR = 0, 2
 
 
 class Keys:
-    """Reads single keys without echo until it is closed. Ctrl-C still interrupts.
+    """Reads single key presses without echoing them, until `close` is called. Ctrl-C still
+    interrupts the sandbox.
 
     Args:
         loop: the event loop.
-        reader: turns keys into faults.
-        do: injects a fault.
-        say: shows a message.
+        reader: converts key presses to faults.
+        do: called to inject a fault.
+        say: called to display a message.
     """
 
     def __init__(

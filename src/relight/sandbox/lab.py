@@ -10,16 +10,16 @@ its own /etc/hosts that lists all hosts. All hosts share the machine's file syst
 Hosts can't be reached from other Labs or from the machine itself, so all Labs use the same
 addresses, and fixed ports are safe.
 
-A Lab leaves no interface, network namespace or file behind on the machine. Its switch exits when
-its owner does. When the switch exits, even if it is killed with SIGKILL, the kernel removes
-everything.
+A Lab leaves no interface, network namespace or file behind on the machine. A Lab's switch exits
+when the process that created the Lab exits. When the switch exits, even if it is killed with
+SIGKILL, the kernel removes everything that belongs to the Lab.
 
-Conditions apply to packets as they leave a host, so a delay of 100 ms on all hosts results in a
-round trip of 200 ms. Packets from one host to another keep their order.
+Network conditions apply to packets as they leave a host, so a 100 ms delay on all hosts results in
+a 200 ms round-trip time. Packets from one host to another are never reordered.
 
-A name resolves to the IPv6 address first, as in most dual-stack networks. gloo works without
-configuration. GLOO_SOCKET_IFNAME=eth0 is only needed if the hostname resolves to an address of
-another host.
+A host name resolves to the IPv6 address first, as in most dual-stack networks. gloo works without
+any configuration. GLOO_SOCKET_IFNAME=eth0 is only needed if the hostname resolves to another host's
+address.
 """
 
 import functools
@@ -39,16 +39,17 @@ from relight.base.errors import MachineError
 
 PATIENCE = 60
 """The timeout in seconds for a request to the switch, and for a killed process to exit."""
-# They are looked up here, because a program may be started with a different PATH.
+# The paths of these commands are looked up in advance, because a program may be started with a
+# different PATH.
 NSENTER, ENV = shutil.which("nsenter"), shutil.which("env")
 
 
 class LabError(MachineError):
-    """Raised if the hosts can't be created, or if their switch has exited."""
+    """Raised if a Lab's hosts can't be created, or if its switch has exited."""
 
 
 class Host:
-    """One host in a Lab."""
+    """A host in a Lab."""
 
     def __init__(self, name: str, hostname: str, number: int) -> None:
         self.name = name
@@ -65,13 +66,14 @@ class Host:
         cwd: str | Path | None = None,
         **options: Any,
     ) -> "subprocess.Popen[Any]":
-        """Start a program on this host, like subprocess.Popen, in a new session. It is killed when
-        the Lab is closed.
+        """Start a program on this host in a new session. The arguments are those of
+        subprocess.Popen. The program is killed when the Lab is closed.
 
-        The returned process has the program's pid, because nsenter and env replace themselves with
-        the program. If the program does not exist, the exit code is 127.
+        The pid of the returned process is the program's own pid, because nsenter and env replace
+        themselves with the program. If the program does not exist, the exit code is 127.
         """
-        # nsenter keeps its directory in the old mount namespace, which has no path in the new one.
+        # nsenter's working directory stays in the old mount namespace, and has no path in the new
+        # one.
         directory = [str(ENV), f"--chdir={os.path.abspath(cwd or os.curdir)}", "--"]
         process = subprocess.Popen(
             [*self.entrance, *directory, *map(str, command)],
@@ -83,9 +85,10 @@ class Host:
 
 
 class Lab:
-    """Several hosts and their network, which are removed at the end of the `with` block.
+    """Several virtual hosts and their network, all of which are removed at the end of the `with`
+    block.
 
-    A host's hostname is its name, unless `hostnames` specifies another one.
+    A host's hostname is its name, unless `hostnames` specifies a different one.
 
     Attributes:
         program: the path of the switch program.
@@ -149,8 +152,8 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Kill all processes on the hosts, reap the ones that were started by this object, and
-        remove the hosts.
+        """Kill all processes on the hosts, reap the processes that this object started, and remove
+        the hosts.
         """
         self.answers.close()
         self.control.close()
@@ -165,12 +168,12 @@ class Lab:
                 if stream is not None:
                     try:
                         stream.close()
-                    except BrokenPipeError:  # unflushed data
+                    except BrokenPipeError:  # there is unflushed data
                         pass
 
     def ask(self, request: object) -> Any:
-        """Send a request to the switch, and return the response once the request has been carried
-        out.
+        """Send a request to the switch, wait until it has been carried out, and return the
+        response.
 
         Raises:
             LabError: if the switch has exited, or can't carry out the request.
@@ -192,7 +195,7 @@ class Lab:
         return reply
 
     def signal(self, host: str, number: int) -> None:
-        """Send a signal to every process of a host."""
+        """Send a signal to every process on a host."""
         self.ask({"signal": [self.hosts[host].name, number]})
 
     def set(
@@ -203,11 +206,11 @@ class Lab:
         loss: float | None = None,
         host: str | None = None,
     ) -> None:
-        """Set the conditions for packets that a host (or every host) sends. Arguments that are
-        omitted leave their values unchanged.
+        """Set the network conditions for packets that a host (or every host) sends. Conditions
+        whose arguments are omitted stay unchanged.
 
-        Each packet is delayed by the delay plus a random fraction of the jitter, or dropped with
-        the given probability.
+        Each packet is dropped with the given probability. Otherwise, it is delayed by the delay
+        plus a random fraction of the jitter.
         """
         given = {
             "delay": None if delay_ms is None else delay_ms / 1000,
@@ -223,34 +226,36 @@ class Lab:
             )
 
     def cut(self, *hosts: str) -> None:
-        """Disconnect these hosts, as if their cables had been pulled. No packet reaches or leaves
-        them, not even packets already in flight.
+        """Disconnect these hosts, as if their cables had been pulled. Packets no longer reach or
+        leave these hosts, not even packets that are already in flight.
         """
         with self.lock:
             self.severed.update(self.hosts[name].name for name in hosts)
             self.apply()
 
     def mend(self, *hosts: str) -> None:
-        """Undo cut()."""
+        """Undo cut() for these hosts."""
         with self.lock:
             self.severed.difference_update(hosts)
             self.apply()
 
     def block(self, source: str, target: str) -> None:
-        """Drop all packets from source to target, in this direction only. heal() undoes this."""
+        """Drop all packets from source to target. Packets in the opposite direction still pass.
+        heal() undoes this.
+        """
         with self.lock:
             self.blocks.add((self.hosts[source].name, self.hosts[target].name))
             self.apply()
 
     def heal(self) -> None:
-        """Undo block() and cut(), without changing other conditions."""
+        """Undo block() and cut(), but leave all other conditions unchanged."""
         with self.lock:
             self.severed, self.blocks = set(), set()
             self.apply()
 
     def crash(self, host: str) -> None:
-        """Simulate a machine failure. The host is cut off before it is killed, so that no goodbye
-        message gets out.
+        """Simulate a machine failure. The host is disconnected before its processes are killed, so
+        that the processes can't notify other hosts.
         """
         self.cut(host)
         self.ask({"kill": host})
@@ -268,7 +273,9 @@ class Lab:
 
 @functools.cache
 def lab_unavailable() -> str:
-    """Try to create a Lab. Return why that is impossible on this machine, or an empty string."""
+    """Try to create a Lab. If that is impossible on this machine, return the reason, and otherwise
+    an empty string.
+    """
     try:
         with Lab(hosts=["here"]) as lab:
             say = "import socket; print(socket.gethostname(), socket.gethostbyname('here'))"

@@ -1,5 +1,5 @@
-"""Runs a job on the hosts of a sandbox. It starts an agent on each host, injects the faults when
-they are due, and prefixes each line of output with the name of its host.
+"""Runs a job on sandbox hosts. It starts an agent on each host, injects faults when they are due,
+and prefixes each line of output with the name of the host that printed it.
 """
 
 import os
@@ -31,7 +31,7 @@ Popen = Callable[[Host, int, int], "subprocess.Popen[Any]"]
 
 
 def host_name(host: int) -> str:
-    """Return the name of a host. The first one is host1."""
+    """Return the name of a host. The name of the first host is host1."""
     return f"host{host}"
 
 
@@ -41,7 +41,7 @@ def run(command: Sequence[str], hosts: int, variables: Mapping[str, str], plan: 
     Args:
         command: each agent's command line.
         hosts: the number of hosts.
-        variables: the environment variables of the agents.
+        variables: the agents' environment variables.
         plan: the faults to inject.
 
     Raises:
@@ -64,17 +64,18 @@ def _popen(
         env=variables,
         stdout=stdout,
         stderr=stderr,
-        # If this process and the switch are killed together, nothing else would end the agent.
+        # If this process and the switch are killed at the same time, nothing else would stop the
+        # agent.
         preexec_fn=partial(system.die_with_parent, signal.SIGKILL),
     )
 
 
 class Sandbox:
-    """The hosts of one job.
+    """The sandbox hosts that run one job.
 
     Args:
-        loop: waits for output, agent exits, keys and signals.
-        lab: the hosts, which have not been created yet.
+        loop: waits for output, agent exits, key presses and signals.
+        lab: the hosts. `run` creates them.
         popen: starts an agent on a host, with the given descriptors as stdout and stderr.
         plan: the faults to inject.
     """
@@ -105,7 +106,7 @@ class Sandbox:
                 self._run()
                 self.loop.forget(self.lab.control)
         finally:
-            self.plan = Plan(())  # the last lines may match a fault, but no host is left
+            self.plan = Plan(())  # the last lines may trigger a fault, but no host is left
             if self._keys is not None:
                 self._keys.close()
             for reader in self._readers:
@@ -171,7 +172,7 @@ class Sandbox:
         self.loop.forget(process)
         process.close()
         code = agent.wait()
-        if self._agents[host] is agent:  # otherwise, another one has been started
+        if self._agents[host] is agent:  # otherwise, another agent has been started on this host
             self.job.ended(host, signal_exit_code(-code) if code < 0 else code)
 
     def _on_line(self, line: str) -> None:
@@ -209,7 +210,7 @@ class Sandbox:
         self._alarm.set(None if due is None else self._began + due)
 
     def _do(self, fault: Fault) -> None:
-        """Inject a fault and report it."""
+        """Inject a fault, and report it to the user."""
         if self._signals:
             return
         why_not = self._signal_rank(fault) if fault.kind == "rank" else self._change(fault)
@@ -282,7 +283,7 @@ def _returns(find: Callable[[], int | None], pid: int) -> bool:
 
 
 class _Output(ConsoleStream):
-    """The output of one host, scanned for `when` conditions."""
+    """The output from one host, which is searched for `when` conditions."""
 
     def __init__(self, console: Console, prefix: bytes, on_line: Callable[[str], None]) -> None:
         super().__init__(console, prefix)

@@ -1,9 +1,9 @@
-"""Determines when a sandbox job has ended, and computes its exit code from those of its agents.
+"""Determines when a sandbox job has ended, and derives its exit code from its agents' exit codes.
 
-On each host, the agent is running, has ended, or was killed by a fault. A host with a running agent
-may be cut off or frozen. The job ends when no active agent is left. Once an agent has ended on its
-own, the job does not wait for agents that are cut off or frozen, because the others continue
-without them.
+On each host, the agent is running, has exited, or was killed by a fault. A host with a running
+agent may be cut off or frozen. The job ends when no active agent is left. Once an agent has exited
+on its own, the job does not wait for agents on hosts that are cut off or frozen, because the other
+agents continue without them.
 """
 
 from relight.base.errors import signal_exit_code
@@ -12,10 +12,10 @@ _KILLED = signal_exit_code(9)
 
 
 class SandboxJob:
-    """A job's agents, one per host. Hosts are numbered from 1.
+    """The agents in a job, one per host. Hosts are numbered starting at 1.
 
     Args:
-        hosts: the number of hosts. Initially, an agent is running on each host.
+        hosts: the number of hosts. Each host has a running agent at first.
     """
 
     def __init__(self, hosts: int) -> None:
@@ -34,12 +34,12 @@ class SandboxJob:
         self.frozen.discard(host)
 
     def started(self, host: int) -> None:
-        """Record that an agent was started on a host."""
+        """Record that an agent has been started on a host."""
         self._killed.discard(host)
         self.running.add(host)
 
     def ended(self, host: int, code: int) -> None:
-        """Record that an agent has ended."""
+        """Record that an agent has exited."""
         self.running.discard(host)
         if host not in self._killed:
             self._code = code
@@ -47,11 +47,11 @@ class SandboxJob:
     def exit_code(self, *, faults_left: bool) -> int | None:
         """Return the job's exit code, or None while it is running.
 
-        It is the exit code of the last agent that ended on its own. If all agents were killed, it
-        is the exit code for SIGKILL.
+        The job's exit code is that of the last agent to exit on its own. If all agents were killed,
+        it is the exit code for SIGKILL.
 
         Args:
-            faults_left: whether faults are pending, because they may restart a host.
+            faults_left: whether any faults are still pending. They may restart a host.
         """
         stuck = self.cut | self.frozen
         if self.running - stuck:

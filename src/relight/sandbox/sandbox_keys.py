@@ -1,4 +1,4 @@
-"""Keys that inject faults into a sandbox. The user presses a letter and then a host number.
+"""Lets the user inject faults into a sandbox by pressing keys: a letter, followed by a host number.
 Pressing the same keys again undoes the fault.
 """
 
@@ -11,10 +11,11 @@ _NOW = Moment("at")
 
 
 class KeyReader:
-    """Turns keys into faults.
+    """Converts key presses to faults.
 
     Args:
-        hosts: the number of hosts. If there are more than nine, a number ends with Enter.
+        hosts: the number of hosts. If there are more than nine hosts, the user has to press Enter
+            after the number.
         job: tracks which hosts are running, cut off, or frozen.
     """
 
@@ -28,7 +29,7 @@ class KeyReader:
 
     @property
     def legend(self) -> str:
-        """The line that shows the user which keys are available."""
+        """The line that tells the user which keys are available."""
         end = "" if self._hosts <= 9 else " and Enter"
         return (
             "keys, each followed by a host number" + end + ", pressed again to undo: k kill, f "

@@ -1,16 +1,17 @@
-"""The switch of a Lab, which creates its hosts, forwards their packets, and ends their processes.
+"""A Lab's switch, which creates the hosts, forwards their packets, and kills their processes.
 
 It runs as a separate process, `python switch.py FD`, where FD is a stream socket. Requests are JSON
-objects, one per line, and the switch responds to each one. The first request describes the hosts.
-When the other end of the socket is closed, no matter how its owner exited, the switch kills all
-processes on the hosts and exits.
+objects, one per line, and the switch responds to each request. The first request describes the
+hosts. When the other end of the socket is closed, no matter how the process that owned it exited,
+the switch kills all processes on the hosts and exits.
 
-A host consists of a network, a UTS and a mount namespace. The namespaces don't have names in the
-file system and are only held open by the switch, so the kernel removes them when the switch exits,
-even if it is killed with SIGKILL. Each host's eth0 is a TUN device whose packets the switch reads
-and writes. The packets have no Ethernet header and need no neighbor discovery, so a host that is
-cut off simply doesn't respond. With ARP, the kernel would report it as unreachable after 3 s, which
-never happens to a host behind a router.
+A host consists of a network namespace, a UTS namespace and a mount namespace. The namespaces don't
+have names in the file system, and only the switch holds them open. The kernel therefore removes
+them when the switch exits, even if the switch is killed with SIGKILL. Each host's eth0 is a TUN
+device whose packets the switch reads and writes. The packets don't have an Ethernet header and
+don't require neighbor discovery, so a host that is cut off simply doesn't respond. With ARP, the
+kernel would report such a host as unreachable after 3 s, which never happens with a host behind a
+router.
 """
 
 import ctypes
@@ -60,13 +61,13 @@ def checked(result: int, what: str) -> None:
 
 
 def mount(source: str, target: str, flags: int) -> None:
-    """Mount a file system or a file in the mount namespace of this process."""
+    """Mount a file system or a file in this process's mount namespace."""
     result = libc.mount(source.encode(), target.encode(), None, ctypes.c_ulong(flags), None)
     checked(result, f"mount on {target}")
 
 
 def ip(*lines: str) -> None:
-    """Run lines as commands of iproute2's `ip` in the network namespace of this process."""
+    """Run each line as an iproute2 `ip` command in this process's network namespace."""
     done = subprocess.run(
         ["ip", "-batch", "-"], input="\n".join(lines), text=True, capture_output=True, check=False
     )
@@ -75,11 +76,12 @@ def ip(*lines: str) -> None:
 
 
 def open_tun(name: str) -> int:
-    """Return a new TUN device in the network namespace of this process."""
+    """Create a TUN device in this process's network namespace, and return its descriptor."""
     try:
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH14x", name.encode(), IFF_TUN | IFF_NO_PI))
-        # Devices are removed together, with their namespaces. Closing one takes 30 ms.
+        # All devices are removed together with their namespaces, because closing each of them takes
+        # 30 ms.
         fcntl.ioctl(device, TUNSETPERSIST, 1)
     except OSError as error:
         try:
@@ -92,7 +94,9 @@ def open_tun(name: str) -> int:
 
 
 def set_sysctl(key: str, value: str) -> None:
-    """Write a setting if its value differs, because /proc/sys is read-only in many containers."""
+    """Write a setting, but only if its value differs, because /proc/sys is read-only in many
+    containers.
+    """
     with open(f"/proc/sys/{key}") as file:
         if file.read().strip() == value:
             return
@@ -102,7 +106,7 @@ def set_sysctl(key: str, value: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Port:
-    """One host: its device, and the descriptors that keep its namespaces open."""
+    """A host's TUN device, and the descriptors that keep the host's namespaces open."""
 
     name: str
     device: int
@@ -115,16 +119,16 @@ class Port:
 
 
 def open_namespaces() -> dict[str, int]:
-    """Return open descriptors for the namespaces of this process, by kind."""
+    """Open the namespaces of this process, and return their descriptors by kind."""
     return {kind: os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES}
 
 
 def furnish(name: str, hostname: str, address: str, address6: str, names: str) -> Port:
-    """Enter new namespaces and turn them into a host."""
+    """Enter new namespaces, and set them up as a host."""
     checked(libc.unshare(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS), "unshare")
     socket.sethostname(hostname)
     mount("none", "/", MS_REC | MS_SLAVE)
-    with tempfile.NamedTemporaryFile("w") as file:  # the mount keeps it after it is unlinked
+    with tempfile.NamedTemporaryFile("w") as file:  # the mount keeps the unlinked file
         file.write(names)
         file.flush()
         os.chmod(file.name, 0o644)
@@ -143,7 +147,7 @@ def furnish(name: str, hostname: str, address: str, address6: str, names: str) -
 
 
 def build(hosts: list[dict[str, str]]) -> dict[str, Port]:
-    """Create all hosts, and return to the original namespaces."""
+    """Create all hosts, and then switch back to the original namespaces."""
     home = open_namespaces()
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
     lines += [f"{host[key]} {host['name']}" for key in ("address", "address6") for host in hosts]
@@ -172,12 +176,12 @@ def processes_in(networks: set[int]) -> set[int]:
 
 
 def send(pid: int, number: int, networks: set[int]) -> None:
-    """Send a signal to a process if it is in one of these namespaces."""
+    """Send a signal to a process, but only if the process is in one of these namespaces."""
     try:
         process = ProcessHandle(pid)
     except ProcessLookupError:
         return
-    # The pid may have been reused before it was pinned, so check again.
+    # The pid may have been reused before the pidfd was opened, so check its namespace again.
     if network_namespace(pid) in networks:
         try:
             process.send(number)
@@ -207,7 +211,7 @@ def signal_all(network: int, number: int) -> None:
 
 
 class Switch:
-    """Forwards packets between the ports, under the conditions that the owner sets."""
+    """Forwards packets between hosts, under the network conditions that the owner sets."""
 
     def __init__(self, control: socket.socket, hosts: list[dict[str, str]]) -> None:
         self.control = control
@@ -231,7 +235,8 @@ class Switch:
     def obey(self) -> bool:
         """Handle requests from the owner. Return False once the owner has disconnected."""
         data = self.control.recv(1 << 16)
-        # This file is run by path, so relight may not be importable, and LineBuffer can't be used.
+        # LineBuffer can't be used, because this file is run by its path and relight may not be
+        # importable.
         *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
             self.carry_out(json.loads(line))
@@ -254,7 +259,7 @@ class Switch:
             self.conditions = {self.ports[k]: tuple(v) for k, v in wanted if any(v)}
 
     def passes(self, source: Port, target: Port, packet: bytes) -> bool:
-        """Return whether packets may pass between two hosts, regardless of their content."""
+        """Return whether a packet may pass from one host to another, regardless of its content."""
         del packet
         return target is not source and (source, target) not in self.blocked
 
@@ -271,7 +276,8 @@ class Switch:
             delay, jitter, loss = self.conditions.get(source, (0.0, 0.0, 0.0))
             if loss and random.random() < loss:  # noqa: S311
                 continue
-            # Packets in flight are delivered first, even if the delay has been removed since.
+            # Packets in flight are delivered first, even if the delay has been removed in the
+            # meantime.
             if delay or jitter or self.under_way:
                 due = time.monotonic() + delay + random.uniform(0, jitter)  # noqa: S311
                 due = max(due, self.last_due.get(pair, 0.0))
@@ -289,7 +295,9 @@ class Switch:
             pass  # the packet is lost, because the interface is down or full
 
     def deliver_due(self) -> float:
-        """Deliver the packets that are due. Return the seconds until the next one, or -1."""
+        """Deliver the packets that are due. Return the number of seconds until the next packet is
+        due, or -1 if no packet is left.
+        """
         while self.under_way:
             wait = self.under_way[0][0] - time.monotonic()
             if wait > 0:
@@ -320,19 +328,23 @@ class Switch:
                         poll.unregister(ready)
                         break
                     self.accept(by_device[ready], packet)
-            # Requests are handled last, so that earlier packets are subject to the old conditions.
+            # Requests are handled last, so that packets received before them are subject to the old
+            # conditions.
             if asked and not self.obey():
                 return
 
 
 def main(kind: type[Switch] = Switch) -> None:
-    """Run the switch for the owner at the other end of the socket given in `sys.argv[1]`."""
+    """Run the switch for the process at the other end of the socket whose descriptor is in
+    `sys.argv[1]`.
+    """
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        # A network does not slow down when its hosts are busy. If the kernel groups processes by
-        # session (sched(7), autogroup), a nice value would only have an effect within the session.
+        # A real network does not slow down when its hosts are busy. If the kernel groups processes
+        # by session (sched(7), autogroup), a nice value would only have an effect within the
+        # session.
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except OSError:
         pass

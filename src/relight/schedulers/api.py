@@ -1,7 +1,7 @@
-"""The scheduler interface: its methods, and a record of its capabilities.
+"""Defines the scheduler interface, and how a scheduler declares its capabilities.
 
-`render` has no side effects and only reads the inputs of a request, such as the user's name or a
-version. `--dryrun` shows its result, and `submit` sends exactly that.
+`render` has no side effects, and only reads what it needs for a request, such as the user's name or
+a version. `--dryrun` shows its result, and `submit` sends exactly that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,14 +16,14 @@ from relight.job.status import by_cause as by_cause
 
 
 class Option(NamedTuple):
-    """One run option, `-cfg name=value`. `kind` is one of str, int, float, bool, list and dict; a
+    """A run option (`-cfg name=value`). `kind` is one of str, int, float, bool, list and dict. A
     list is written as `a;b`, and a dict as `k:v;k:v`. `choices` contains the valid values, or is
-    empty if any value is valid. `is_remote` marks a path on another machine, where `~` is that
-    machine's home directory.
+    empty if any value is valid. `is_remote` means that the value is a path on another machine,
+    where `~` is the home directory on that machine.
 
     Three names have a special meaning: `workspace` (the directories to copy for the job, also set
     by `--workspace`), `sync` (whether the working directory is copied) and `job_dir` (the job's
-    working directory, if it isn't this one).
+    working directory, if it isn't the current directory).
     """
 
     name: str
@@ -36,9 +36,9 @@ class Option(NamedTuple):
 
 
 class Capabilities(NamedTuple):
-    """The parts of an app that a scheduler supports. Unsupported parts are rejected or noted before
-    submission, never silently ignored. If `files` is true, replicas can access this machine's
-    files, and a script that does not exist here is rejected.
+    """The parts of an app that a scheduler supports. Unsupported parts are rejected or reported in
+    a note before submission, but never silently ignored. If `files` is true, replicas can access
+    this machine's files, and a script that does not exist here is rejected.
     """
 
     retries: bool = False
@@ -54,8 +54,8 @@ class Capabilities(NamedTuple):
 class Request(NamedTuple):
     """A request to the scheduler. `body` is complete and can be serialized as JSON. `text` is its
     human-readable form, such as a script or a list of commands. `notes` lists the parts of the app
-    that this scheduler ignores. `app_id` is the id that `submit` will return, if known in advance;
-    it identifies the job if the submitting process is killed.
+    that this scheduler ignores. `app_id` is the id that `submit` will return, if known in advance.
+    It identifies the job if the submitting process is killed.
     """
 
     scheduler: str
@@ -68,7 +68,7 @@ class Request(NamedTuple):
 
 
 class JobSummary(NamedTuple):
-    """One entry in a list of jobs. `message` is the reason for a failure, or empty."""
+    """An entry in a list of jobs. `message` is the reason why the job failed, or empty."""
 
     app_id: str
     state: AppState
@@ -78,7 +78,7 @@ class JobSummary(NamedTuple):
 
 
 class LogQuery(NamedTuple):
-    """Selects one replica's log lines. `stream` is stdout, stderr or combined."""
+    """Selects log lines from one replica. `stream` is stdout, stderr or combined."""
 
     role: str
     replica: int
@@ -89,14 +89,18 @@ class LogQuery(NamedTuple):
 
 
 def local_time(milliseconds: object) -> str:
-    """Format milliseconds since 1970 as local time; return an empty string for other values."""
+    """Format a number of milliseconds since 1970 as local time, or return an empty string for any
+    other value.
+    """
     if not isinstance(milliseconds, int | float):
         return ""
     return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(timespec="seconds")
 
 
 def time_limit_s(cfg: Mapping[str, Any]) -> int:
-    """Return the time limit in seconds from the option `timeout` in minutes, or 0 if unlimited."""
+    """Convert the `timeout` option, which is in minutes, to seconds. Return 0 if there is no
+    limit.
+    """
     minutes = cfg.get("timeout")
     if minutes is not None and minutes < 1:
         raise UsageError(f"-cfg timeout={minutes}: must be at least one minute")
@@ -104,22 +108,24 @@ def time_limit_s(cfg: Mapping[str, Any]) -> int:
 
 
 def check_replica(app_id: str, query: LogQuery, sizes: Mapping[str, int]) -> None:
-    """Reject a query for a replica that does not exist, given the sizes of the job's roles."""
+    """Reject a query for a replica that does not exist. `sizes` contains the number of replicas in
+    each role.
+    """
     if not 0 <= query.replica < sizes.get(query.role, 0):
         known = ", ".join(f"{role}/0 to {size - 1}" for role, size in sizes.items())
         raise no_replica(app_id, query, known)
 
 
 def no_replica(app_id: str, query: LogQuery, known: str) -> UsageError:
-    """Return the error for a replica that does not exist; `known` lists those that do."""
+    """Return the error for a replica that does not exist. `known` lists the replicas that do."""
     return UsageError(
         f"{app_id} has no replica {query.role}/{query.replica}", hint=f"it has {known}"
     )
 
 
 class Scheduler(Protocol):
-    """Runs jobs. Errors meant for the user are RelightErrors, and a failed call leaves nothing
-    behind.
+    """The interface that every scheduler implements. A scheduler runs jobs. Errors that are meant
+    for the user are RelightErrors. A call that fails must not leave anything behind.
     """
 
     name: str
@@ -127,9 +133,10 @@ class Scheduler(Protocol):
     capabilities: Capabilities = Capabilities()
 
     def affinity(self) -> int:
-        """Return how suitable this scheduler is on this machine, for `-s auto`: 0 if it can't be
-        used (no command, no daemon), 10 if it can, and 50 inside one of its jobs. Implementations
-        wait at most 1 s for the network.
+        """Return how suitable this scheduler is on this machine, for `-s auto`. Return 0 if the
+        scheduler can't be used (for example, because its command or daemon is missing), 10 if it
+        can be used, and 50 inside one of its jobs. Implementations may wait at most 1 s for the
+        network.
         """
         return 0
 
@@ -137,33 +144,36 @@ class Scheduler(Protocol):
         """Return the request for an app.
 
         Args:
-            app: the app with its macros, which are substituted here.
-            cfg: values for `options`, with defaults filled in and with the right types.
-            app_id: a unique name, `NAME-RANDOM`; some schedulers assign their own.
+            app: the app. This method substitutes its macros.
+            cfg: a value of the right type for each of `options`, with defaults filled in.
+            app_id: a unique name of the form `NAME-RANDOM`. Some schedulers assign their own ids
+                instead.
         """
 
     def submit(self, request: Request) -> str:
-        """Send a request; return this scheduler's id for the app, which contains no slash and does
-        not end with a colon. Later calls receive only this id.
+        """Send a request, and return the id that this scheduler uses for the app. The id doesn't
+        contain a slash and doesn't end with a colon. Later calls receive only this id.
         """
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of the jobs that exist, using a single query."""
+        """Return the status of each job that exists, using a single query."""
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return lines without line endings; with `follow`, continue until the replica is over."""
+        """Return log lines without line endings. With `follow`, keep returning new lines until the
+        replica has finished.
+        """
 
     def cancel(self, app_id: str) -> None:
-        """Stop a job; do nothing if it is over."""
+        """Stop a job, or do nothing if it is already over."""
 
     def delete(self, app_id: str) -> None:
-        """Stop a job and remove everything, including logs."""
+        """Stop a job, and remove everything that belongs to it, including its logs."""
 
     def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
-        """Return this user's jobs, newest first; `cfg` has the values of `options` from the
+        """Return this user's jobs, newest first. `cfg` contains the values of `options` from the
         settings files, with defaults filled in.
         """
 
     def close(self) -> None:
-        """Close connections. Jobs continue, unless `survives_caller` is false."""
+        """Close all connections. Jobs keep running, unless `survives_caller` is false."""
         return

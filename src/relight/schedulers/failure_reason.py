@@ -1,4 +1,4 @@
-"""Summarizes in one line why a replica failed, from its error file and stderr."""
+"""Summarizes in one line why a replica failed, based on its error file and stderr."""
 
 import os
 import re
@@ -11,12 +11,12 @@ from relight.output import error_files
 _LIMIT = 1000
 _TAIL = 8192
 _NO_REASON = re.compile(r"slurmstepd|(?:relight: )?\s*hint: |\s*$")
-"""Lines that only give advice on the preceding error, and Slurm's own lines."""
+"""Lines that only contain advice on the preceding error, and lines from Slurm itself."""
 
 
 def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
-    """Return the failure from a replica's error file. Not every program writes one, so the fallback
-    is the last line of stderr. The result is empty if neither exists.
+    """Return the error from a replica's error file. Not every program writes an error file, so the
+    fallback is the last line on stderr. The result is empty if there is neither.
 
     Args:
         error_file: the path from TORCHELASTIC_ERROR_FILE.
@@ -27,13 +27,13 @@ def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
 
 
 def in_a_line(text: str) -> str:
-    """Convert text to a single line that is short enough for a replica's error."""
+    """Convert text to a single line that is short enough for a replica's error message."""
     return cut(" ".join(text.split()), _LIMIT)
 
 
 def last_words(lines: Sequence[str], exitcode: int | None) -> str:
-    """Return the last line that may be a reason. The result is empty for a killed agent, which
-    doesn't write one.
+    """Return the last line that may explain the failure. The result is empty for an agent that was
+    killed, because a killed agent doesn't print a reason.
     """
     said = [line for line in lines if not _NO_REASON.match(line)]
     killed = exitcode is not None and not 0 <= exitcode <= EXIT_SIGNAL_BASE

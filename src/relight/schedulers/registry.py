@@ -1,4 +1,4 @@
-"""Finds schedulers by name. A scheduler's module is imported on first use."""
+"""Finds schedulers by name. The module of a scheduler is imported on first use."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -28,8 +28,9 @@ def find(name: str) -> Scheduler:
     """Look up a scheduler by name.
 
     Args:
-        name: its name or alias, or the name of an entry point in the group `relight.schedulers`,
-            which refers to a module with a function `make` or to such a function.
+        name: the scheduler's name or alias, or the name of an entry point in the group
+            `relight.schedulers`. The entry point refers to a module with a `make` function, or to
+            such a function.
 
     Raises:
         UsageError: if no scheduler has this name, or it can't be loaded.
@@ -73,7 +74,7 @@ def choose() -> str:
 def _affinity(name: str) -> int:
     try:
         return find(name).affinity()
-    except Exception:  # may come from another package
+    except Exception:  # the scheduler may come from another package
         return 0
 
 

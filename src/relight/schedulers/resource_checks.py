@@ -1,8 +1,8 @@
 """Checks whether the resources that a job requests per node are sufficient for its workers.
 
-TorchX's defaults (2 CPUs, 1024 MiB and no GPU for any number of workers) are kept for
-compatibility. With them, nearly every training job is killed late in the run or trains without a
-GPU.
+For compatibility, the defaults are those of TorchX, which are 2 CPUs, 1024 MiB and no GPU for any
+number of workers. With these defaults, nearly every training job is either killed late in the run
+or trains without a GPU.
 """
 
 import re
@@ -12,13 +12,13 @@ from relight.base.text import pluralize
 from relight.job.app import AppDef, Role
 
 _WORKER_MIB = 2048
-"""Memory needed by a worker with torch and a small model."""
+"""The memory that a worker with torch and a small model needs."""
 _WORKERS = re.compile(r"--nproc[_-]per[_-]node[= ](\d+)\b")
 
 
 def workers(role: Role) -> int:
-    """Return the number of workers per replica. It is 0 if the program is not a launcher, or if the
-    launcher itself chooses the number.
+    """Return the number of workers per replica. The number is 0 if the program is not a launcher,
+    or if the launcher itself chooses the number of workers.
     """
     match = _WORKERS.search(" ".join(role.args))
     return int(match[1]) if match else 0
@@ -29,7 +29,7 @@ def too_little(app: AppDef, *, memory: bool = True) -> Iterator[str]:
 
     Args:
         app: the job.
-        memory: whether memory is requested or limited.
+        memory: whether the job requests memory or limits it.
     """
     for role in app.roles:
         number, has = workers(role), role.resource
@@ -49,12 +49,14 @@ def too_little(app: AppDef, *, memory: bool = True) -> Iterator[str]:
 
 
 def without_gpus(app: AppDef, partition: str, offered: str) -> Iterator[str]:
-    """Yield a note for each role that starts workers on nodes with GPUs but does not request any.
+    """Yield a note for each role that starts workers on nodes with GPUs but does not request any
+    GPUs.
 
     Args:
         app: the job.
-        partition: the partition's name, empty for the default one.
-        offered: the generic resources on its nodes, in Slurm's format: `gpu:a100:8`.
+        partition: the partition's name, or empty for the default partition.
+        offered: the generic resources on the partition's nodes, in Slurm's format, such as
+            `gpu:a100:8`.
     """
     if not re.search(r"\bgpu\b", offered):
         return

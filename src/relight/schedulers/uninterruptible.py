@@ -1,6 +1,6 @@
-"""Runs create requests to completion, even if a signal arrives.
+"""Makes sure that requests that create something run to completion, even if a signal arrives.
 
-Abandoning an in-flight request would leak whatever the service ends up creating.
+If such a request were abandoned halfway, whatever the service ends up creating would be leaked.
 """
 
 import threading
@@ -14,15 +14,18 @@ _LIMIT_S = 10.0
 
 
 class UnansweredError(MachineError):
-    """A signal arrived before the service responded, so the outcome of the request is unknown."""
+    """Raised if a signal arrives before the service has responded, so that the outcome of the
+    request is unknown.
+    """
 
 
 def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Run a request and return its result. If a signal raises an exception in the meantime, raise
-    it after the request has finished.
+    """Run a request, and return its result. If a signal raises an exception in the meantime, the
+    exception is raised after the request has finished.
 
     Raises:
-        UnansweredError: if the request takes more than 10 s after that, or a second signal arrives.
+        UnansweredError: if the request takes more than 10 s after the signal, or if a second signal
+            arrives.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -31,13 +34,13 @@ def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:
     def run() -> None:
         try:
             results.append(request(*arguments, **named))
-        except BaseException as error:  # raised below
+        except BaseException as error:  # raised again below
             errors.append(error)
         over.set()
 
     try:
         threading.Thread(target=run, daemon=True).start()
-        over.wait()  # in Python 3.11, an interrupted join() marks it as ended
+        over.wait()  # in Python 3.11, an interrupted join() marks the thread as ended
     except BaseException as signal:
         try:
             is_over = over.wait(_LIMIT_S)

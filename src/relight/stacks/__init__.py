@@ -1,7 +1,8 @@
-"""Reads the Python stacks of a running process from outside, without its cooperation.
+"""Reads the Python stacks of a running process from the outside, without the process's cooperation.
 
-This works even if the process is stopped, deadlocked or blocked in C, because only its memory is
-read (/proc/PID/mem, proc(5)). The process is not stopped, and no code is executed in it.
+This works even if the process is stopped, deadlocked or blocked in C code, because only the
+process's memory is read (/proc/PID/mem, proc(5)). The process keeps running, and no code is
+executed in it.
 
     dump.py             the stacks of one process, or of all ranks
     process_memory.py   bounded reads of another process's memory; the error of this package

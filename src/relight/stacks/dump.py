@@ -1,4 +1,6 @@
-"""Reads the stacks of processes. `take` reads one process, and `take_all` reads all ranks."""
+"""Reads the Python stacks of processes. `take` reads one process, and `take_all` reads all
+ranks.
+"""
 
 import os
 import time
@@ -15,20 +17,20 @@ _PAUSE_S = 0.003
 
 
 def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
-    """Return the stacks of all threads of a Python process, the main thread first.
+    """Return the stack of each thread in a Python process, main thread first.
 
-    The process is not stopped and need not cooperate. If a thread is running, its stack may combine
-    frames from two consecutive moments. A zombie has no threads.
+    The process is not stopped, and doesn't need to cooperate. If a thread is running, its stack may
+    combine frames from two consecutive moments. A zombie has no threads.
 
     Args:
-        pid: the process, running CPython 3.11 to 3.14 on 64-bit Linux; other versions work if
-            py-spy is on PATH.
+        pid: the process, which must be running CPython 3.11 to 3.14 on 64-bit Linux. Other versions
+            are supported if py-spy is on PATH.
         may_wait: whether to run py-spy, and to read processes in state D, whose memory may be
             locked.
 
     Raises:
-        StackError: if the process has ended, is not Python, or may not be read. No other exception
-            is raised.
+        StackError: if the process has exited, is not a Python process, or may not be read. No other
+            exception is raised.
     """
     if not 0 < pid < 1 << 31:
         raise StackError(f"{pid} is not the pid of a process", hint="list processes with ps -ef")
@@ -54,14 +56,15 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
 
 
 def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, ProcessStack | str]:
-    """Return the stacks of several processes by rank. For a process that can't be read, return the
-    reason and the remedy in one line. This never raises.
+    """Return the stacks of several processes, by rank. For a process that can't be read, return the
+    reason and the remedy in one line instead. This function never raises an exception.
 
-    This takes a few milliseconds per process, or up to 20 s with py-spy, and blocks while a process
-    in state D holds its memory lock. Call it in a thread if you must not block.
+    Reading takes a few milliseconds per process, or up to 20 s with py-spy, and blocks while a
+    process in state D holds its memory lock. Callers that must not block should call this function
+    in a thread.
 
     Args:
-        pids: by rank.
+        pids: the processes, by rank.
         may_wait: as for `take`.
     """
     found: dict[int, ProcessStack | str] = {}
@@ -74,8 +77,8 @@ def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, Pro
 
 
 def _persistent_state(pid: int) -> str:
-    """Return the state of a process. D is returned only if it persists, because a process is in
-    that state briefly whenever it reads a page from disk.
+    """Return the state of a process. State D is returned only if it persists, because a process is
+    briefly in that state whenever it reads a page from disk.
     """
     for _ in range(_ATTEMPTS):
         state = process_state(pid)
@@ -89,7 +92,8 @@ def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
     """Return a process's threads, the exception that the main thread is handling, and whether
     Python is shutting down.
 
-    The list of threads is reread if a concurrent change cut off its last entry, the main thread.
+    The list of threads is read again if a concurrent change truncated it, because the main thread
+    is its last entry.
     """
     symbols = elf.addresses(pid)
     fd = open_memory(pid)
@@ -123,17 +127,18 @@ def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
 def _merge(
     found: list[Thread], handled: Handled | None, shown: list[Task], pid: int
 ) -> tuple[ThreadStack, ...]:
-    """Return CPython's threads, complemented with the system's data."""
+    """Combine the threads that CPython knows about with the system's data on these threads."""
     by_id = {task.inner_id: task for task in shown}
     stacks: dict[int, ThreadStack] = {}
     unknown = []
     for thread in found:
         task = by_id.get(thread.native_id)
         if task is None and len(found) == 1 and shown:
-            task = shown[0]  # after a fork, the thread may still have its parent's id
+            task = shown[0]  # after a fork, it may still have its parent's id
         if task is None:
             unknown += [ThreadStack(0, "", "", False, thread.frames)] if thread.frames else []
-        # In 3.11, a thread that is about to start still has the id of the thread that starts it.
+        # In Python 3.11, a thread that is about to start still has the id of the thread that starts
+        # it.
         elif task.native_id not in stacks or thread.frames:
             is_main = task.native_id == pid
             stacks[task.native_id] = ThreadStack(

@@ -1,8 +1,8 @@
 """Finds the addresses of interpreter symbols in a process, from its ELF files (elf(5)).
 
 The symbols are in the executable or in libpython*.so. `.dynsym` always contains them, because
-extension modules need them, whereas a stripped file lacks `.symtab`. Python 3.13 and later also
-have a section `.PyRuntime` (Include/internal/pycore_runtime.h), which begins with `_PyRuntime`.
+extension modules need them, whereas a stripped file has no `.symtab`. Python 3.13 and later also
+have a `.PyRuntime` section (Include/internal/pycore_runtime.h), which begins with `_PyRuntime`.
 """
 
 import errno
@@ -43,10 +43,10 @@ class _Section(NamedTuple):
 
 
 def addresses(pid: int) -> dict[str, int]:
-    """Return the addresses of `_PyRuntime` and other required symbols of a process.
+    """Return the addresses of `_PyRuntime` and of other required symbols in a process.
 
     Raises:
-        StackError: if the process isn't Python, has ended, or may not be read.
+        StackError: if the process isn't a Python process, has exited, or may not be read.
     """
     try:
         mappings = _mappings(pid)
@@ -62,7 +62,7 @@ def addresses(pid: int) -> dict[str, int]:
         try:
             found = _read_symbols(pid, mapping, is_executable=mapping.path == executable)
         except (OSError, struct.error, ValueError, OverflowError):
-            continue  # replaced on disk, or not a supported ELF file
+            continue  # the file was replaced on disk, or isn't a supported ELF file
         if RUNTIME in found:
             return found
     if any(_may_be_python(mapping.path) for mapping in mappings):
@@ -79,7 +79,9 @@ def addresses(pid: int) -> dict[str, int]:
 
 
 def is_python(pid: int) -> bool:
-    """Return whether a process contains CPython, judging by the names of its files."""
+    """Return whether a process contains CPython, judging by the names of the files that it has
+    mapped.
+    """
     try:
         return any(_may_be_python(mapping.path) for mapping in _mappings(pid))
     except OSError:
@@ -87,8 +89,8 @@ def is_python(pid: int) -> bool:
 
 
 def has_left(pid: int) -> bool:
-    """Return whether a process has ended, or has executed its last instruction so that the system
-    is freeing its memory. Return False if this is unknown because /proc is missing.
+    """Return whether a process has exited, or is exiting so that the system is already freeing its
+    memory. Return False if this is unknown because /proc is missing.
     """
     try:
         os.readlink(f"/proc/{pid}/exe")
@@ -102,7 +104,7 @@ def _may_be_python(path: str) -> bool:
 
 
 def _mappings(pid: int) -> list[_Mapping]:
-    """Return the first mapping of each file, ordered by address."""
+    """Return the first mapping of each file, sorted by address."""
     with open(f"/proc/{pid}/maps", "rb") as file:
         text = os.fsdecode(file.read(_MAX_MAPS))
     found: dict[str, _Mapping] = {}
@@ -122,14 +124,14 @@ def _executable(pid: int) -> str:
 
 
 def _read_symbols(pid: int, mapping: _Mapping, *, is_executable: bool) -> dict[str, int]:
-    """Return the addresses of the symbols defined by one of a process's files."""
-    # Through /proc, this is the file as the process sees it, even if the process runs in its own
-    # container.
+    """Return the addresses of the symbols that a file defines in a process."""
+    # Open the file through /proc, which shows it as the process sees it, even if the process runs
+    # in its own container.
     path = f"/proc/{pid}/exe" if is_executable else f"/proc/{pid}/root{mapping.path}"
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         header = os.pread(fd, 64, 0)
-        if header[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian
+        if header[:6] != b"\x7fELF\x02\x01":  # a 64-bit little-endian file
             return {}
         bias = _bias(fd, header, mapping)
         sections = list(_sections(fd, header))
@@ -146,7 +148,9 @@ def _read_symbols(pid: int, mapping: _Mapping, *, is_executable: bool) -> dict[s
 
 
 def _bias(fd: int, header: bytes, mapping: _Mapping) -> int:
-    """Return the load bias: the offset of the mapping from the addresses in the file."""
+    """Return the load bias, which is the difference between the mapping's address and the address
+    in the file.
+    """
     if struct.unpack_from("<H", header, 16)[0] != _DYNAMIC_FILE:
         return 0
     offset, size, number = _table(header, 32, 54)
@@ -159,7 +163,7 @@ def _bias(fd: int, header: bytes, mapping: _Mapping) -> int:
 
 
 def _table(header: bytes, place: int, sizes: int) -> tuple[int, int, int]:
-    """Return a table's offset in the file, the size of its entries, and their number."""
+    """Return a table's offset in the file, the size of each entry, and the number of entries."""
     offset: int = struct.unpack_from("<Q", header, place)[0]
     size, number = struct.unpack_from("<HH", header, sizes)
     return offset, size, number
@@ -186,7 +190,7 @@ def _defined(fd: int, table: _Section, sections: Sequence[_Section]) -> dict[str
             # Each 24-byte entry begins with the index of its name.
             for at in _places(struct.pack("<I", index + 1), symbols, 24):
                 _, _, section, value = struct.unpack_from("<IBxHQ", symbols, at)
-                if section and value:  # otherwise the symbol is only used here
+                if section and value:  # otherwise, the symbol is only used here
                     found.setdefault(name, value)
     return found
 

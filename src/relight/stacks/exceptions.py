@@ -1,12 +1,12 @@
-"""Reads the exception that a thread of another process is handling, in an `except`, `finally` or
+"""Reads from another process the exception that a thread is handling in an `except`, `finally` or
 `with` block.
 
-The offsets are those of CPython 3.11 to 3.14 on 64-bit Linux: Include/cpython/pystate.h and
-pycore_interp_structs.h (`_err_stackitem`), Include/cpython/pyerrors.h (`PyBaseExceptionObject`,
-`PyOSErrorObject`), Include/cpython/traceback.h (`PyTracebackObject`),
+The offsets are valid for CPython 3.11 to 3.14 on 64-bit Linux. They are from
+Include/cpython/pystate.h and pycore_interp_structs.h (`_err_stackitem`), Include/cpython/pyerrors.h
+(`PyBaseExceptionObject`, `PyOSErrorObject`), Include/cpython/traceback.h (`PyTracebackObject`),
 Include/internal/pycore_frame.h (`_frame`), Include/cpython/object.h (`_typeobject`), longintrepr.h.
-As with frames, none of the data is trusted. Unexpected data is skipped, and the length of every
-chain is limited.
+As with frames, the data isn't trusted. Unexpected data is skipped, and the length of each chain is
+limited.
 """
 
 from collections import deque
@@ -28,24 +28,24 @@ _TB_NEXT, _TB_FRAME, _TB_LASTI, _TB_SIZE = 16, 24, 32, 40
 _F_FRAME = 24
 _TP_NAME, _TP_FLAGS, _TP_BASE, _TP_SIZE = 24, 168, 256, 264
 _LONG, _TUPLE, _STR, _EXCEPTION = 1 << 24, 1 << 26, 1 << 28, 1 << 30
-"""Py_TPFLAGS_LONG_SUBCLASS and the like (Include/object.h)."""
+"""Type flags such as Py_TPFLAGS_LONG_SUBCLASS (Include/object.h)."""
 _LONG_TAG, _LONG_DIGIT = 16, 24
 _SIGNS = {0: 1, 1: 1, 2**64 - 1: -1, 8: 1, 12: 1, 10: -1, 14: -1}
-"""The sign of an int that has one 30-bit digit. 3.11 stores the number of digits, negated for a
-negative int. Later versions store 8 times that number, plus 1 for zero, 2 for a negative int, and 4
-for an immortal one.
+"""The sign of an int that has one 30-bit digit, by the stored value. Python 3.11 stores the number
+of digits, which is negated for a negative int. Later versions store 8 times the number of digits,
+plus 1 for zero, 2 for a negative int, and 4 for an immortal int.
 """
 _UNTAGGED = ~7
 _PAGE = 4096
 
 
 def handled(walk: Walk, thread: int) -> Handled | None:
-    """Return the innermost exception that a thread is handling, or None if it isn't handling one or
-    the exception can't be read.
+    """Return the innermost exception that a thread is handling. Return None if the thread isn't
+    handling an exception, or if the exception can't be read.
 
     Args:
-        walk: the walk of the process.
-        thread: the address of the thread's state, as in `Walk.addresses`.
+        walk: the walk through the process's memory.
+        thread: the address of the thread's state, as contained in `Walk.addresses`.
     """
     reader = _Reader(walk)
     for _ in range(_ATTEMPTS):
@@ -67,7 +67,8 @@ class _Reader:
     def current(self, thread: int) -> int:
         """Return the address of the innermost exception that a thread is handling, or 0.
 
-        Each running generator or coroutine adds an entry, often empty, to the chain.
+        Each generator or coroutine that is running adds an entry to the chain, which is often
+        empty.
         """
         item = self._memory.word(thread + self._walk.layout.exc_info)
         for _ in range(_MAX_HANDLED):
@@ -75,7 +76,7 @@ class _Reader:
                 break
             data = self._memory.read(item, 16)
             value = word_at(data, _EXC_VALUE)
-            if value and self._flags(value) & _EXCEPTION:  # otherwise None
+            if value and self._flags(value) & _EXCEPTION:  # otherwise, it is None
                 return value
             item = word_at(data, _PREVIOUS_ITEM)
         return 0
@@ -85,7 +86,7 @@ class _Reader:
         try:
             message = self._message(address, names)
         except StackError:
-            message = ""  # the type and the location are useful on their own
+            message = ""  # the type and the location are useful without it
         return Handled(names[0], message, self._frames(address))
 
     def _names(self, type_: int) -> list[str]:
@@ -100,7 +101,7 @@ class _Reader:
         return found
 
     def _c_string(self, address: int) -> str:
-        """Return a null-terminated string. Reads avoid crossing a page boundary unnecessarily,
+        """Return a null-terminated string. A read doesn't cross a page boundary unless it has to,
         because the next page may be unmapped.
         """
         data = b""
@@ -110,7 +111,7 @@ class _Reader:
         return data[:_MAX_NAME].partition(b"\0")[0].decode(errors="replace")
 
     def _message(self, address: int, names: list[str]) -> str:
-        """Return the `str` of an exception whose class doesn't override `__str__`."""
+        """Return `str()` of an exception whose class doesn't override `__str__`."""
         arguments = self._arguments(self._memory.word(address + _ARGS))
         texts = [self._value(each) for each in arguments]
         if "OSError" in names and len(texts) == 2:
@@ -130,7 +131,7 @@ class _Reader:
         return [word_at(data, 8 * n) for n in range(count)]
 
     def _value(self, address: int, *, quoted: bool = False) -> str:
-        """Return a str or a small int as text, or an empty string for anything else."""
+        """Return the text of a str or a small int, or an empty string for anything else."""
         flags = self._flags(address)
         if flags & _STR:
             text = self._walk.text(address)
@@ -145,7 +146,7 @@ class _Reader:
         return str(sign * (digit & (1 << 30) - 1)) if sign else ""
 
     def _frames(self, exception: int) -> tuple[Frame, ...]:
-        """Return the frames of an exception's traceback, innermost first."""
+        """Return the frames in an exception's traceback, innermost first."""
         entries: deque[tuple[int, int]] = deque(maxlen=_KEPT)
         seen: set[int] = set()
         address = self._memory.word(exception + _TRACEBACK)

@@ -1,8 +1,8 @@
-"""Finds evidence on this machine of why a worker ended, such as full file systems, limits, or a
-missing interpreter.
+"""Finds evidence on this machine that explains why a worker exited, such as a full file system, a
+limit, or a missing interpreter.
 
-Loaded only after a failure. Each function returns a sentence for the report, or an empty string.
-Sentences that aren't backed by proof say "perhaps".
+This module is loaded only after a failure. Each function returns a sentence for the failure report,
+or an empty string. A sentence without proof contains the word "perhaps".
 """
 
 import os
@@ -35,7 +35,7 @@ _NO_ROOM = re.compile(
     r"|(?:failed|unable|short|error)[\w ]{0,20} writ(?:e|ing)|write (?:error|failed)",
     re.IGNORECASE,
 )
-"""Messages from programs that can't write. torch.save does not report the reason."""
+"""Messages from programs that can't write to a file. torch.save does not report the reason."""
 _PATH = re.compile(r"(?<![\w.:/-])/(?:[\w.+@=-]+/)*[\w.+@=-]*")
 _MAX_PATHS = 50
 _UNKNOWN_LOCAL_RANK = re.compile(
@@ -48,18 +48,18 @@ _LACKS_LOCAL_RANK = re.compile(
 _TAKEN = re.compile(r"[Aa]ddress already in use|EADDRINUSE|Duplicate GPU|out of memory")
 """Messages about conflicts between workers that use the same local rank."""
 _LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "vfat", "xfs", "zfs")
-"""File systems whose statvfs(3) never waits for another machine."""
+"""File systems for which statvfs(3) never waits for another machine."""
 
 
 def full_disks(texts: Iterable[str], folders: Iterable[str], mounts: str = "/proc/mounts") -> str:
-    """Name the full file systems that may explain an error.
+    """Name the file systems that are full and may therefore explain an error.
 
     Args:
-        texts: the worker's output; paths in it are checked first.
+        texts: the worker's output. The paths that it contains are checked first.
         folders: directories that the worker may have written to.
-        mounts: the mount table (proc(5)). If none of the paths above is on a full file system, the
-            local file systems in this table are checked, because most scripts keep their paths in
-            variables.
+        mounts: the path of the mount table (proc(5)). If none of the paths and directories above is
+            on a full file system, the local file systems in the mount table are checked, because
+            most scripts don't print the paths that they write to.
     """
     lines = list(texts)
     if not any(_NO_ROOM.search(line) for line in lines):
@@ -73,10 +73,10 @@ def full_disks(texts: Iterable[str], folders: Iterable[str], mounts: str = "/pro
 
 
 def bus_error(env: Environment, shm: str = _SHM) -> str:
-    """Explain a SIGBUS, which means that the worker accessed mapped memory beyond the end of its
-    file, or that no space was left.
+    """Explain a SIGBUS. This signal means that the worker accessed mapped memory beyond the end of
+    the mapped file, or that no space was left.
 
-    The kernel has already freed the worker's own share of `shm`, so `shm` may have been full
+    The kernel has already freed the worker's own files in `shm`, so `shm` may have been full
     before.
     """
     remedy = _shm_remedy(env)
@@ -91,12 +91,12 @@ def bus_error(env: Environment, shm: str = _SHM) -> str:
 
 
 def full_shared_memory(texts: Iterable[str], env: Environment, shm: str = _SHM) -> str:
-    """Return the size of `shm` if torch ran out of space there. The worker's share has already been
-    freed.
+    """Report the size of `shm` if torch ran out of space there. The worker's own files have already
+    been freed.
 
     Args:
         texts: the worker's output.
-        env: its environment.
+        env: the worker's environment.
         shm: the file system for shared memory.
     """
     if not any("shared memory" in text and _NO_ROOM.search(text) for text in texts):
@@ -106,7 +106,9 @@ def full_shared_memory(texts: Iterable[str], env: Environment, shm: str = _SHM) 
 
 
 def cpu_limit() -> str:
-    """Explain a SIGXCPU (setrlimit(2)). The script may have set the limit itself."""
+    """Explain a SIGXCPU, which is sent at the CPU time limit (setrlimit(2)). The script may have
+    set the limit itself.
+    """
     try:
         import resource
 
@@ -118,7 +120,7 @@ def cpu_limit() -> str:
 
 
 def hard_cpu_limit() -> str:
-    """Explain a SIGKILL at the hard CPU time limit (setrlimit(2))."""
+    """Explain a SIGKILL that is sent at the hard CPU time limit (setrlimit(2))."""
     try:
         import resource
 
@@ -133,11 +135,11 @@ def hard_cpu_limit() -> str:
 
 
 def missing_interpreter(program: str, env: Environment) -> str:
-    """Explain that a program could not be started, although it exists, because a file that it needs
-    is missing (execve(2)).
+    """Explain that a program exists but could not be started because a file that it requires is
+    missing (execve(2)).
 
     Args:
-        program: its path, or its name on PATH.
+        program: the program's path, or its name on PATH.
         env: the worker's environment.
     """
     import shutil
@@ -160,7 +162,7 @@ def missing_interpreter(program: str, env: Environment) -> str:
 
 
 def closed_output(report: ErrorReport | None, exitcode: int, *, is_closed: bool) -> str:
-    """Explain a broken pipe if the reader of the launcher's output has exited."""
+    """Explain a broken pipe if the process that reads the launcher's output has exited."""
     pipe = getattr(signal, "SIGPIPE", 0)
     broken = exitcode in (-pipe, 128 + pipe) or (
         report is not None and report.type == "BrokenPipeError"
@@ -170,8 +172,8 @@ def closed_output(report: ErrorReport | None, exitcode: int, *, is_closed: bool)
 
 
 def local_rank(texts: Iterable[str], command: Command, local_world_size: int) -> str:
-    """Explain the failure of a script written for the `--local-rank` argument of
-    torch.distributed.launch.
+    """Explain the failure of a script that expects torch.distributed.launch to pass it the
+    `--local-rank` argument.
 
     Args:
         texts: the worker's output.
@@ -196,8 +198,8 @@ def _shm_remedy(env: Environment) -> str:
 
 
 def _full(path: str, seen: set[int]) -> str:
-    """Describe the file system that contains a path if it is full. The result is empty if it isn't
-    or if that is unknown.
+    """Describe the file system that contains a path if the file system is full. The result is empty
+    if it isn't full, or if that is unknown.
     """
     path = os.path.abspath(path)
     while not os.path.isdir(path):
@@ -212,7 +214,7 @@ def _full(path: str, seen: set[int]) -> str:
     seen.add(device)
     free = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
     size = disk.f_blocks * disk.f_frsize
-    if disk.f_flag & os.ST_RDONLY or not size:  # some file systems report no blocks
+    if disk.f_flag & os.ST_RDONLY or not size:  # some file systems don't report any blocks
         return ""
     if free < _NEARLY:
         return (

@@ -1,10 +1,11 @@
-"""Requests dumps of torch's flight recorder from hung workers, and reads existing dumps. This
-module is loaded only if ranks were waiting for each other.
+"""Requests flight recorder dumps from torch in hung workers, and reads existing dumps. This module
+is loaded only if ranks were waiting for each other.
 
-torch 2.13 writes one file per rank when NCCL's watchdog detects a timeout or a dump is requested.
-The file name is a prefix followed by the rank, and the file is a pickle of dicts, lists, strings
-and numbers. It is unpickled without any classes or functions, and only if it belongs to this user.
-Reading stops in time not to delay the agent's heartbeats.
+torch 2.13 writes one file per rank when NCCL's watchdog detects a timeout, or when a dump is
+requested. The file's name is a prefix followed by the rank, and its content is a pickle that
+consists of dicts, lists, strings and numbers. The file is unpickled without any classes or
+functions, and only if it belongs to this user. The time for reading is limited, so that the agent's
+heartbeats aren't delayed.
 """
 
 import io
@@ -21,19 +22,20 @@ from relight.core.diagnosis.flight_recorder_text import last_collectives
 from relight.core.failure import Collective, Failure
 
 DUMPS_S = 15.0
-"""Time limit for requested dumps. NCCL polls for requests once a second, and then looks up the
-source lines for all collectives, which takes 6 s with torch 2.11.
+"""The time limit for requested dumps. NCCL polls for requests once per second. It then looks up the
+source lines of all collectives, which takes 6 s with torch 2.11.
 """
 _MAX_BYTES = 4 << 20
 _STOP = b"."
 """The last byte of a pickle."""
 _MAX_S = 0.5
-"""Time limit for reading all dumps on this node. Reading 2000 entries takes some 20 ms."""
+"""The time limit for reading all dumps on this node. Reading 2000 entries takes about 20 ms."""
 
 
 def ask(env: Environment, ranks: Iterable[int]) -> list[int]:
-    """Request dumps from workers through the pipes that NCCL reads, if the user has set their name
-    with TORCH_NCCL_DEBUG_INFO_PIPE_FILE (torch 2.13, DumpPipe in ProcessGroupNCCL.hpp).
+    """Request dumps from workers through the pipes that NCCL reads. The user has to specify the
+    name of these pipes with TORCH_NCCL_DEBUG_INFO_PIPE_FILE (torch 2.13, DumpPipe in
+    ProcessGroupNCCL.hpp).
 
     Returns:
         The ranks whose pipes are open for reading.
@@ -43,8 +45,8 @@ def ask(env: Environment, ranks: Iterable[int]) -> list[int]:
 
 
 def have_dumped(env: Environment, ranks: Iterable[int], since: float) -> bool:
-    """Return whether each of these ranks has written a complete dump since this time, in seconds
-    since 1970.
+    """Return whether each of these ranks has written a complete dump after `since`, which is in
+    seconds since 1970.
     """
     prefixes = _prefixes(env)
     return all(any(_is_complete(f"{prefix}{rank}", since) for prefix in prefixes) for rank in ranks)
@@ -62,7 +64,7 @@ def _request_dump(path: str) -> bool:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
-        return False  # the pipe doesn't exist, or nobody reads it
+        return False  # the pipe doesn't exist, or no process reads it
     try:
         return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1\n") > 0
     except OSError:
@@ -74,13 +76,14 @@ def _request_dump(path: str) -> bool:
 def with_collectives(
     failures: Iterable[Failure], env: Environment, since: float
 ) -> tuple[Failure, ...]:
-    """Return failures, complemented with their workers' last collectives if there are dumps.
+    """Return the failures. If there are dumps, each worker's last collective is added to its
+    failure.
 
     Args:
         failures: the failures on this node.
         env: the workers' environment.
-        since: when the workers' generation began, in seconds since 1970. Older dumps belong to
-            other workers.
+        since: the time when the workers' generation began, in seconds since 1970. Older dumps are
+            from other workers.
     """
     until = time.monotonic() + _MAX_S
     prefixes = _prefixes(env)
@@ -93,8 +96,9 @@ def with_collectives(
 
 
 def _prefixes(env: Environment) -> list[str]:
-    """Return where torch writes dumps: at the location that the user configured, or otherwise in
-    the user's cache directory (XDG_CACHE_HOME, torch 2.13) or, before torch 2.9, in /tmp.
+    """Return the prefixes of the files that torch may write dumps to. They are at the location that
+    the user has configured or, by default, in the user's cache directory (XDG_CACHE_HOME, torch
+    2.13) and, for versions before torch 2.9, in /tmp.
     """
     chosen = env.get("TORCH_FR_DUMP_TEMP_FILE") or env.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     if chosen:
@@ -117,7 +121,9 @@ def _read(prefixes: Iterable[str], rank: int, since: float) -> tuple[Collective,
 
 @contextmanager
 def _recent(path: str, since: float) -> Iterator[tuple[int, int] | None]:
-    """Open a file. Yield its descriptor and size, or None unless it is recent and this user's."""
+    """Open a file, and yield its descriptor and size. Yield None if the file is too old or belongs
+    to another user.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -132,7 +138,7 @@ def _recent(path: str, since: float) -> Iterator[tuple[int, int] | None]:
 
 
 def _content(path: str, since: float) -> bytes | None:
-    """Return the content of a recent file that belongs to this user, or None."""
+    """Return the content of a file, or None if the file is too old or belongs to another user."""
     with _recent(path, since) as found:
         if found is None or found[1] > _MAX_BYTES:
             return None
@@ -146,7 +152,7 @@ def _unpickled(data: bytes) -> object:
     """Load a pickle that consists only of dicts, lists, tuples, strings, bytes and numbers.
 
     Raises:
-        Malformed: if it contains anything else, or isn't a pickle.
+        Malformed: if the data contains anything else, or isn't a pickle.
     """
     import pickle  # large and rarely needed; unlike relight's modules, an upgrade can't remove it
 

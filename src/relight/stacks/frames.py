@@ -1,9 +1,9 @@
 """Walks the memory of a Python process to find its interpreters, their threads, and each thread's
 frames.
 
-None of it is trusted. The process keeps running, so any pointer may be stale. The number of steps
-is therefore limited, cycles are broken, and objects must have the expected type. A thread's frames
-are read until two consecutive reads match.
+The process's memory isn't trusted. The process keeps running, so any pointer may be stale. For that
+reason, the number of steps is limited, cycles are broken, and objects must have the expected type.
+A thread's frames are read until two consecutive reads match.
 """
 
 import time
@@ -18,8 +18,9 @@ MAX_INTERPRETERS, MAX_THREADS, MAX_FRAMES, MAX_CHARACTERS = 100, 1000, 500, 1000
 _ATTEMPTS = 5
 _PAUSE_S = 0.001
 _BY_GENERATOR, _BY_C = 1, 3
-"""Owners of a frame (pycore_frame.h). Values from `_BY_C` on mark an entry from C without code:
-3.12 and 3.13 FRAME_OWNED_BY_CSTACK, 3.14 FRAME_OWNED_BY_INTERPRETER and FRAME_OWNED_BY_CSTACK.
+"""Owners of a frame (pycore_frame.h). Values from `_BY_C` on mark an entry from C, which has no
+code. These are FRAME_OWNED_BY_CSTACK in 3.12 and 3.13, and FRAME_OWNED_BY_INTERPRETER and
+FRAME_OWNED_BY_CSTACK in 3.14.
 """
 _UNTAGGED = ~7
 """In 3.14, the lowest bits of an object reference form a tag (pycore_stackref.h)."""
@@ -31,14 +32,14 @@ _ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 
 
 class Thread(NamedTuple):
-    """A thread known to CPython, with the system's thread id and its frames, innermost first."""
+    """A thread that CPython knows, with its system thread id and its frames, innermost first."""
 
     native_id: int
     frames: tuple[Frame, ...]
 
 
 class _Code(NamedTuple):
-    """Data shared by all frames of a code object. `traceable` is the address of the first
+    """Data that all frames of a code object share. `traceable` is the address of the first
     instruction in the function's body.
     """
 
@@ -58,11 +59,11 @@ class _RawFrame(NamedTuple):
 
 
 class Walk:
-    """Walks the memory of one process.
+    """Walks the memory of a process.
 
     Args:
-        memory: the memory of the process.
-        layout: the layout of its interpreter.
+        memory: the process's memory.
+        layout: the layout of the process's interpreter.
         symbols: addresses, as returned by `elf.addresses`.
     """
 
@@ -70,14 +71,14 @@ class Walk:
         self.memory = memory
         self.layout = layout
         self.addresses: dict[int, int] = {}
-        """Addresses of the thread states by thread id."""
+        """The address of each thread's state, by thread id."""
         self._symbols = symbols
         fields = (layout.frame_code, layout.frame_previous, layout.frame_instruction)
         self._frame_size = max(*fields, layout.frame_owner) + 8
         self._codes: dict[int, _Code] = {}
 
     def threads(self, runtime: int, only: int = 0) -> list[Thread]:
-        """Return the threads of all interpreters, in no particular order.
+        """Return the threads of all interpreters in the process, in no particular order.
 
         Args:
             runtime: the address of `_PyRuntime`.
@@ -95,13 +96,13 @@ class Walk:
             left = MAX_THREADS - len(found)
             for address in self._chain(interpreter + layout.threads, layout.next_thread, left):
                 native_id = self.memory.word(address + layout.native_id)
-                if native_id < 1 << 31 and only in (0, native_id):  # otherwise it has just ended
+                if native_id < 1 << 31 and only in (0, native_id):  # otherwise, it has just ended
                     found.append(Thread(native_id, self._frames(address)))
                     self.addresses[native_id] = address
         return found
 
     def _chain(self, head: int, following: int, most: int) -> list[int]:
-        """Return the addresses of a linked list's entries, given the location that holds the
+        """Return the address of each entry in a linked list, given the location that contains the
         address of the first entry.
         """
         found: dict[int, None] = {}
@@ -112,7 +113,7 @@ class Walk:
         return list(found)
 
     def _frames(self, thread: int) -> tuple[Frame, ...]:
-        """Return a thread's frames. If the thread keeps changing, the frames come from different
+        """Return a thread's frames. If the thread keeps changing, the frames are from different
         moments, but each of them did belong to the thread.
         """
         last: list[_RawFrame] = []
@@ -125,7 +126,7 @@ class Walk:
                 frames = tuple(filter(None, map(self._decode, raw)))
                 last = self._raw_frames(thread)
             except StackError:
-                self._codes.clear()  # the addresses may hold other objects by now
+                self._codes.clear()  # there may be other objects at the addresses by now
                 continue
             if [(f.address, f.code) for f in raw] == [(f.address, f.code) for f in last]:
                 break
@@ -153,7 +154,7 @@ class Walk:
         return [frame for frame in found.values() if frame.owner < _BY_C][:MAX_FRAMES]
 
     def _decode(self, raw: _RawFrame) -> Frame | None:
-        """Return a frame, or None for a frame that is not complete yet
+        """Decode a frame, or return None if the frame is not complete yet
         (`_PyFrame_IsIncomplete`).
         """
         code = self._cached_code(raw.code)
@@ -163,14 +164,14 @@ class Walk:
         return Frame(code.file, line, code.function)
 
     def frame(self, address: int, instruction: int) -> Frame:
-        """Return the source line for an instruction in a code object.
+        """Return a frame with the source line of an instruction in a code object.
 
         Args:
             address: the address of the code object.
-            instruction: the offset in bytes from its first instruction.
+            instruction: the instruction's offset in bytes from the code object's first instruction.
 
         Raises:
-            StackError: if the address isn't that of a code object.
+            StackError: if there is no code object at the address.
         """
         code = self._cached_code(address)
         return Frame(
@@ -198,7 +199,7 @@ class Walk:
         )
 
     def text(self, address: int) -> str:
-        """Return a str of up to 1000 characters (PEP 393, cpython/unicodeobject.h)."""
+        """Read a str object of up to 1000 characters (PEP 393, cpython/unicodeobject.h)."""
         self._check_type(address, "PyUnicode_Type")
         head = self.memory.read(address, 40)
         state = _number(head, _STR_STATE)
@@ -219,7 +220,7 @@ class Walk:
         return self.memory.read(address + _BYTES, size)
 
     def _check_type(self, address: int, name: str) -> None:
-        """Check that an object has this type, provided that the type's address is known."""
+        """Check that an object has the expected type, if the type's address is known."""
         expected = self._symbols.get(name)
         if expected and self.memory.word(address + _OB_TYPE) != expected:
             raise self.memory.broken()

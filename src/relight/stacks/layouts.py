@@ -1,11 +1,11 @@
-"""Byte offsets in the CPython structures that make up a stack.
+"""Contains the byte offsets of fields in the CPython structures that make up a stack.
 
 Python 3.11 and 3.12 define these offsets only in their headers: Include/cpython/pystate.h (`_ts`,
 `_PyCFrame`), Include/internal/pycore_interp.h, pycore_runtime.h, pycore_frame.h and
 Include/cpython/code.h. They are the same in all releases of a minor version on 64-bit Linux. Since
 3.13, `_PyRuntime` begins with a table of offsets, `_Py_DebugOffsets` (pycore_runtime.h; in 3.14
 pycore_debug_offsets.h), whose format is the same in all releases of a minor version. The table does
-not include `exc_info`. In `_ts`, that field comes five pointers after the one that follows
+not include `exc_info`. In `_ts`, this field is five pointers after the field that follows
 `current_frame`.
 
 Free-threaded builds are rejected, because their objects are larger and each thread has its own copy
@@ -20,19 +20,20 @@ from relight.stacks.process_memory import Memory, StackError, word_at
 
 COOKIE = b"xdebugpy"
 _LARGEST = 1 << 20
-"""Larger than any of the structures."""
+"""A size that is larger than any of the structures."""
 _OLDEST, _NEWEST = (3, 11), (3, 14)
 
 
 class Layout(NamedTuple):
     """The offsets for one minor version of CPython.
 
-    A thread has the address of its innermost frame in the field `thread_frame`. In 3.11 and 3.12,
-    that field instead points to a structure that has the address at `frame_in_cframe`. In other
-    versions, `frame_in_cframe` is -1. `code_start` is the offset of the first instruction,
-    `ascii_size` and `compact_size` are the offsets of the characters in a str, and `tuple_items` is
-    the offset of a tuple's first item. `exc_info` points from a thread to the exceptions that it is
-    handling. `finalizing` holds the thread that is shutting down Python, or 0.
+    A thread's field `thread_frame` contains the address of the thread's innermost frame. In 3.11
+    and 3.12, this field instead points to a structure that contains the frame's address at
+    `frame_in_cframe`. In other versions, `frame_in_cframe` is -1. `code_start` is the offset of the
+    first instruction, `ascii_size` and `compact_size` are the offsets of the characters in a str,
+    and `tuple_items` is the offset of a tuple's first item. A thread's field `exc_info` points to
+    the exceptions that the thread is handling. `finalizing` points to the thread that is shutting
+    down Python, or is 0.
     """
 
     finalizing: int
@@ -122,18 +123,18 @@ _FORMS = {
     (3, 13): (_INTERPRETER + _REST_3_13, _FRAME),
     (3, 14): (_INTERPRETER + _REST_3_14, (*_FRAME, "stackpointer", "tlbc_index")),
 }
-"""The debug offsets for interpreters and for frames that differ between versions."""
+"""The debug offsets for interpreters and frames that differ between Python versions."""
 
 
 def find_layout(memory: Memory, symbols: dict[str, int]) -> Layout:
-    """Return the layout of a process's interpreter.
+    """Determine the layout of a process's interpreter.
 
     Args:
-        memory: the memory of the process.
+        memory: the process's memory.
         symbols: addresses, as returned by `elf.addresses`.
 
     Raises:
-        StackError: if its version is not supported, or the memory can't be read.
+        StackError: if the interpreter's version is not supported, or if the memory can't be read.
     """
     runtime = symbols[RUNTIME]
     version = symbols.get("Py_Version")
@@ -167,7 +168,7 @@ def _from_offsets(memory: Memory, runtime: int) -> Layout:
         values.append({field: word_at(data, 8 * n) for n, field in enumerate(fields)})
         at += len(data)
     if any(value > min(each["size"], _LARGEST) for each in values for value in each.values()):
-        raise memory.broken()  # a field is outside its structure, so the table's format differs
+        raise memory.broken()  # a field is outside its structure, so the format differs
     of_runtime, of_interpreter, of_thread, of_frame, of_code = values
     read = ("filename", "qualname", "linetable", "firstlineno")
     if max(of_code[field] for field in read) + 8 > of_code["co_code_adaptive"]:

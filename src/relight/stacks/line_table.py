@@ -1,8 +1,9 @@
-"""Finds the line of an instruction in the location table of its code object (PEP 626, PEP 657).
+"""Finds the source line of an instruction in its code object's location table (PEP 626, PEP 657).
 
-The format is that of CPython 3.11 to 3.14, described in Objects/locations.md (Objects/codeobject.c:
-`advance`, `get_line_delta`). Each entry begins with a byte 1_cccc_lll, where c is the kind, and l +
-1 is the length of the code in two-byte units. All other bytes of the entry are below 128.
+CPython 3.11 to 3.14 use this format, which Objects/locations.md describes (see also `advance` and
+`get_line_delta` in Objects/codeobject.c). Each entry begins with a byte 1_cccc_lll, where c is the
+kind, and l + 1 is the length of the code in two-byte units. All other bytes of the entry are below
+128.
 """
 
 _NO_LINE, _LONG, _NO_COLUMNS, _ONE_LINE_0, _ONE_LINE_2 = 15, 14, 13, 10, 12
@@ -10,12 +11,12 @@ _UNIT = 2
 
 
 def line_number(table: bytes, first_line: int, offset: int) -> int:
-    """Return the line number of the instruction at an offset in the code, or 0 if unknown.
+    """Return the line number of the instruction at an offset in the code, or 0 if it is unknown.
 
     Args:
-        table: `co_linetable`; untrusted.
+        table: `co_linetable`, which isn't trusted.
         first_line: `co_firstlineno`.
-        offset: in bytes, from the first instruction.
+        offset: the offset in bytes from the first instruction.
     """
     line, end, at = first_line, 0, 0
     while 0 <= at < len(table):
@@ -37,8 +38,8 @@ def line_number(table: bytes, first_line: int, offset: int) -> int:
 
 
 def _signed(table: bytes, at: int) -> int:
-    """Decode a variable-length number. Each byte has 6 bits; 64 means that more bytes follow. The
-    lowest bit of the result is the sign.
+    """Decode a signed variable-length number. Each byte contains 6 bits of the number, and the bit
+    with the value 64 means that more bytes follow. The lowest bit of the result is the sign.
     """
     number = shift = 0
     while at < len(table) and shift <= 30:

@@ -1,7 +1,7 @@
-"""Examines the workers of a hung job more closely.
+"""Examines the workers in a hung job more closely.
 
-It reads workers in state D, whose memory may be locked, and, if py-spy is installed, lists their C
-and C++ functions.
+This module reads workers in state D, whose memory may be locked. If py-spy is installed, it also
+lists the C and C++ functions that workers are executing.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,25 +18,25 @@ from relight.stacks.process_memory import StackError
 LIMIT_S = 8.0
 """Time limit. py-spy takes several seconds if torch is loaded."""
 _MAX = 3
-"""The maximum number of workers to examine on each node. Each is at a different place in the
-code.
+"""The maximum number of workers to examine on each node. Each of them is at a different location in
+the code.
 """
 
 
 def add(
     loop: Loop, pids: Mapping[int, int], doing: dict[int, WorkerState], done: Callable[[], None]
 ) -> bool:
-    """Examine one worker for each place in the code, and add the results to `doing`. Call `done`
-    within 8 s, even if some results are missing.
+    """Examine one worker per code location, and add the results to `doing`. Call `done` within 8 s,
+    even if some results are missing.
 
     Args:
-        loop: the agent's loop, which keeps running.
+        loop: the agent's event loop, which keeps running.
         pids: the running workers, by local rank.
-        doing: their states.
+        doing: the states of the workers.
         done: called at least once.
 
     Returns:
-        Whether there is anything to examine. If not, `done` is never called.
+        Whether there is anything to examine. If there isn't, `done` is never called.
     """
     stuck = [rank for rank in pids if rank in doing and stack_text.is_locked(doing[rank])]
     has_spy = py_spy.is_installed()
@@ -67,9 +67,7 @@ def add(
 
 
 def _read(pid: int, seen: WorkerState) -> WorkerState:
-    """Return the state of a worker in state D. Reading it may block until the worker leaves that
-    state.
-    """
+    """Read a worker in state D. Reading may block until the worker leaves that state."""
     try:
         return stack_text.doing(take(pid))
     except StackError:

@@ -1,4 +1,4 @@
-"""Reads another process's memory. The data can't be trusted and changes concurrently, so the size
+"""Reads another process's memory. The data can't be trusted and may change at any time, so the size
 and number of reads are limited.
 """
 
@@ -9,7 +9,9 @@ from collections.abc import Callable
 from relight.base.errors import MachineError
 
 _HIGHEST = 2**63
-"""Larger than any user-space address, and the limit for the offsets that os.pread accepts."""
+"""A number that is larger than any user-space address, and the limit for the offsets that os.pread
+accepts.
+"""
 MAX_BYTES = 1 << 20
 """The maximum number of bytes per read."""
 _MAX_READS = 500_000
@@ -19,13 +21,13 @@ each take 20,000.
 
 
 class StackError(MachineError):
-    """The stack of a process can't be read. This is the only error that this package raises.
+    """Raised if the stack of a process can't be read. This package raises no other error.
 
-    The message gives the process and the reason, and the hint describes the remedy. `unreadable`
-    means that another program might succeed.
+    The message contains the process and the reason, and the hint describes the remedy. `unreadable`
+    means that a different program might be able to read the stack.
 
     Args:
-        message: one line.
+        message: the message, in one line.
         hint: the next step for the user.
         unreadable: whether it is worth trying py-spy.
     """
@@ -36,12 +38,12 @@ class StackError(MachineError):
 
 
 class Memory:
-    """Reads numbers and bytes at addresses.
+    """Reads numbers and bytes at addresses in a process.
 
     Args:
         pread: a function that, like `os.pread`, returns up to the requested number of bytes from an
             address, and raises OSError.
-        pid: the process, for messages.
+        pid: the process, for use in messages.
     """
 
     def __init__(self, pread: Callable[[int, int], bytes], pid: int) -> None:
@@ -50,10 +52,10 @@ class Memory:
         self._left = _MAX_READS
 
     def read(self, address: int, size: int) -> bytes:
-        """Return exactly `size` bytes.
+        """Read exactly `size` bytes.
 
         Raises:
-            StackError: if they can't be read, or the limit is exceeded.
+            StackError: if the bytes can't be read, or if the limit is exceeded.
         """
         self._left -= 1
         if self._left < 0 or not (0 < address < _HIGHEST - MAX_BYTES and 0 <= size <= MAX_BYTES):
@@ -69,11 +71,11 @@ class Memory:
         return data
 
     def word(self, address: int) -> int:
-        """Return the 8 bytes at an address as an unsigned integer."""
+        """Read the 8 bytes at an address as an unsigned integer."""
         return word_at(self.read(address, 8), 0)
 
     def broken(self) -> StackError:
-        """Return the error for memory that doesn't have the expected content."""
+        """Return the error to raise for memory that doesn't have the expected content."""
         return StackError(
             f"the memory of process {self.pid} does not have CPython's layout, or changes too fast",
             hint="try again, or try py-spy dump --pid",
@@ -82,25 +84,26 @@ class Memory:
 
 
 def word_at(data: bytes, offset: int) -> int:
-    """Return 8 bytes of `data` as an unsigned integer. The caller must have checked the length of
-    `data`.
+    """Return the 8 bytes at an offset in `data` as an unsigned integer. The caller must have
+    checked the length of `data`.
     """
     number: int = struct.unpack_from("<Q", data, offset)[0]
     return number
 
 
 def gone(pid: int) -> StackError:
-    """Return the error for a process that no longer exists."""
+    """Return the error to raise for a process that no longer exists."""
     return StackError(f"process {pid} has ended", hint="relight status shows the running agents")
 
 
 def open_memory(pid: int) -> int:
-    """Return a descriptor for /proc/PID/mem, for use with `os.pread`. The caller closes it.
+    """Return a descriptor for /proc/PID/mem, for use with `os.pread`. The caller must close the
+    descriptor.
 
     The kernel requires permission to trace the process (proc(5), PTRACE_MODE_ATTACH_FSCREDS).
 
     Raises:
-        StackError: if the process has ended or may not be read.
+        StackError: if the process has exited or may not be read.
     """
     try:
         return os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -111,7 +114,7 @@ def open_memory(pid: int) -> int:
 
 
 def forbidden(pid: int, error: OSError) -> StackError:
-    """Return the error for a process whose files in /proc this user may not read."""
+    """Return the error to raise for a process whose files in /proc this user may not read."""
     return StackError(
         f"not permitted to read the memory of process {pid}: {error.strerror}",
         hint="run this command as the same user or with sudo (CAP_SYS_PTRACE), or allow it with "

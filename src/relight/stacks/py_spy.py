@@ -1,10 +1,11 @@
-"""Gets stacks from py-spy if it is installed. This is for Python versions that this package does
-not support, and for native stacks.
+"""Gets stacks from py-spy if it is installed. py-spy is used for Python versions that this package
+does not support, and for native stacks.
 
 `py-spy dump --json` prints a list of threads with their frames, innermost first (py-spy 0.4,
-src/dump.rs, src/stack_trace.rs). With `--nonblocking`, it doesn't stop the process. In that mode it
-can't match its threads to the system's threads, so the main thread is found by its name. `--native`
-stops the process for a moment; a frame that has a module is a C or C++ frame.
+src/dump.rs, src/stack_trace.rs). With `--nonblocking`, py-spy doesn't stop the process. In that
+mode, py-spy can't match Python threads to system threads, so the main thread is identified by its
+name. `--native` stops the process for a moment. In its output, a frame with a module is a C or C++
+frame.
 """
 
 import itertools
@@ -26,14 +27,14 @@ _MAX_THREADS, _MAX_FRAMES, _MAX_CHARACTERS = 1000, 500, 1000
 
 
 def dump(pid: int, tasks: list[Task]) -> tuple[ThreadStack, ...] | None:
-    """Return the threads of a process as reported by py-spy, or None if it is not installed.
+    """Return the threads that py-spy reports for a process, or None if py-spy is not installed.
 
     Args:
         pid: the process.
-        tasks: its threads.
+        tasks: the process's threads.
 
     Raises:
-        StackError: if py-spy can't read it either.
+        StackError: if py-spy can't read the process either.
     """
     if not is_installed():
         return None
@@ -47,16 +48,16 @@ def is_installed() -> bool:
 
 
 def native(pid: int, limit_s: float = _LIMIT_S) -> dict[int, tuple[str, ...]]:
-    """Return the C and C++ functions that each thread's Python code has called, innermost first.
-    The result is empty if they can't be determined. This takes seconds if torch is loaded, and
-    stops the process for a moment.
+    """Return the C and C++ functions that each thread's Python code is currently calling, innermost
+    first. The result is empty if the functions can't be determined. If torch is loaded, the call
+    takes seconds. It stops the process for a moment.
 
     Args:
         pid: the process. py-spy can't report on a process that is stopped.
         limit_s: the time limit.
 
     Returns:
-        The functions, such as `c10d::Work::wait (libtorch_cpu.so)`, by the system's thread id.
+        The functions, such as `c10d::Work::wait (libtorch_cpu.so)`, by system thread id.
     """
     if not is_installed():
         return {}
@@ -95,7 +96,7 @@ def _run(pid: int, how: str, limit_s: float) -> bytes:
 
 
 def parse(pid: int, output: bytes, tasks: list[Task]) -> tuple[ThreadStack, ...]:
-    """Parse the output of py-spy.
+    """Parse py-spy's output.
 
     Raises:
         StackError: if the format is unknown.

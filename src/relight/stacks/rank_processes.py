@@ -1,9 +1,9 @@
 """Finds a job's ranks, which are processes with RANK in their environment (environ(7)).
 
-A rank is the topmost process with RANK; its descendants, such as the workers of a DataLoader,
-inherit the variable but aren't ranks. Agents, guards and spawners aren't ranks either, even if a
-cluster sets RANK for the whole node. If a rank is a shell script, the Python process below it
-represents it.
+A rank is the topmost process that has RANK. Its descendants, such as DataLoader workers, inherit
+the variable but aren't ranks. Agents, guards and spawners aren't ranks either, even if a cluster
+sets RANK for the whole node. If a rank is a shell script, its first descendant that runs Python is
+used instead.
 """
 
 import os
@@ -19,25 +19,25 @@ _LAUNCHERS = (b"worker spawner ", b"warm spawner of", b"worker guard of")
 (`processes/spawner.py`).
 """
 _MAX = 100_000
-"""Larger than any rank."""
+"""A number that is larger than any rank."""
 _MAX_VARIABLES = 1 << 20
 """The maximum number of bytes read from an environment."""
 
 
 def below(pid: int) -> dict[int, int]:
-    """Return the ranks among a process and its descendants, as pids by rank."""
+    """Find the ranks among a process and its descendants, and return their pids by rank."""
     # `tree` lists parents first, so a process is checked after its parent.
     return _ranks([pid, *system.tree(pid)])
 
 
 def find_job_ranks(job: str) -> dict[int, int]:
-    """Return a job's ranks on this machine, as pids by rank.
+    """Find a job's ranks on this machine, and return their pids by rank.
 
     Args:
-        job: the value of RELIGHT_JOB_ID in their environment.
+        job: the value of RELIGHT_JOB_ID in the environment of the ranks.
 
     Raises:
-        UsageError: if the same rank occurs twice, in several roles.
+        UsageError: if several roles have the same rank.
     """
     mark = os.fsencode(f"RELIGHT_JOB_ID={job}")
     members = {pid for pid in _every() if mark in _variables(pid)}
@@ -54,7 +54,9 @@ def find_job_ranks(job: str) -> dict[int, int]:
 
 
 def find_python(pid: int) -> int:
-    """Return the process itself if it runs Python, or otherwise its first descendant that does."""
+    """Return the process itself if it runs Python, or otherwise the first of its descendants that
+    does.
+    """
     return next((each for each in (pid, *system.tree(pid)) if elf.is_python(each)), pid)
 
 
@@ -79,7 +81,7 @@ def _rank(pid: int) -> int | None:
 
 
 def _launches(pid: int) -> bool:
-    """Return whether a process is an agent or part of one."""
+    """Return whether a process is an agent, or belongs to an agent."""
     if _read(f"/proc/{pid}/comm").rstrip(b"\n") in _LAUNCHERS:
         return True
     words = os.fsdecode(_read(f"/proc/{pid}/cmdline")).rstrip("\0").split("\0")
@@ -102,4 +104,4 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read(_MAX_VARIABLES)
     except OSError:
-        return b""  # it has ended, or belongs to another user
+        return b""  # the process has exited, or belongs to another user

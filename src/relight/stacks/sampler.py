@@ -1,8 +1,8 @@
 """Repeatedly samples the main thread of a process. Each sample takes about a tenth of a
 millisecond.
 
-The address and version of the interpreter are read only once. If the process executes another
-program, the next sample fails, and a new `MainThread` is needed.
+The address and version of the interpreter are read only once. If the process executes a different
+program, the next sample fails, and the caller needs a new `MainThread`.
 """
 
 import os
@@ -18,10 +18,10 @@ class MainThread:
     """The main thread of a Python process.
 
     Args:
-        pid: as for `take`.
+        pid: the process, as in `take`.
 
     Raises:
-        StackError: if the process has ended, is not Python, or may not be read.
+        StackError: if the process has exited, is not a Python process, or may not be read.
     """
 
     def __init__(self, pid: int) -> None:
@@ -36,10 +36,11 @@ class MainThread:
             raise
 
     def look(self) -> tuple[str, tuple[Frame, ...]]:
-        """Return the thread's state, as shown by proc(5), and its frames, innermost first.
+        """Return the thread's state, as /proc shows it, and the thread's frames, innermost first.
 
         Raises:
-            StackError: if the process has ended, or its memory doesn't have the expected content.
+            StackError: if the process has exited, or if its memory doesn't have the expected
+                content.
         """
         state = process_state(self._pid)
         if state == "D":  # reading its memory might block
@@ -52,7 +53,7 @@ class MainThread:
         return state, found[-1].frames if found else ()
 
     def close(self) -> None:
-        """Close the descriptor of its memory."""
+        """Close the descriptor for the process's memory."""
         os.close(self._fd)
 
     def _memory(self) -> Memory:

@@ -31,7 +31,9 @@ _MAX = 1000
 
 
 class Task(NamedTuple):
-    """A thread known to the system. `inner_id` is its id in the process's own pid namespace."""
+    """A thread that the system knows. `inner_id` is the thread's id in the process's own pid
+    namespace.
+    """
 
     native_id: int
     inner_id: int
@@ -40,10 +42,10 @@ class Task(NamedTuple):
 
 
 def tasks(pid: int) -> list[Task]:
-    """Return at most 1000 threads of a process, main thread first.
+    """Return up to 1000 threads of a process, main thread first.
 
     Raises:
-        StackError: if the process has ended.
+        StackError: if the process has exited.
     """
     try:
         numbers = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
@@ -56,10 +58,10 @@ def tasks(pid: int) -> list[Task]:
 
 
 def process_state(pid: int) -> str:
-    """Return the letter with which proc(5) shows the state of a process.
+    """Return the letter that /proc shows for the state of a process.
 
     Raises:
-        StackError: if the process has ended, or proc(5) is missing.
+        StackError: if the process has exited, or if /proc is missing.
     """
     letter = _fields(f"/proc/{pid}/status").get("State", "")[:1]
     if not letter and not os.path.exists("/proc/self/status"):
@@ -80,8 +82,8 @@ def _task(folder: str, number: int) -> Task:
 
 
 def _waits_in(folder: str) -> str:
-    """Return a waiting thread's system call or kernel function, or an empty string if unknown. It
-    takes permission to trace the process to read either.
+    """Return the system call or kernel function in which a thread is waiting, or an empty string if
+    it is unknown. Reading either of them requires permission to trace the process.
     """
     words = _read(f"{folder}/syscall").split()
     if words and words[0].lstrip("-").isdecimal():
@@ -104,4 +106,4 @@ def _read(path: str) -> str:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(1 << 16)
     except OSError:
-        return ""  # the thread has ended, or this kernel does not show it
+        return ""  # the thread has ended, or the kernel does not show this

@@ -1,8 +1,9 @@
-"""Measures, from outside the workers, how much of its time each worker spends waiting for its peers
-(--watch-slow-ranks).
+"""Measures how much of its time each worker spends waiting for its peers (--watch-slow-ranks).
+Workers are observed from the outside.
 
-It samples the stack of each worker some ten times per second, and reports at the end of each window
-how often the worker was in a collective. The comparison is made in core/group/straggler_detector.
+The stack of each worker is sampled about ten times per second. At the end of each window, this
+module reports how often the worker was in a collective. core/group/straggler_detector compares the
+reports.
 """
 
 import random
@@ -18,15 +19,15 @@ from relight.stacks.sampler import MainThread
 _LOOKS = 100
 """The number of samples per window, if the window is long enough."""
 _MIN_S = 0.025
-"""Minimum average interval between samples."""
+"""The minimum average interval between samples."""
 _TELL_AFTER = 3
-"""How many consecutive windows must be unreadable before the user is notified. Workers may still be
-starting.
+"""The number of consecutive windows in which workers must be unreadable before the user is
+notified. They may still be starting.
 """
 
 
 class PaceWatch:
-    """Observes the workers of one generation on this node.
+    """Observes this node's workers during one generation.
 
     Args:
         loop: the agent's loop.
@@ -35,9 +36,9 @@ class PaceWatch:
         running: returns the pids of the running workers, by local rank, or None while they are
             frozen.
         steps: returns, by local rank, the last step of each worker that has reported one.
-        report: called at the end of each window with, by local rank, how often each worker was
-            sampled, how often it was waiting, and how many steps it has done, or -1 if it reports
-            no steps.
+        report: called at the end of each window. The arguments are, by local rank, how often each
+            worker was sampled, how often it was waiting, and how many steps it has done, or -1 if
+            it doesn't report steps.
         say: prints a line to the user.
     """
 
@@ -115,15 +116,15 @@ class PaceWatch:
 
 
 class _Window:
-    """The samples taken of the workers in a window, by local rank.
+    """The samples of workers taken in one window, by local rank.
 
     Args:
         size: the number of workers.
-        steps: the last steps that they had reported when the window began.
+        steps: the last step that each worker had reported when the window began.
     """
 
     def __init__(self, size: int, steps: Mapping[int, int]) -> None:
         self.looks, self.waits = [0] * size, [0] * size
         self.steps = steps
         self.errors: dict[int, StackError] = {}
-        """Why a worker's sampling stopped in this window."""
+        """The error that stopped the sampling of a worker in this window."""

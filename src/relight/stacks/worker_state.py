@@ -1,7 +1,7 @@
-"""Captures what workers are doing before they are stopped or exit, or on request.
+"""Captures what workers are doing, either before they exit or are stopped, or on request.
 
 This module is loaded if a job has hung, if a worker raises an exception or prints a traceback, or
-on request.
+if a user requests stacks.
 """
 
 from collections.abc import Mapping
@@ -17,24 +17,27 @@ from relight.stacks.process_memory import StackError
 from relight.stacks.threads import process_state, tasks
 
 _MAX_CHILDREN = 32
-"""The maximum number of a worker's child processes to examine. Each takes a few milliseconds."""
+"""The maximum number of child processes to examine per worker. Each of them takes a few
+milliseconds.
+"""
 
 
 def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState]:
-    """Return what workers are doing, by local rank. This takes a few milliseconds per worker, and
-    never blocks.
+    """Return what each worker is doing, by local rank. The call takes a few milliseconds per
+    worker, and never blocks.
 
     Args:
         pids: the workers, by local rank. If a worker is a shell script, the Python process below it
             is examined.
-        are_frozen: whether relight itself stopped them, in which case that is not reported.
+        are_frozen: whether relight itself has stopped the workers. In that case, the result doesn't
+            mention that they are stopped.
     """
     found = take_stacks(pids, are_frozen=are_frozen)
     return {rank: stack_text.doing(stack, _child(stack)) for rank, stack in found.items()}
 
 
 def take_stacks(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, ProcessStack | str]:
-    """Return, by local rank, the stack of each worker, or the reason why it is missing. The
+    """Return, by local rank, each worker's stack or the reason why the stack is missing. The
     arguments and the run time are the same as for `doing`.
     """
     found: dict[int, ProcessStack | str] = {}
@@ -49,7 +52,7 @@ def take_stacks(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Proce
 
 
 def _take_stack(pid: int) -> ProcessStack | str:
-    """Return the stack of a process, or the reason why it is missing. For a process in state D,
+    """Return a process's stack, or the reason why the stack is missing. For a process in state D,
     whose memory may be locked, return only the system call.
     """
     stack = take_all({0: pid}, may_wait=False)[0]
@@ -59,12 +62,12 @@ def _take_stack(pid: int) -> ProcessStack | str:
             thread = ThreadStack(pid, main.name, main.waits_in, True, ())
             return ProcessStack(pid, "D", (thread,))
     except (StackError, IndexError):
-        pass  # it has ended
+        pass  # the process has exited
     return stack
 
 
 def _child(stack: ProcessStack | str) -> ProcessStack | None:
-    """Return the process that a worker is waiting for, such as a data loader process."""
+    """Return the child process that a worker is waiting for, such as a data loader process."""
     if isinstance(stack, str) or not stack_text.waits_for_children(stack):
         return None
     children = [pid for pid in system.tree(stack.pid) if elf.is_python(pid)]
@@ -77,7 +80,7 @@ def _child(stack: ProcessStack | str) -> ProcessStack | None:
 
 
 def inspect_program(pid: int) -> Program:
-    """Return the state of a worker's main thread. This takes a few milliseconds and never
+    """Return the state of a worker's main thread. The call takes a few milliseconds, and never
     blocks.
     """
     try:

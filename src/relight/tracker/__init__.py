@@ -5,7 +5,8 @@
     run.add_metadata(lr=0.1)
     run.add_artifact("model", "s3://bucket/model.pt", {"step": 1000})
 
-The API is TorchX's (torchx.tracker 0.7); docs/trackers.md describes the storage.
+The API is the same as in TorchX (torchx.tracker 0.7). docs/trackers.md describes how runs are
+stored.
 """
 
 from relight.tracker.api import AppRun as AppRun

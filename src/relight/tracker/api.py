@@ -1,7 +1,7 @@
-"""Trackers, and the current process's run as recorded by them.
+"""Defines trackers, and the run that they record for the current process.
 
-Names and meanings match TorchX (torchx.tracker.api, 0.7), so that TorchX trackers work in relight
-and vice versa. The run id is the value of TORCHX_JOB_ID, such as `slurm://torchx/1234`.
+Names and meanings are the same as in TorchX (torchx.tracker.api, 0.7), so that TorchX trackers work
+in relight and vice versa. The run id is the value of TORCHX_JOB_ID, such as `slurm://torchx/1234`.
 """
 
 import functools
@@ -13,13 +13,13 @@ from typing import Any
 from relight.base import env as environment
 
 _UNDEFINED = "<UNDEFINED>"
-"""The id of a run that was not started by a scheduler, as in TorchX."""
+"""The id of a run that no scheduler has started. It is the same as in TorchX."""
 
 
 @dataclass(frozen=True)
 class TrackerSource:
-    """A source of a run: another run, or anything else that has an id. `artifact_name` is the
-    artifact that was used.
+    """A source that a run is derived from. It can be another run, or anything else that has an id.
+    `artifact_name` is the artifact that the run used.
     """
 
     source_run_id: str
@@ -28,7 +28,7 @@ class TrackerSource:
 
 @dataclass(frozen=True)
 class TrackerArtifact:
-    """A file or directory created by a run."""
+    """A file or directory that a run has created."""
 
     name: str
     path: str
@@ -37,7 +37,7 @@ class TrackerArtifact:
 
 @dataclass(frozen=True)
 class Lineage:
-    """A run's sources, and the runs derived from it."""
+    """A run's sources, and the runs that are derived from it."""
 
     run_id: str
     sources: Sequence[TrackerSource]
@@ -45,16 +45,16 @@ class Lineage:
 
 
 class TrackerBase(ABC):
-    """Storage for run records. A plug-in is an entry point in the group `relight.tracker` or
-    `torchx.tracker`. It refers to a function that takes a configuration (a string or None) and
-    returns a tracker.
+    """The base class for trackers, which store records of runs. A tracker plug-in is an entry point
+    in the group `relight.tracker` or `torchx.tracker`. The entry point refers to a function that
+    takes a configuration (a string or None) and returns a tracker.
     """
 
     @abstractmethod
     def add_artifact(
         self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None
     ) -> None:
-        """Record an artifact, replacing an earlier one with the same name."""
+        """Record an artifact. It replaces an earlier artifact with the same name."""
 
     @abstractmethod
     def artifacts(self, run_id: str) -> Mapping[str, TrackerArtifact]:
@@ -62,7 +62,7 @@ class TrackerBase(ABC):
 
     @abstractmethod
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
-        """Record values, replacing earlier ones with the same names."""
+        """Record values. They replace earlier values with the same names."""
 
     @abstractmethod
     def metadata(self, run_id: str) -> Mapping[str, object]:
@@ -70,7 +70,7 @@ class TrackerBase(ABC):
 
     @abstractmethod
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
-        """Record that a run is derived from another one."""
+        """Record that a run is derived from another run."""
 
     @abstractmethod
     def sources(self, run_id: str, artifact_name: str | None = None) -> Iterable[TrackerSource]:
@@ -80,17 +80,21 @@ class TrackerBase(ABC):
 
     @abstractmethod
     def run_ids(self, **kwargs: str) -> Iterable[str]:
-        """Return the ids of all runs or, with `parent_run_id`, of the runs derived from it."""
+        """Return the ids of all runs or, with `parent_run_id`, of the runs that are derived from
+        this parent.
+        """
 
     def lineage(self, run_id: str) -> Lineage:
-        """Return a run's sources, and the runs derived from it."""
+        """Return a run's sources, and the runs that are derived from it."""
         sources = tuple(self.sources(run_id))
         return Lineage(run_id, sources, tuple(self.run_ids(parent_run_id=run_id)))
 
 
 @dataclass(frozen=True)
 class AppRunTrackableSource:
-    """A run that is a source of this one. `artifact_name` is the artifact that was used."""
+    """A source that this run is derived from. `artifact_name` is the artifact that this run
+    used.
+    """
 
     parent: "AppRun"
     artifact_name: str | None
@@ -105,7 +109,7 @@ class AppRun:
 
     @staticmethod
     def run_from_env() -> "AppRun":
-        """Return this process's run, like `app_run_from_env`."""
+        """Return this process's run, as `app_run_from_env` does."""
         return app_run_from_env()
 
     def job_id(self) -> str:
@@ -124,8 +128,8 @@ class AppRun:
 
         Args:
             name: the artifact's name, such as `model`.
-            path: the artifact's location; a tracker may copy it from there.
-            metadata: additional information about it.
+            path: the artifact's location. A tracker may copy the artifact from there.
+            metadata: additional information about the artifact.
         """
         for backend in self.backends:
             backend.add_artifact(self.id, name, path, metadata)
@@ -138,7 +142,7 @@ class AppRun:
             backend.add_source(self.id, source_id, artifact_name)
 
     def sources(self) -> list[AppRunTrackableSource]:
-        """Return this run's sources, as recorded by the first tracker."""
+        """Return the sources that the first tracker has recorded for this run."""
         if not self.backends:
             return []
         return [
@@ -149,12 +153,12 @@ class AppRun:
 
 @functools.cache
 def app_run_from_env() -> AppRun:
-    """Return this process's run, always as the same object.
+    """Return this process's run. Every call returns the same object.
 
-    Its id, its trackers and its parent (recorded as its source) are taken from
-    TORCHX_JOB_ID, TORCHX_TRACKERS, TORCHX_TRACKER_<NAME>_CONFIG and TORCHX_PARENT_RUN_ID, set by
-    `relight submit`, `relight run --tracker` and `torchx run`. Without these variables, nothing is
-    recorded. A tracker that fails to load is skipped with a warning.
+    The run's id, its trackers and its parent, which is recorded as a source, are taken from
+    TORCHX_JOB_ID, TORCHX_TRACKERS, TORCHX_TRACKER_<NAME>_CONFIG and TORCHX_PARENT_RUN_ID. `relight
+    submit`, `relight run --tracker` and `torchx run` set these variables. Without these variables,
+    nothing is recorded. A tracker that fails to load is skipped with a warning.
     """
     from relight.tracker import backends
 

@@ -1,4 +1,4 @@
-"""Finds trackers by name: built-in ones, and those from other packages."""
+"""Finds trackers by name, including those from other packages."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ _MODULES = {"fsspec": "relight.tracker.file_system", "mlflow": "relight.tracker.
 
 
 def names_and_configs(variables: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the tracker names in the environment variables, each with its configuration, as in
-    TorchX.
+    """Return the name and configuration of each tracker that the environment variables specify. The
+    variables are the same as in TorchX.
     """
     names = variables.get("TORCHX_TRACKERS", "")
     return {
@@ -28,8 +28,8 @@ def names_and_configs(variables: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def configured(variables: Mapping[str, str]) -> list[Any]:
-    """Return the trackers named in the environment variables; warn about each one that can't be
-    loaded.
+    """Return the trackers that the environment variables specify. Print a warning for each tracker
+    that can't be loaded.
     """
     found = []
     for name, config in names_and_configs(variables).items():
@@ -41,11 +41,11 @@ def configured(variables: Mapping[str, str]) -> list[Any]:
 
 
 def load(name: str, config: str | None) -> Any:
-    """Return a tracker.
+    """Load a tracker.
 
     Args:
         name: `fsspec`, `mlflow`, an entry point, or `module:function`.
-        config: the configuration, passed to the tracker's function.
+        config: the configuration, which is passed to the tracker's function.
 
     Raises:
         UsageError: if the name is unknown, the import fails, or the configuration is invalid.
@@ -61,10 +61,10 @@ def load(name: str, config: str | None) -> Any:
 
 
 def _find(name: str) -> Callable[[str | None], Any]:
-    if name in _MODULES:  # take precedence over TorchX's, which have the same names and layout
+    if name in _MODULES:  # preferred to TorchX's trackers, which have the same names
         made: Callable[[str | None], Any] = import_module(_MODULES[name]).create
         return made
-    from importlib.metadata import EntryPoint  # 14 ms
+    from importlib.metadata import EntryPoint  # the import takes 14 ms
 
     others = plugins.find(*GROUPS)
     entry = others.get(name) or (EntryPoint(name, name, "") if ":" in name else None)

@@ -1,13 +1,14 @@
-"""The tracker `fsspec`: stores runs in a directory on any file system that fsspec supports.
+"""The `fsspec` tracker, which stores runs in a directory on any file system that fsspec supports.
 
-The layout is TorchX's (torchx.tracker.backend.fsspec, 0.7), and each can read the other's files:
+The layout is the same as in TorchX (torchx.tracker.backend.fsspec, 0.7), so relight and TorchX can
+read each other's files:
 
     ROOT/RUN/metadata/TIME      {"metadata": {…}}, one file per call
     ROOT/RUN/artifacts/TIME     {"name": …, "path": …, "metadata": …}
     ROOT/RUN/sources/RUN        one line per artifact used; an empty line for the whole run
 
-RUN is the base32 encoding of a run id. TIME is in nanoseconds since 1970; relight adds a random
-suffix, because several ranks may record at the same time.
+RUN is the base32 encoding of a run id. TIME is in nanoseconds since 1970. relight adds a random
+suffix, because several ranks may record something at the same time.
 """
 
 import base64
@@ -30,7 +31,7 @@ class FileSystemTracker(TrackerBase):
 
     Args:
         files: an fsspec file system.
-        root: the directory, created when the first record is written.
+        root: the directory, which is created when the first record is written.
 
     All methods raise MachineError if the directory can't be read or written.
     """
@@ -45,7 +46,7 @@ class FileSystemTracker(TrackerBase):
     def add_artifact(
         self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None
     ) -> None:
-        """Record an artifact; the file itself stays where it is."""
+        """Record an artifact. The file itself is not copied."""
         self._add(run_id, "artifacts", {"name": name, "path": path, "metadata": metadata})
 
     def artifacts(self, run_id: str) -> dict[str, TrackerArtifact]:
@@ -69,7 +70,7 @@ class FileSystemTracker(TrackerBase):
         return found
 
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
-        """Record that a run is derived from another one."""
+        """Record that a run is derived from another run."""
         directory = self._path(run_id, "sources")
         path = f"{directory}/{_encoded(source_id)}"
         lines = self._lines(path) if self._files.exists(path) else []
@@ -89,7 +90,9 @@ class FileSystemTracker(TrackerBase):
         ]
 
     def run_ids(self, parent_run_id: str | None = None, **kwargs: str) -> list[str]:
-        """Return the ids of all runs, or of those derived from one run."""
+        """Return the ids of all runs or, with `parent_run_id`, of the runs that are derived from
+        this parent.
+        """
         del kwargs
         of_parent = f"sources/{_encoded(parent_run_id)}" if parent_run_id else ""
         return [
@@ -123,7 +126,7 @@ class FileSystemTracker(TrackerBase):
         return self._read(path).decode().splitlines()
 
     def _entries(self, run_id: str, kind: str) -> Iterator[dict[str, Any]]:
-        """Yield records, oldest first, skipping incomplete ones."""
+        """Yield records, oldest first. Incomplete records are skipped."""
         for path in self._listed(self._path(run_id, kind)):
             content = self._read(path)
             try:
@@ -132,12 +135,12 @@ class FileSystemTracker(TrackerBase):
                 continue
 
     def _runs(self, directory: str) -> Iterator[tuple[str, str]]:
-        """Yield each path in a directory that is named after a run, with the run's id."""
+        """Yield each path in a directory whose name is an encoded run id, along with the id."""
         for path in self._listed(directory):
             try:
                 yield path, base64.b32decode(os.path.basename(path)).decode()
             except (binascii.Error, UnicodeDecodeError):
-                continue  # something else
+                continue  # the name is not a run id
 
     def _listed(self, directory: str) -> list[str]:
         with self._root_named("read"):
@@ -151,7 +154,7 @@ class FileSystemTracker(TrackerBase):
 
     @contextlib.contextmanager
     def _root_named(self, done: str) -> Iterator[None]:
-        """Convert a file system error to an error that names the root and has a hint."""
+        """Convert file system errors to errors that name the root directory and contain a hint."""
         try:
             yield
         except OSError as error:
@@ -173,9 +176,9 @@ def create(config: str | None) -> FileSystemTracker:
 
     Args:
         config: the path or the fsspec URL of a file with `KEY = VALUE` lines. The keys are
-            `protocol` (`file`, `s3`, …), `root_path`, and arguments for that file system; a key
-            such as `client_kwargs.endpoint_url` sets a key in an argument that is a mapping. A line
-            that begins with `#` is a comment.
+            `protocol` (`file`, `s3`, …), `root_path`, and arguments for the file system. If an
+            argument is a mapping, a key such as `client_kwargs.endpoint_url` sets one of its keys.
+            A line that begins with `#` is a comment.
 
     Raises:
         UsageError: if fsspec is not installed, or the file is invalid.

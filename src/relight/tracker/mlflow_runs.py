@@ -1,7 +1,7 @@
-"""The tracker `mlflow`: each run is an MLflow run, whose name is the run id.
+"""The `mlflow` tracker, which stores each run as an MLflow run whose name is the run id.
 
 As in TorchX (torchx.tracker.mlflow, 0.7), values are stored as tags, and artifacts are copied to
-MLflow. Sources, which TorchX does not store in MLflow, are in the tag `relight.sources`.
+MLflow. Sources, which TorchX does not store in MLflow, are stored in the tag `relight.sources`.
 """
 
 import getpass
@@ -20,7 +20,7 @@ from relight.tracker.api import TrackerArtifact, TrackerBase, TrackerSource
 _OF_ARTIFACT = "torchx.artifact.metadata."
 _SOURCES = "relight.sources"
 _INTERNAL = ("mlflow.", _OF_ARTIFACT, _SOURCES)
-"""Prefixes of tags that don't belong to the user."""
+"""The prefixes of tags that the user hasn't set."""
 _MAX_RUNS = 1000
 
 
@@ -29,8 +29,9 @@ class MLflowTracker(TrackerBase):
 
     Args:
         client: an MLflow client.
-        experiment_name: the experiment, created if it does not exist.
-        artifact_location: artifact store for a new experiment; None for the server's default.
+        experiment_name: the experiment, which is created if it does not exist.
+        artifact_location: the artifact store for a new experiment, or None for the server's
+            default.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class MLflowTracker(TrackerBase):
         if found is None:
             try:
                 client.create_experiment(experiment_name, artifact_location)
-            except Exception:  # another rank has just created it
+            except Exception:  # another rank has just created the experiment
                 if client.get_experiment_by_name(experiment_name) is None:
                     raise
             found = client.get_experiment_by_name(experiment_name)
@@ -54,14 +55,14 @@ class MLflowTracker(TrackerBase):
     def add_artifact(
         self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None
     ) -> None:
-        """Copy a local file to MLflow, into the run's directory `name`."""
+        """Copy a local file to MLflow, into the run's artifact directory `name`."""
         run = self._run(run_id)
         self._client.log_artifact(run.info.run_id, path, name)
         for key, value in (metadata or {}).items():
             self._client.set_tag(run.info.run_id, f"{_OF_ARTIFACT}{name}.{key}", value)
 
     def artifacts(self, run_id: str) -> dict[str, TrackerArtifact]:
-        """Return a run's artifacts, by directory."""
+        """Return a run's artifacts, by name. An artifact's name is its directory."""
         run = self._find_run(run_id)
         if run is None:
             return {}
@@ -85,7 +86,7 @@ class MLflowTracker(TrackerBase):
         return found
 
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
-        """Record values as tags, which are strings."""
+        """Record values as tags. MLflow tags are strings."""
         run = self._run(run_id)
         for key, value in kwargs.items():
             self._client.set_tag(run.info.run_id, key, value)
@@ -97,7 +98,7 @@ class MLflowTracker(TrackerBase):
         return {key: value for key, value in tags.items() if not key.startswith(_INTERNAL)}
 
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
-        """Record that a run is derived from another one."""
+        """Record that a run is derived from another run."""
         run = self._run(run_id)
         pairs = _sources(run)
         if (source_id, artifact_name) not in pairs:
@@ -115,8 +116,8 @@ class MLflowTracker(TrackerBase):
         ]
 
     def run_ids(self, parent_run_id: str | None = None, **kwargs: str) -> list[str]:
-        """Return the ids of the newest 1,000 runs. If a parent is given, return only the ids of the
-        runs that are derived from the parent.
+        """Return the ids of the newest 1,000 runs. With `parent_run_id`, return only the ids of the
+        runs that are derived from this parent.
         """
         del kwargs
         return [
@@ -137,8 +138,8 @@ class MLflowTracker(TrackerBase):
         return runs[0] if runs else None
 
     def _run(self, run_id: str) -> Any:
-        """Return a run, creating it if necessary. If several ranks create it simultaneously, all of
-        them use the oldest one.
+        """Return a run, and create it if necessary. If several ranks create the run at the same
+        time, all of them use the oldest one.
         """
         found = self._find_run(run_id)
         if found is None:
@@ -155,13 +156,14 @@ def _sources(run: Any) -> list[tuple[str, str | None]]:
 
 
 def create(config: str | None) -> MLflowTracker:
-    """Return the tracker configured in the [tracker:mlflow] section of a settings file.
+    """Return the tracker that is configured in the [tracker:mlflow] section of a settings file.
 
-    Its keys are `tracking_uri` (default: MLflow's own, such as MLFLOW_TRACKING_URI),
-    `experiment_name` (overridden by TORCHX_TRACKING_EXPERIMENT_NAME) and `artifact_location`.
+    The section's keys are `tracking_uri` (MLflow's own setting, such as MLFLOW_TRACKING_URI, by
+    default), `experiment_name` (overridden by TORCHX_TRACKING_EXPERIMENT_NAME) and
+    `artifact_location`.
 
     Args:
-        config: the settings file, or its directory; None for the default settings files.
+        config: the settings file or its directory, or None for the default settings files.
 
     Raises:
         UsageError: if mlflow is not installed, or the file is invalid.
@@ -181,7 +183,7 @@ def create(config: str | None) -> MLflowTracker:
 
 
 def _environment(config: str) -> Environment:
-    """Return an environment in which settings are only read from that file or directory."""
+    """Return an environment in which settings are only read from the given file or directory."""
     paths = [os.path.join(config, name) for name in settings.NAMES]
     path = next(filter(os.path.isfile, paths), config)
     return Environment({"RELIGHTCONFIG": path})

@@ -1,8 +1,8 @@
-"""Preloads modules even if the user didn't request it, so that restarts are faster. It does so
-after the first step, and only if memory is free.
+"""Preloads modules even if the user didn't request it, so that restarts are faster. This only
+happens after the first step, and only if enough memory is free.
 
-When a job starts, only the code that watches the first worker is loaded. The rest is imported once
-that worker has shown which modules it needs.
+When a job starts, only the code that watches the first worker is loaded. The rest is imported as
+soon as it is known which modules that worker needs.
 """
 
 import socket
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class BackgroundPreload:
-    """Takes the place of `Preload` until the first step.
+    """Used instead of `Preload` until the first step.
 
     Args:
         loop: the agent's loop.
         worker_program: the workers' program and variables.
-        cold: starts workers without preloaded modules.
+        cold: the spawner that starts workers without preloaded modules.
         record: called with events.
         say: called with messages for the user.
     """
@@ -69,8 +69,8 @@ class BackgroundPreload:
             self._preload.while_idle()
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that make a worker report its imports, if the worker should be
-        watched.
+        """Return the environment variables that make a worker report its imports, if this worker is
+        to be watched.
         """
         if self._preload is not None:
             return self._preload.variables(local_rank, variables)
@@ -79,7 +79,7 @@ class BackgroundPreload:
         return self._watched.variables(variables)
 
     def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
-        """Start the workers; return the spawner's pid and the agent's end of their socket.
+        """Start the workers, and return the spawner's pid and the agent's end of their socket.
 
         Raises:
             OSError: if no process can be forked, or no descriptor is left.
@@ -97,7 +97,7 @@ class BackgroundPreload:
         return held
 
     def fork_beside(self) -> "Fork | None":
-        """Return a function that starts workers alongside the running ones, or None if that is not
+        """Return a function that starts workers while others are running, or None if that is not
         possible.
         """
         return None if self._preload is None else self._preload.fork_beside()
@@ -109,7 +109,7 @@ class BackgroundPreload:
         return self._preload.status()
 
     def close(self) -> None:
-        """End the warm spawner and return once it has exited. Its workers must already have
+        """Stop the warm spawner, and wait until it has exited. Its workers must already have
         exited.
         """
         if self._preload is not None:
@@ -122,11 +122,11 @@ class BackgroundPreload:
         watched = self._watched
         if watched is None or not import_ahead.are_complete(watched.seen()):
             return
-        from relight.host import free_memory  # the agent has loaded its modules by now
+        from relight.host import free_memory  # by now, the agent is fully loaded
 
         self._why_not = free_memory.why_scarce()
         if self._why_not:
-            return  # until more memory is free
+            return  # try again when more memory is free
         watched.stop()
         if files() != self._files:
             self._why_not = "the files of relight have changed since this job started"

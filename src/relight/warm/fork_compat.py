@@ -1,10 +1,11 @@
-"""Process attributes that are inherited from the parent. A worker forked from a warm process must
-have the same attributes as one started by its own job (`preload/warm_process.py`).
+"""Compares the process attributes that a process inherits from its parent. A worker that is forked
+from a warm process must have the same attributes as a worker that its own job starts
+(`preload/warm_process.py`).
 
     facts       the working directory, limits, umask, affinity, cgroup, namespaces, login session,
                 credentials, ignored signals, priority, and interpreter
     variables   those that the imports have read, or that compiled code reads when it is loaded.
-                Hashes are compared, so that no process has another job's values
+                Hashes are compared, so that no process knows another job's values
 """
 
 import hashlib
@@ -22,21 +23,23 @@ _STATUS = (
 )  # fmt: skip
 """Lines in /proc/self/status (proc(5))."""
 _OF_THREADS = 0b11 << 31
-"""The bits for signals 32 and 33. The C library sets them when a process creates its first thread
+"""The bits for signals 32 and 33, which the C library sets when a process creates its first thread
 (nptl(7)).
 """
 _FILES = (
     "cgroup", "sessionid", "loginuid", "oom_score_adj", "personality", "timerslack_ns",
     "coredump_filter", "attr/current",
 )  # fmt: skip
-"""Files in /proc/self: control group, login session (audit), and inherited attributes."""
+"""Files in /proc/self that contain the control group, the login session (audit), and inherited
+attributes.
+"""
 _SIGNALS = {"SigBlk": "blocked signals", "SigIgn": "ignored signals"}
 _PR_GET_SECUREBITS = 27
 _CALLS = {
     "x86_64": {"ioprio_get": 252, "keyctl": 250},
     "aarch64": {"ioprio_get": 31, "keyctl": 219},
 }
-"""Numbers of system calls without a C library wrapper."""
+"""The numbers of system calls that have no wrapper in the C library."""
 NATIVE = (
     "LD_", "GLIBC_", "MALLOC_", "GCONV_", "LOCPATH", "NLSPATH", "TZ", "LANG", "LC_", "PYTHON",
     "LSAN_", "ASAN_", "UBSAN_", "TSAN_", "JE_MALLOC_", "MALLOCNG_", "TCMALLOC_", "HOME",
@@ -47,11 +50,11 @@ Variables that compiled modules read when they are loaded are listed in `preload
 
 
 class Variables(NamedTuple):
-    """The variables that imports depend on.
+    """The environment variables that imports depend on.
 
-    It contains the hash of each variable's value, or an empty string for a variable that is not
-    set. It also contains the name prefixes for which every variable counts, and those for which
-    none does.
+    This class contains the hash of each variable's value, or an empty string for a variable that is
+    not set. It also contains the name prefixes of variables that always count, and those of
+    variables that never count.
     """
 
     hashes: dict[str, str]
@@ -64,7 +67,7 @@ NOTHING = Variables({}, (), (), "")
 
 
 def collect() -> dict[str, str]:
-    """Return the attributes of this process."""
+    """Return this process's attributes."""
     directory = os.stat(".")
     facts = {
         "host name": os.uname().nodename,
@@ -93,8 +96,8 @@ def collect() -> dict[str, str]:
 
 
 def _unless_refused(ask: Callable[[], str]) -> str:
-    """Return an attribute, or an empty value if the system refuses to report it, as musl does for
-    the scheduler.
+    """Return an attribute, or an empty string if the system doesn't report it. For example, musl
+    doesn't report the CPU scheduler.
     """
     try:
         return ask()
@@ -103,7 +106,9 @@ def _unless_refused(ask: Callable[[], str]) -> str:
 
 
 def difference(made: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Describe the first attribute that differs. The result is empty if they are all equal."""
+    """Describe the first attribute that differs, or return an empty string if all of them are
+    equal.
+    """
     for name in sorted(made.keys() | now.keys()):
         if made.get(name) != now.get(name):
             return f"{name} is {now.get(name) or 'none'}, but was {made.get(name) or 'none'}"
@@ -116,12 +121,12 @@ def import_variables(
     prefixes: Collection[str],
     but: Collection[str],
 ) -> Variables:
-    """Return the variables that imports depend on.
+    """Determine which environment variables imports depend on.
 
     Args:
-        variables: the environment of the imports.
-        reads: the names of the variables that were read.
-        prefixes: name prefixes of other variables that count.
+        variables: the environment in which the modules were imported.
+        reads: the names of the variables that the imports have read.
+        prefixes: name prefixes of further variables that count.
         but: name prefixes of variables that do not count unless they were read.
     """
     salt = os.urandom(16).hex()
@@ -130,13 +135,13 @@ def import_variables(
 
 
 def variable_difference(made: Variables, variables: Mapping[str, str], own: Collection[str]) -> str:
-    """Describe the first variable that differs. The result is empty if they are all equal.
+    """Describe the first variable that differs, or return an empty string if all of them are equal.
 
     Args:
         made: the variables that the existing imports depend on.
-        variables: the environment of the job's workers.
-        own: the names of variables to ignore: the ones that differ between workers, which no import
-            has read, and the ones that the script sets.
+        variables: the environment of the workers in the job.
+        own: the names of variables to ignore. These are the variables that differ between workers,
+            which no import has read, and the variables that the script sets.
     """
     names = {*made.hashes, *_native(variables, made)}.difference(own)
     now = _hashed(variables, names, made.salt)
@@ -163,14 +168,14 @@ def _hash(salt: str, name: str, value: str) -> str:
 
 
 def _signals(mask: int) -> str:
-    """Return the names of the signals in a mask as shown by proc(5)."""
+    """Return the names of the signals in a mask that /proc shows."""
     numbers = [number for number in range(1, mask.bit_length() + 1) if mask >> number - 1 & 1]
     return " ".join(map(signal_name, numbers))
 
 
 def _memory_policy() -> str:
-    """Return the memory policy of this process, taken from its first mapping, which follows that
-    policy (numa_maps, proc(5)).
+    """Return this process's memory policy. It is taken from the process's first mapping, to which
+    the policy applies (numa_maps, proc(5)).
     """
     try:
         with open("/proc/self/numa_maps", buffering=1) as file:
@@ -180,7 +185,9 @@ def _memory_policy() -> str:
 
 
 def _limits() -> dict[str, str]:
-    """Return a worker's limits. This process may be running with a raised open-file limit."""
+    """Return the limits that a worker has. They may differ from this process's own, because an
+    agent may raise its open-file limit.
+    """
     import resource
 
     from relight.host import descriptors
@@ -197,8 +204,8 @@ def _limits() -> dict[str, str]:
 
 
 def _read(name: str) -> str:
-    """Return the content of a file in /proc/self, or an empty result if this kernel or container
-    does not provide it.
+    """Return the content of a file in /proc/self, or an empty result if the kernel or container
+    does not provide this file.
     """
     try:
         with open(f"/proc/self/{name}", errors="replace") as file:

@@ -1,5 +1,6 @@
-"""The modules that a warm spawner imports. Either the user names them or, with --preload=auto, they
-are the modules that workers imported in earlier jobs with the same script (warm/import_profile).
+"""Determines which modules a warm spawner imports. Either the user specifies them or, with
+--preload=auto, they are the modules that workers imported in earlier jobs with the same script
+(warm/import_profile).
 """
 
 import sys
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class ImportList:
-    """The modules of one job.
+    """The modules to preload for one job.
 
     Args:
         worker_program: the workers' program, including the script.
-        modules: the names given by the user, or AUTO, or BACKGROUND.
+        modules: the names that the user specified, or AUTO, or BACKGROUND.
     """
 
     def __init__(self, worker_program: WorkerProgram, modules: Sequence[str]) -> None:
@@ -37,14 +38,14 @@ class ImportList:
         return LearnedFile(self._worker_program)
 
     def add(self, imports: Iterable[str]) -> None:
-        """Add those modules imported by workers that can be preloaded."""
+        """Add the modules that workers have imported, except those that can't be preloaded."""
         if self.learned is not None:
             names = dict.fromkeys((*self.names, *imports))
             self.names = self.learned.known.without_unfit(names)
 
     def lacking(self, imports: Iterable[str], asked: Collection[str]) -> list[str]:
-        """Return the installed modules that workers have imported and that are missing in a process
-        asked to import `asked`.
+        """Return the installed modules that workers have imported but that a process with the
+        modules `asked` doesn't have.
         """
         learned = self.learned
         if learned is None:
@@ -53,7 +54,7 @@ class ImportList:
         return [name for name in new if learned.is_installed(name)]
 
     def write(self, unfit: dict[str, str], directories: list[str]) -> None:
-        """Store which modules can be imported before a fork, for the next job with this script.
+        """Store, for the next job with this script, which modules can be imported before a fork.
 
         Args:
             unfit: the modules in the list that can't be imported before a fork, with the reasons.
@@ -64,9 +65,9 @@ class ImportList:
             self.names = self.learned.known.fit
 
     def third_party(self) -> Sequence[str]:
-        """Return the modules that do not belong to Python itself or, if all of them do, all
-        modules. A script usually sets variables before it imports third-party modules such as
-        torch, but often after it imports Python's own, such as os.
+        """Return the modules that do not belong to Python itself, or all modules if there are none.
+        A script usually sets environment variables before it imports third-party modules such as
+        torch, but often after it imports standard library modules such as os.
         """
         own = sys.stdlib_module_names
         return [name for name in self.names if name.partition(".")[0] not in own] or self.names

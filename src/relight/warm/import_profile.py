@@ -1,20 +1,21 @@
-"""Stores what `--preload=auto` has learned about a script, for the next start of that script.
+"""Stores what `--preload=auto` has learned about a script, for the next time that the script is
+started.
 
 Each script has a file in the user's cache directory: `$XDG_CACHE_HOME/relight/learned`, or
-`~/.cache/relight/learned`. It records which modules the workers import, and which of these can't be
-preloaded, so that the next job neither has to wait until its workers have imported them nor tries
-the unfit ones again. It is valid as long as
+`~/.cache/relight/learned`. The file records which modules the workers import, and which of these
+can't be preloaded. The next job then doesn't have to wait until its workers have imported the
+modules, and doesn't try to preload the unfit modules again. The file is valid as long as
 
 - the same interpreter runs the same file, or the same module from the same directory,
-- the lines with imports are unchanged in the script and in the modules next to it that it imports
+- the import lines in the script, and in the modules next to it that it imports, are unchanged
   (`warm/script_scan.py`), and
 - no package has been installed, upgraded or removed in the directories that were searched at the
-  time, which would change their modification times.
+  time. Such a change would be visible in the directory's modification time.
 
-A file that is invalid or can't be read is ignored, and the profile is learned again. No values of
-variables are stored. No matter which names the file contains, only installed modules are imported,
-and each import is checked as if nothing were known about it (`preload/importer.py`). The cache
-keeps the 100 most recently used scripts.
+A file that is invalid or can't be read is ignored, and the profile is learned again. The values of
+environment variables are never stored. No matter which names the file contains, only installed
+modules are imported, and each import is checked as if nothing were known about it
+(`preload/importer.py`). The cache keeps the files of the 100 most recently used scripts.
 """
 
 import contextlib
@@ -36,9 +37,7 @@ _SUFFIX = ".json"
 
 
 class UnfitModule(NamedTuple):
-    """A module that can't be preloaded, with the reason and the number of seconds that its import
-    took.
-    """
+    """A module that can't be preloaded, along with the reason and the import time in seconds."""
 
     module: str
     reason: str
@@ -46,20 +45,20 @@ class UnfitModule(NamedTuple):
 
 
 class PackageDirectory(NamedTuple):
-    """A directory of installed packages and its modification time in nanoseconds."""
+    """A directory that contains installed packages, with its modification time in nanoseconds."""
 
     path: str
     mtime_ns: int
 
 
 class Learned(NamedTuple):
-    """The profile of a script.
+    """A script's profile.
 
-    `script` is its path, or `-m MODULE in DIRECTORY`. `imports` is a digest of the lines in it that
-    import something. `modules` are the ones that workers imported or tried to find, in this order.
-    `culprits` are the modules that make the `unfit` ones unfit. `writes` are the names of variables
-    that the script sets. `directories` are the ones in which packages are installed. `import_s` is
-    the maximum duration of the imports, or 0.
+    `script` is the script's path, or `-m MODULE in DIRECTORY`. `imports` is a digest of its import
+    lines. `modules` are the modules that workers imported or tried to find, in this order.
+    `culprits` are the modules that make the `unfit` modules unfit. `writes` are the names of
+    environment variables that the script sets. `directories` are the directories in which packages
+    are installed. `import_s` is the maximum duration of the imports in seconds, or 0.
     """
 
     script: str
@@ -77,14 +76,14 @@ class Learned(NamedTuple):
         return self.without_unfit(self.modules)
 
     def without_unfit(self, names: Iterable[str]) -> list[str]:
-        """Return those of the given modules that can be preloaded, as far as is known."""
+        """Return the given modules, except those that are known not to be preloadable."""
         unfit = {each.module for each in self.unfit}
         below = tuple(f"{name}." for name in unfit)
         return [x for x in names if x not in unfit and not x.startswith(below)]
 
 
 class LearnedFile:
-    """The file of one script.
+    """The file that stores a script's profile.
 
     Args:
         worker: the workers' program. Nothing is stored if the script is read from stdin or the user
@@ -94,19 +93,20 @@ class LearnedFile:
     def __init__(self, worker: WorkerProgram) -> None:
         folder, self._script = directory(worker.variables), _script(worker.argv)
         self._path = _path(folder, worker.program, self._script) if folder and self._script else ""
-        # Where workers search for packages, if they use the Python interpreter that runs this code.
+        # Workers search for packages in these directories, if they use the same Python interpreter
+        # as this process.
         is_own = worker.program == sys.executable
         self._packages = [path for path in sys.path if is_own and path.endswith("-packages")]
         self._notes: dict[str, UnfitModule] = {}
         self._endless: UnfitModule | None = None
         self._installed: dict[str, bool] = {}
         self.known = self._read(script_scan.import_lines(worker.argv))
-        """The script's profile, empty if the stored one is stale."""
+        """The script's profile, which is empty if the stored profile is out of date."""
         self._import_s = self.known.import_s
 
     def note_unfit(self, module: str, reason: str, seconds: float) -> None:
-        """Record why a module is not preloaded, in case it turns out that it can never be
-        preloaded.
+        """Record why a module is not being preloaded, in case it turns out that the module can
+        never be preloaded.
         """
         self._notes[module] = UnfitModule(module, reason, seconds)
 
@@ -117,7 +117,7 @@ class LearnedFile:
         self._endless = UnfitModule(module, reason, seconds)
 
     def note_seconds(self, seconds: float) -> None:
-        """Record an upper bound for the import time. The lowest such bound is kept."""
+        """Record an upper bound for the import time. The lowest upper bound is kept."""
         self._import_s = min(seconds, self._import_s or seconds)
 
     def is_installed(self, name: str) -> bool:
@@ -140,8 +140,7 @@ class LearnedFile:
 
         Args:
             modules: the modules that the workers import or try to find.
-            unfit: the modules that can never be preloaded, each with the module that makes it
-                unfit.
+            unfit: the modules that can never be preloaded, each with the module that is the cause.
             directories: the directories in which packages are installed.
         """
         known, self._endless = self.known, None
@@ -161,7 +160,7 @@ class LearnedFile:
         """Add the final results at the end of the job.
 
         Args:
-            modules: the modules imported by watched workers.
+            modules: the modules that watched workers have imported.
             writes: the names of the variables that the script set.
             are_all: whether the list is complete, because a worker that started cold was watched.
         """
@@ -170,7 +169,7 @@ class LearnedFile:
             known = known._replace(directories=_directories(self._packages if modules else ()))
         if not known.directories:
             return
-        if not (modules and are_all):  # a variable may have been set unnoticed
+        if not (modules and are_all):  # a variable may have been set without being noticed
             writes = sorted({*known.writes, *writes})
         known = known._replace(
             modules=tuple(dict.fromkeys((*known.modules, *modules))),
@@ -190,7 +189,7 @@ class LearnedFile:
         if known.directories != _directories([each.path for each in known.directories]):
             return nothing
         with contextlib.suppress(OSError):
-            os.utime(self._path)  # mark it as recently used
+            os.utime(self._path)  # mark the file as recently used
         return known
 
     def _store(self, known: Learned) -> None:
@@ -205,12 +204,12 @@ class LearnedFile:
             files.replace(self._path, json.dumps(fields.plain(known)))
             _remove_oldest(folder)
         except OSError:
-            pass  # the disk is full or not writable, so the next job learns it again
+            pass  # the disk is full or read-only, so the next job learns the profile again
 
 
 def directory(variables: Mapping[str, str]) -> str:
-    """Return the directory that holds these files, or an empty string if the user doesn't have a
-    home directory.
+    """Return the directory that contains all profiles, or an empty string if the user doesn't have
+    a home directory.
     """
     base = variables.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # as the XDG Base Directory Specification requires
@@ -222,26 +221,28 @@ def directory(variables: Mapping[str, str]) -> str:
 
 
 def forget(variables: Mapping[str, str], script: str | None = None) -> list[str]:
-    """Remove the profile of one script or of all scripts. Return the scripts, each of them once.
+    """Remove the profile of one script, or of all scripts. Return these scripts, without
+    duplicates.
 
     Args:
         variables: the environment.
-        script: the path of the script, the name of a module that is run with -m, or None for all.
+        script: the path of the script, the name of a module that is run with -m, or None for all
+            scripts.
 
     Raises:
-        OSError: if a file can't be removed; the other files are still removed.
+        OSError: if a file can't be removed. All other files are removed nevertheless.
     """
     forgotten, problem = set(), None
     wanted = None if script is None else (_real(script), f"-m {script} in ")
     for path in _files(directory(variables)):
         known = _read(path)
-        name = known.script if known is not None else path  # the file is damaged
+        name = known.script if known is not None else path  # None means that the file is damaged
         if wanted is None or name == wanted[0] or name.startswith(wanted[1]):
             try:
                 os.unlink(path)
                 forgotten.add(name)
             except FileNotFoundError:
-                pass  # another process was faster
+                pass  # another process has already removed it
             except OSError as error:
                 problem = error
     if problem is not None:
@@ -250,8 +251,8 @@ def forget(variables: Mapping[str, str], script: str | None = None) -> list[str]
 
 
 def _script(argv: Sequence[str]) -> str:
-    """Return the workers' program in a form that serves both for people and as a key. The result is
-    empty if the program is read from stdin or the working directory was removed.
+    """Return the workers' program in a human-readable form that also serves as a key. The result is
+    empty if the program is read from stdin, or if the working directory has been removed.
     """
     try:
         if argv[2] == "-m":
@@ -264,7 +265,7 @@ def _script(argv: Sequence[str]) -> str:
 def _real(path: str) -> str:
     try:
         return os.path.realpath(path)
-    except OSError:  # a relative path, and the working directory was removed
+    except OSError:  # the path is relative, and the working directory was removed
         return path
 
 
@@ -274,7 +275,7 @@ def _path(folder: str, program: str, script: str) -> str:
 
 
 def _directories(paths: Collection[str]) -> tuple[PackageDirectory, ...]:
-    """Return the directories that exist, with their modification times."""
+    """Return the directories that exist, each with its modification time."""
     found = []
     for path in sorted(set(paths)):
         with contextlib.suppress(OSError):
@@ -293,7 +294,7 @@ def _read(path: str) -> Learned | None:
     try:
         with files.opened(path) as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
-                return None  # it belongs to another user
+                return None  # the file belongs to another user
             known: Learned = fields.record(Learned, fields.decode(file.read(_LONGEST)))
     except (OSError, fields.Malformed):
         return None
@@ -307,7 +308,7 @@ def _files(folder: str) -> Iterator[str]:
 
 
 def _remove_oldest(folder: str) -> None:
-    """Remove the least recently used files."""
+    """Remove the least recently used profiles."""
     ages = []
     for path in _files(folder):
         with contextlib.suppress(OSError):

@@ -1,7 +1,8 @@
-"""Decides when the warm spawner starts, and which modules and variables it imports with.
+"""Decides when to start the warm spawner, which modules it imports, and with which environment
+variables.
 
-`Preload.fork` takes the place of the cold spawner's `fork`. If the warm spawner is ready, it forks
-a generation's workers; otherwise they start cold. There is at most one warm spawner in use.
+`Preload.fork` is used instead of the cold spawner's `fork`. If the warm spawner is ready, it forks
+a generation's workers. Otherwise, the workers start cold. At most one warm spawner is in use.
 
     named modules   if there are at least 1.5 workers per processor, or with --keep-warm, the warm
                     spawner starts first, and the first generation waits for it. Otherwise, the
@@ -30,7 +31,7 @@ a generation's workers; otherwise they start cold. There is at most one warm spa
                     job has --keep-warm
 
 Environment variables that the script sets before its imports are adopted, which means that the warm
-spawner imports the modules with these variables set. A worker that sets different values restarts
+spawner sets them too before it imports the modules. A worker that sets different values restarts
 itself cold (`preload/lazy_modules.py`), and the next warm spawner uses those values.
 """
 
@@ -87,24 +88,24 @@ _GUARD_S = 1.0
 """How long a warm spawner's guard may take to exit after SIGKILL."""
 _SILENT_S = 10.0
 _PATIENCE_S = 120.0
-"""How long the first generation waits for modules that the user named. Cold workers would have to
-import them anyway.
+"""How long the first generation waits for modules that the user has specified. Cold workers would
+have to import these modules anyway.
 """
 _TRIES = 3
 _POLL_S = 0.02
 _LONG_S = 2.0
 _LONGEST_START_S = 120.0
-"""If a cold start took longer than this, its duration isn't a measure of the time for imports."""
+"""If a cold start takes longer than this, its duration says nothing about the import time."""
 
 
 class _Leftovers:
-    """Processes that warm spawners leave for this agent to end: their guards, and processes started
-    by imports.
+    """The processes that warm spawners leave behind and that this agent has to end. They are the
+    spawners' guards, and processes that imports have started.
     """
 
     def __init__(self) -> None:
-        linux.adopt_orphans()  # a process that an import started must not outlive this one
-        self._guards: set[int] = set()  # guards of stopped warm spawners, not yet reaped
+        linux.adopt_orphans()  # a process that an import started must not outlive the agent
+        self._guards: set[int] = set()  # guards of stopped warm spawners, to be reaped
 
     def await_guard(self, guard: int) -> None:
         """Record the guard of a stopped warm spawner."""
@@ -120,24 +121,24 @@ class _Leftovers:
                     pass
 
     def end(self) -> None:
-        """End the processes that imports started."""
+        """Kill the processes that imports have started."""
         linux.end_children(_END_LIMIT_S, linux.own_children)
 
 
 class _Successor:
-    """Receives messages from a new warm spawner that is meant to replace another one."""
+    """Receives messages from a new warm spawner that is meant to replace the current one."""
 
     def __init__(self, preload: "Preload") -> None:
         self._preload = preload
         self.without, self.learned, self.wrote = preload.without, preload.learned, preload.wrote
 
     def ready(self, event: PreloadReady) -> None:
-        """Record that it can fork workers."""
+        """Record that the new warm spawner can fork workers."""
         self._preload.ready(event)
         self._preload.replace_if_ready()
 
     def lost(self, reason: str, *, retry: bool) -> None:
-        """End the new spawner. The other one stays in use."""
+        """Stop the new warm spawner. The current one stays in use."""
         del retry
         self._preload.give_up_successor(reason)
 
@@ -149,11 +150,11 @@ class Preload:
         loop: the agent's loop.
         worker_program: the workers' program and variables.
         modules: the modules to import, or AUTO.
-        cold: starts workers without preloaded modules.
+        cold: the spawner that starts workers without preloaded modules.
         record: called with events.
         say: called with messages for the user.
-        watched: a worker in the first generation that has finished its imports, or None before the
-            first generation.
+        watched: a worker in the first generation that has finished its imports, or None if there
+            hasn't been a generation yet.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class Preload:
         self._record = record
         self._say = say
         self._spawner: WarmSpawner | None = None
-        self._asked: tuple[str, ...] | None = None  # the imports of the most recent process
+        self._asked: tuple[str, ...] | None = None  # modules that the latest process imports
         self._next: WarmSpawner | None = None
         self._replaced = 0
         self._lent = False
@@ -216,7 +217,7 @@ class Preload:
         self._why_not = self._why_not or "with so few workers, preloading would not be faster"
 
     def _watch(self) -> None:
-        """Set up memory in which the first worker reports its imports."""
+        """Set up shared memory in which the first worker reports its imports."""
         if self._watched is None:
             try:
                 self._watched = WatchedWorker(self._loop)
@@ -227,7 +228,7 @@ class Preload:
                 ) from None
 
     def _take(self) -> bool:
-        """Try to take over a suitable warm process from an earlier job."""
+        """Try to take over a suitable warm process that an earlier job has left behind."""
         asked = [] if self._modules.is_auto else self._modules.names
         taken = self._processes.take(asked, self._record)
         if taken is None:
@@ -245,9 +246,9 @@ class Preload:
         return self._spawner is None or self._spawner.is_ready or bool(self._generations)
 
     def wait(self, otherwise: Callable[[], bool]) -> None:
-        """Wait, up to a time limit, until the warm spawner is ready for the first generation.
-        Before that, wait for any warm process that is being created for the same script, because it
-        may be suitable.
+        """Wait, up to a time limit, until the warm spawner is ready for the first generation. If
+        another warm process is being created for the same script, wait for that process first,
+        because it may be suitable.
         """
         if self._is_held_up:
             self._await_other(otherwise)
@@ -260,8 +261,8 @@ class Preload:
             self._note_endless_import()
 
     def _await_other(self, otherwise: Callable[[], bool]) -> None:
-        """Wait until no warm process is being created, then take one over or start a warm
-        spawner.
+        """Wait until no other warm process is being created. Then take over a warm process, or
+        start a warm spawner.
         """
         began = self._loop.now()
 
@@ -282,10 +283,10 @@ class Preload:
             self._take_or_start()
 
     def _pays_to_wait(self, made: BeingMade | None, waited_s: float) -> bool:
-        """Return whether it is worth waiting for a process from another job that is importing its
+        """Return whether it is worth waiting for another job's process that is still importing its
         modules.
         """
-        if made is None:  # it is just starting, or it uses a different relight version
+        if made is None:  # the process is just starting, or uses a different relight version
             return waited_s < import_ahead.UNKNOWN_S
         learned = self._modules.learned
         import_s = (learned.known.import_s if learned is not None else 0.0) or None
@@ -300,18 +301,18 @@ class Preload:
 
     def while_idle(self) -> None:
         """Start the warm spawner while this node waits for a generation, if its modules are known.
-        If the script sets variables, its first workers are watched instead.
+        If the script sets environment variables, its first worker is watched instead.
         """
         modules = self._modules
         if not modules.names or (self._spawner or self._next) is not None or not self._tries:
             return
         if self._generations or not _sets_variables(self._worker_program, modules.learned):
             self._reclaim()
-            self._start(low_priority=True)  # a generation may begin before it has finished
+            self._start(low_priority=True)  # a generation may begin before it is ready
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that make a worker report its imports, if the worker should be
-        watched.
+        """Return the environment variables that make a worker report its imports, if this worker is
+        to be watched.
         """
         is_ready = self._spawner is not None and self._spawner.is_ready
         if self._watched is None or local_rank or self._is_upgraded():
@@ -321,7 +322,7 @@ class Preload:
         return self._watched.variables(variables)
 
     def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
-        """Start the workers; return the spawner's pid and the agent's end of their socket.
+        """Start the workers, and return the spawner's pid and the agent's end of their socket.
 
         Raises:
             OSError: if no process can be forked, or no descriptor is left.
@@ -356,7 +357,7 @@ class Preload:
         return held
 
     def _learn_from_worker(self) -> None:
-        """Check periodically whether the first worker has imported a module that is not
+        """Periodically check whether the first worker has imported a module that is not
         preloaded.
         """
         if self._watched is not None and self._modules.is_auto:
@@ -377,17 +378,21 @@ class Preload:
                 self._begin_successor()
 
     def _begin_successor(self) -> None:
-        """Start a warm spawner with all modules, to replace the one that lacks some."""
+        """Start a warm spawner that imports all modules, to replace the current one, which lacks
+        some.
+        """
         assert self._watched is not None
         self._replaced += 1
         self._modules.add(self._watched.imports())
         try:
             self._next = self._begin_spawner(_Successor(self), low_priority=True)
         except OSError:
-            pass  # the other one stays; `_replaced` was counted, so the next attempt is later
+            pass  # the current one stays in use, and `_replaced` delays the next attempt
 
     def replace_if_ready(self) -> None:
-        """Replace the warm spawner with its successor, unless it has workers as children."""
+        """Replace the warm spawner with its successor, unless the current one has workers as
+        children.
+        """
         if self._next is not None and self._next.is_ready and not self._lent:
             successor, self._next = self._next, None
             self._stop()
@@ -395,7 +400,7 @@ class Preload:
             self._spawner = successor
 
     def give_up_successor(self, reason: str) -> None:
-        """End a successor that is unusable."""
+        """Stop a successor that can't be used."""
         if self._next is not None:
             self._record(PreloadUnfit(reason, not self._modules.is_auto))
             self._end(self._next)
@@ -412,15 +417,15 @@ class Preload:
                 )
 
     def fork_beside(self) -> "Fork | None":
-        """Return a function that starts workers alongside running workers from another spawner.
-        Return None if the warm spawner is not ready, or the running workers are its own.
+        """Return a function that starts workers while workers from another spawner are running.
+        Return None if the warm spawner is not ready, or if the running workers are its own.
         """
         warm = self._spawner
         return self.fork if warm is not None and warm.is_ready and not self._lent else None
 
     def close(self) -> None:
-        """End the warm spawner and return once it has exited. Its workers must already have exited.
-        With --keep-warm, a warm process stays for the next job, or is started now.
+        """Stop the warm spawner, and wait until it has exited. Its workers must already have
+        exited. With --keep-warm, a warm process is kept for the next job, or is started now.
         """
         self._remember()
         if self._worker_program.keep is not None and self._generations:
@@ -449,7 +454,7 @@ class Preload:
             learned.add(imports, sorted(writes), are_all=self._first_cold)
 
     def _keep(self) -> None:
-        """Leave behind a process with all modules for the next job."""
+        """Leave a warm process with all modules behind for the next job."""
         self._record = lambda _: None  # this job is over
         stale, can_help = self._script.adopt()
         imports = [] if self._watched is None else self._watched.imports()
@@ -478,7 +483,7 @@ class Preload:
         self._record(event)
 
     def without(self, module: str, reason: str, seconds: float) -> None:
-        """Report a module that the warm spawner left out."""
+        """Report a module that the warm spawner did not preload."""
         if self._modules.learned is not None:
             self._modules.learned.note_unfit(module, reason, seconds)
         self._note_left_out(PreloadWithout(module, reason, seconds, not self._modules.is_auto))
@@ -504,15 +509,19 @@ class Preload:
         )
 
     def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
-        """Store the workers' imports for the next job with this script."""
+        """Store what the workers have imported, for the next job with this script."""
         self._modules.write(unfit, directories)
 
     def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
-        """Record a variable that a worker's script or a library set before an import."""
+        """Record an environment variable that a worker's script, or a library, has set before an
+        import.
+        """
         self._script.report(name, value, by_library=by_library)
 
     def lost(self, reason: str, *, retry: bool) -> None:
-        """End a warm spawner that is unusable; the next generation starts another if `retry`."""
+        """Stop a warm spawner that can't be used. If `retry` is set, the next generation starts
+        another one.
+        """
         self._why_not = reason
         self._record(PreloadUnfit(reason, not self._modules.is_auto))
         self._stop()
@@ -523,7 +532,9 @@ class Preload:
             self._tries = 0
 
     def _note_endless_import(self) -> None:
-        """Record the module that took most of the time, if its import has not finished."""
+        """Record the module whose import has taken most of the time, if that import has not
+        finished.
+        """
         warm, learned = self._spawner, self._modules.learned
         if learned is not None and warm is not None and warm.importing:
             seconds = self._loop.now() - warm.importing_since
@@ -550,13 +561,13 @@ class Preload:
     def _fork_warm(
         self, warm: WarmSpawner, plans: Sequence[WorkerPlan], scratch: str
     ) -> socket.socket | None:
-        """Have the warm spawner fork the workers. Return the agent's end of the socket, or None if
-        that fails.
+        """Have the warm spawner fork the workers, and return the agent's end of the socket. Return
+        None if forking fails.
         """
         try:
             connection = warm.send(plans, scratch, self._cold.held())
         except OSError as error:
-            warm.hear()  # the reason why the socket was closed may be pending
+            warm.hear()  # it may have sent the reason why it closed the socket
             if not warm.is_stopped:
                 self.lost(
                     f"can't send it the list of workers to fork: {error.strerror}", retry=True
@@ -566,12 +577,12 @@ class Preload:
             return connection
         if not warm.is_stopped:
             self.lost(f"it has not forked the workers within {ANSWER_S:.0f} s", retry=False)
-        connection.close()  # not earlier, or the spawner would conclude that this process exited
+        connection.close()  # an earlier close would tell the spawner that this process exited
         self._tries = 0
         return None
 
     def _learn(self, *, low_priority: bool = True) -> None:
-        """Start the warm spawner with the imports of the watched worker."""
+        """Start the warm spawner with the modules that the watched worker has imported."""
         modules = self._modules
         if not modules.names and self._watched is not None:
             modules.add(self._watched.imports())
@@ -583,8 +594,8 @@ class Preload:
             self._learn_from_worker()
 
     def _end_outdated(self) -> None:
-        """End a warm spawner that imported its modules with different variable values from those
-        that the script sets.
+        """Stop a warm spawner that imported its modules while environment variables had different
+        values from those that the script sets.
         """
         reason, can_help = self._script.adopt()
         if reason:
@@ -618,8 +629,8 @@ class Preload:
         """Start a process that imports all known modules.
 
         Raises:
-            BlockingIOError: if another job has started a process that outlives it and is importing
-                now.
+            BlockingIOError: if another job has started a process that will outlive that job and is
+                importing modules now.
             OSError: if no process can be forked, or no descriptor is left.
         """
         worker, names, learned = self._worker_program, self._modules.names, self._modules.learned
@@ -631,11 +642,13 @@ class Preload:
         return spawner
 
     def _is_upgraded(self) -> bool:
-        """Return whether a new process would run a different version of relight from this one."""
+        """Return whether relight has been upgraded, so that a new process would run a different
+        version than this process does.
+        """
         return files() != self._files
 
     def _begin(self, setup: dict[str, Any]) -> SpawnerHandle:
-        """Start a process. If this is desired and possible, the process outlives the job."""
+        """Start a process. The process outlives the job, if this is requested and possible."""
         if self._worker_program.keep is not None:
             try:
                 return self._processes.start(setup)
@@ -652,8 +665,8 @@ class Preload:
             self._spawner = None
 
     def _end(self, spawner: WarmSpawner, *, is_kept: bool = False) -> None:
-        """End a warm spawner. If the process that it belongs to is still importing and is not to be
-        kept, end that process too.
+        """Stop a warm spawner. If the process that it belongs to is still importing modules and is
+        not to be kept, kill that process too.
         """
         if spawner.is_lasting and not spawner.guard and not is_kept:
             warm_processes.stop_imports(spawner.pid)
@@ -680,11 +693,11 @@ def instructions(
 
     Args:
         worker: the workers' program.
-        modules: the modules.
-        learned: the profile that they come from, if --preload=auto is used.
-        writes: the variables that the script sets before its imports. The value is None for a
-            variable that it removes.
-        low_priority: whether to run at the lowest priority.
+        modules: the modules to import.
+        learned: the profile that the modules come from, if --preload=auto is used.
+        writes: the environment variables that the script sets before its imports. The value is None
+            for a variable that the script removes.
+        low_priority: whether the process runs at the lowest priority.
     """
     return {
         "agent": os.getpid(),
@@ -706,12 +719,14 @@ def _waits(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
     """Return whether it is faster to wait for the warm spawner than to import the modules in every
     worker, or whether the next job needs the warm spawner anyway.
 
-    It takes about a third of the import time to check whether the modules can be preloaded.
+    Checking whether the modules can be preloaded takes about a third of the import time.
     """
     crowded = 2 * worker.local_world_size >= 3 * linux.cpus()
     return (crowded or worker.keep is not None) and not _sets_variables(worker, learned)
 
 
 def _sets_variables(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
-    """Return whether the script sets variables, as far as this can be determined before it runs."""
+    """Return whether the script sets environment variables, as far as this can be determined before
+    the script runs.
+    """
     return bool(learned and learned.known.writes) or script_scan.sets_variables(worker.argv)

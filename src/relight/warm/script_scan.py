@@ -1,9 +1,9 @@
-"""Scans a script's source before it runs, to determine whether it sets variables, how it gets its
-local rank, and what it imports.
+"""Scans a script's source code before the script runs, to determine whether the script sets
+environment variables, how it gets its local rank, and what it imports.
 
-The script and the modules next to it that it imports, at most 50 files, are scanned but not parsed.
-The result is a guess, but it does not depend on the syntax being valid. The scan takes 0.5 ms for
-one small file, and 40 ms for 50 large ones.
+The script and the modules next to it that it imports (at most 50 files) are scanned, but not
+parsed. The result is a guess, but does not depend on the syntax being valid. The scan takes 0.5 ms
+for one small file, and 40 ms for 50 large files.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _IMPORT = re.compile(
 _NAME = re.compile(rb"[A-Za-z_][\w.]*")
 _LOCAL_RANK = re.compile(rb"""["']--local([-_])rank["']""")
 _READS_LOCAL_RANK = (b"LOCAL_RANK", b"accelerate", b"deepspeed", b"lightning", b"transformers")
-"""The variable itself, and the names of libraries that read it."""
+"""The environment variable itself, and the names of libraries that read it."""
 _CALLS = (b"environ.setdefault(", b"environ.update(", b"putenv(")
 
 
@@ -29,15 +29,16 @@ def sets_variables(argv: Sequence[str]) -> bool:
     """Return whether a worker's program appears to write to its environment.
 
     Args:
-        argv: a worker's command line: the interpreter, `-u`, and the script or `-m` and a module.
+        argv: a worker's command line. It consists of the interpreter, `-u`, and the script or `-m`
+            and a module.
     """
     return any(map(_sets_variables, _texts(argv)))
 
 
 def local_rank_flags(argv: Sequence[str]) -> tuple[tuple[str, ...], bool, bool]:
     """Return which of the flags `--local-rank` and `--local_rank` a worker's program appears to
-    know, whether it may also get its local rank from LOCAL_RANK, and whether it accepts unknown
-    flags.
+    accept, whether the program may also get its local rank from LOCAL_RANK, and whether it accepts
+    unknown flags.
     """
     texts = list(_texts(argv))
     found = {match[1].decode() for text in texts for match in _LOCAL_RANK.finditer(text)}
@@ -47,7 +48,7 @@ def local_rank_flags(argv: Sequence[str]) -> tuple[tuple[str, ...], bool, bool]:
 
 
 def import_lines(argv: Sequence[str]) -> str:
-    """Return a digest of the lines in a worker's program that import something."""
+    """Return a digest of the import lines in a worker's program."""
     lines = {
         line.strip() for text in _texts(argv) for line in text.splitlines() if b"import" in line
     }
@@ -60,7 +61,9 @@ def _sets_variables(text: bytes) -> bool:
 
 
 def _texts(argv: Sequence[str]) -> Iterator[bytes]:
-    """Yield the source of the script, and of the modules next to it that are imported."""
+    """Yield the source code of the script, and of the modules next to the script that it
+    imports.
+    """
     folder, left = _start(argv)
     seen = set(left)
     read = 0
@@ -80,8 +83,8 @@ def _texts(argv: Sequence[str]) -> Iterator[bytes]:
 
 
 def _start(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the directory that is searched for modules first, and the possible locations of the
-    program.
+    """Return the first directory in which modules are searched for, and the possible locations of
+    the program.
     """
     program = argv[2]
     if program == "-":
@@ -100,14 +103,14 @@ def _imported(text: bytes, folder: str, own: str) -> Iterator[str]:
     script.
 
     Args:
-        text: the source.
+        text: the file's source code.
         folder: the directory for absolute imports.
         own: the directory for relative imports.
     """
     for match in _IMPORT.finditer(text):
         dots, module, rest = match.groups()
         names = [m[0] for part in rest.split(b",") if (m := _NAME.match(part.strip(b" \t()")))]
-        if module:  # from a import b: `b` may be a module as well
+        if module:  # in `from a import b`, `b` may also be a module
             names = [module, *(module + b"." + name for name in names)]
         base = own if dots else folder
         for _ in (dots or b"")[1:]:

@@ -1,13 +1,13 @@
-"""The variables that a script sets before its imports. The warm spawner sets them too before it
-imports modules.
+"""Tracks the environment variables that a script sets before its imports. The warm spawner sets the
+same variables before it imports modules.
 """
 
 from collections.abc import Mapping
 
 
 class ScriptVariables:
-    """The variables known so far. None means that the script removes a variable, or does not always
-    set it to the same value.
+    """The variables that are known so far. The value None means that the script removes the
+    variable, or does not always set it to the same value.
 
     Attributes:
         values: the adopted variables.
@@ -23,7 +23,7 @@ class ScriptVariables:
         return {*self.values, *self._reported} - self._of_libraries
 
     def report(self, name: str, value: str | None, *, by_library: bool) -> None:
-        """Record a variable that a worker reported. It is adopted later."""
+        """Record a variable that a worker has reported. It is adopted later."""
         if by_library:
             self._of_libraries.add(name)
         else:
@@ -36,11 +36,11 @@ class ScriptVariables:
         self.values.update(values)
 
     def adopt(self) -> tuple[str, bool]:
-        """Adopt what workers have reported since the last call.
+        """Adopt the variables that workers have reported since the last call.
 
         Returns:
-            The reason why earlier imports can no longer be used, or an empty string if nothing was
-            reported, and whether it can help to import again with these values.
+            The reason why earlier imports can no longer be used (an empty string if nothing was
+            reported), and whether it can help to import the modules again with these values.
         """
         again = sorted(self._reported.keys() & self.values.keys())
         names = ", ".join(again or sorted(self._reported))

@@ -1,8 +1,8 @@
-"""Finds, takes over, starts and ends warm processes, which keep imported modules between jobs.
+"""Finds, takes over, starts and stops warm processes, which keep modules imported between jobs.
 
-A job takes over a process that was created for the same program in the same directory, if a fresh
-process would import exactly the same (`warm/fork_compat.py`). The warm process itself checks that
-the files are unchanged (`preload/warm_process.py`).
+A job takes over a process that was created for the same program in the same directory, if a new
+process would import exactly the same modules (`warm/fork_compat.py`). The warm process itself
+checks that the imported files are unchanged (`preload/warm_process.py`).
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from relight.warm.warm_spawner import SpawnerHandle
 from relight.warm.worker_program import WorkerProgram
 
 ANSWER_S = 5.0
-"""The time limit for all warm processes to describe themselves. They normally take milliseconds.
-Under load they may take seconds, but cold imports then take even longer.
+"""The time limit for all warm processes to send their descriptions. This normally takes
+milliseconds. Under load, it may take seconds, but cold imports then take even longer.
 """
 _MAX = 3
-"""The maximum number of warm processes per user. Each of them holds its modules in memory."""
+"""The maximum number of warm processes per user. Each of them keeps its modules in memory."""
 _LONGEST = 16 << 20
 _NO_SESSION = "4294967295"
 """The audit session of a process that was not started from a login."""
@@ -42,24 +42,25 @@ class FoundProcess(NamedTuple):
 
 
 class WarmProcesses:
-    """The user's warm processes that can fork workers for one program.
+    """A user's warm processes that can fork workers for one program.
 
     Args:
-        worker: the program.
+        worker: the workers' program.
     """
 
     def __init__(self, worker: WorkerProgram) -> None:
         self._worker = worker
-        self._mine: list[str] = []  # sockets of the processes that were taken over or started
+        self._mine: list[str] = []  # sockets of the processes that this job took over or started
 
     def take(
         self, asked: Sequence[str], record: Callable[[Event], None]
     ) -> tuple[SpawnerHandle, Description] | None:
-        """Take over the newest suitable process, so that it serves this job. Return it, or None.
+        """Take over the newest suitable process for this job, and return it. Return None if there
+        is none.
 
         Args:
-            asked: the modules that it must have been asked to import.
-            record: called with the choice, and with the reasons why other processes were not
+            asked: the modules that the process must have been asked to import.
+            record: called with the chosen process, and with the reasons why other processes are not
                 suitable.
         """
         for found in self._fitting(asked, record):
@@ -81,7 +82,7 @@ class WarmProcesses:
     def _fitting(
         self, asked: Sequence[str], record: Callable[[Event], None]
     ) -> Iterator[FoundProcess]:
-        questions = _Questions(self._paths())  # they check their files in the meantime
+        questions = _Questions(self._paths())  # the processes check their files in the meantime
         try:
             facts = fork_compat.collect() if questions else {}
             for found in questions.answers():
@@ -94,22 +95,24 @@ class WarmProcesses:
             questions.close()
 
     def are_being_made(self) -> tuple[bool, BeingMade | None]:
-        """Return whether a process is importing its modules, and its state."""
+        """Return whether any process is still importing its modules, and the state of that
+        process.
+        """
         try:
             return SocketDirectory(self._worker.variables).is_being_made(_name(self._worker))
         except OSError:
             return False, None
 
     def start(self, setup: dict[str, Any], *, is_ahead: bool = False) -> SpawnerHandle:
-        """Start a process. When it is ready, it replaces the ones that were taken over or started
-        before. If there are too many processes, the least recently used one ends.
+        """Start a process. When it is ready, it replaces the processes that this job took over or
+        started before. If there are too many processes, the least recently used one is stopped.
 
         Args:
-            setup: instructions for `preload/warm_fork.py`, without the lifetime.
+            setup: the instructions for `preload/warm_fork.py`, except for the lifetime.
             is_ahead: whether this process runs without a job.
 
         Raises:
-            BlockingIOError: if another job's process is importing now.
+            BlockingIOError: if another job's process is importing modules now.
             OSError: if the socket directory can't be used, or no process can be forked.
         """
         worker, keep = self._worker, self._worker.keep
@@ -135,7 +138,9 @@ class WarmProcesses:
             os.close(lock)
 
     def discard(self) -> None:
-        """Prevent the processes that were taken over or started from serving further jobs."""
+        """Prevent the processes that this job took over or started from being used by other
+        jobs.
+        """
         for path in self._mine:
             stop(path)
 
@@ -143,14 +148,14 @@ class WarmProcesses:
         try:
             return SocketDirectory(self._worker.variables).sockets(_name(self._worker))
         except OSError:
-            return []  # nobody has created it, or it belongs to another user
+            return []  # the directory doesn't exist, or belongs to another user
 
 
 class _Questions:
-    """Connections over which warm processes describe themselves.
+    """Connections to warm processes, over which the processes send their descriptions.
 
     Args:
-        paths: the paths of their sockets.
+        paths: the paths of the processes' sockets.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -162,8 +167,9 @@ class _Questions:
         return any(self._open.values())
 
     def answers(self) -> Iterator[FoundProcess]:
-        """Yield the descriptions as they arrive. Simultaneous arrivals are in the order of the
-        paths. A slow or unresponsive process does not delay the others.
+        """Yield each process as soon as its description arrives. Processes whose descriptions
+        arrive at the same time are in the order of their paths. A slow or unresponsive process does
+        not delay the others.
         """
         poll, paths = select.poll(), dict[int, str]()
         for path, connection in self._open.items():
@@ -183,14 +189,14 @@ class _Questions:
                         yield found
 
     def close(self) -> None:
-        """Close the connections to the processes that have not responded."""
+        """Close the connections to processes that have not responded."""
         for connection in self._open.values():
             if connection is not None:
                 connection.close()
         self._open.clear()
 
     def _has_ended(self, path: str) -> bool:
-        """Read the available data; return whether it is complete."""
+        """Read the data that is available, and return whether it is complete."""
         connection = self._open[path]
         assert connection is not None
         try:
@@ -204,7 +210,9 @@ class _Questions:
         return not more or text.endswith(b"\n") or len(text) > _LONGEST
 
     def _probe(self, path: str) -> FoundProcess | None:
-        """Take over the connection if there is a description; close it otherwise."""
+        """Return a process along with its connection if it has sent a description. Otherwise, close
+        the connection.
+        """
         connection = self._open.pop(path)
         assert connection is not None
         try:
@@ -226,23 +234,25 @@ def ask(path: str) -> FoundProcess | None:
 
 
 def stop(path: str) -> None:
-    """Ask a warm process to end once the jobs that use it have finished."""
+    """Ask a warm process to exit as soon as all jobs that use it have finished."""
     if found := ask(path):
         with found.connection:
             _sends(found.connection, b"stop\n")
 
 
 def stop_imports(guard: int) -> None:
-    """Kill a process that is importing its modules, given its guard, which then exits."""
+    """Kill a process that is still importing its modules. `guard` is the pid of its guard, which
+    then exits.
+    """
     for pid in linux.tree(guard):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(guard, signal.SIGCONT)  # it may have been stopped
+        os.kill(guard, signal.SIGCONT)  # the guard may have been stopped
 
 
 def script(argv: Sequence[str]) -> str:
-    """Return a worker's program in a form suitable for display."""
+    """Format a worker's program for display."""
     return " ".join(warm_spawner.program_part(argv)[2:])
 
 
@@ -262,7 +272,7 @@ def _name(worker: WorkerProgram) -> str:
 def _difference(
     description: Description, worker: WorkerProgram, facts: dict[str, str], asked: Sequence[str]
 ) -> str:
-    """Return why a job can't use a warm process, or an empty string if it can."""
+    """Return the reason why a job can't use a warm process, or an empty string if it can."""
     if description.why_not:
         return description.why_not
     if lacking := [name for name in asked if name not in description.asked]:
@@ -274,8 +284,8 @@ def _difference(
 
 
 def _end_oldest(directory: SocketDirectory) -> None:
-    """End the least recently used processes that no job is using, so that there is room for one
-    more.
+    """Stop the least recently used processes that no job is using, so that another process can be
+    started.
     """
     found = [each for path in directory.sockets() if (each := ask(path))]
     idle = [each for each in found if not each.description.jobs]
@@ -289,9 +299,9 @@ def _end_oldest(directory: SocketDirectory) -> None:
 
 
 def _session() -> int:
-    """Return the topmost ancestor of this process that belongs to the same login session. When that
-    ancestor ends, the user has logged out. Return 0 if this process doesn't belong to a session, as
-    in most containers.
+    """Return the topmost ancestor of this process in the same login session. When that ancestor
+    exits, the user has logged out. Return 0 if this process doesn't belong to a login session,
+    which is the case in most containers.
     """
     mine = _identity("self")
     top, pid = 0, os.getppid() if mine[1] not in ("", _NO_SESSION) else 0
@@ -301,7 +311,9 @@ def _session() -> int:
 
 
 def _identity(pid: int | str) -> tuple[int, str]:
-    """Return a process's user and login session, as numbered by the audit subsystem."""
+    """Return a process's user and login session, by the ids that the audit subsystem has
+    assigned.
+    """
     try:
         with open(f"/proc/{pid}/sessionid") as file:
             return os.fstat(file.fileno()).st_uid, file.read()

@@ -1,7 +1,7 @@
-"""The sockets of warm processes, which are in the directory that `user_sockets` provides, and the
-messages sent over them.
+"""Manages the sockets of warm processes, which are in the directory that `user_sockets` provides,
+and defines the messages that are sent over them.
 
-A socket is named after the program for which its process can fork workers (`name`).
+A socket's name is derived from the program for which the process can fork workers (`name`).
 """
 
 import contextlib
@@ -22,15 +22,16 @@ _RANDOM_BYTES = 6
 
 
 class Description(NamedTuple):
-    """The description of itself that a warm process sends to clients.
+    """A warm process's description of itself, which it sends to clients.
 
-    `script` is its workers' program. `asked` are the requested modules, and `learned` the modules
-    from --preload=auto. `modules` is the number of imported modules, including their dependencies.
-    `writes` are the names of variables that the script sets before its imports. `facts` and
-    `variables` must match those of a job (`warm/fork_compat.py`). `why_not` is the reason why jobs
-    may no longer use the process, or empty. The process was created `age_s` seconds ago. `jobs` is
-    the number of jobs that are using it, and `uses` the number that have used it. It has been idle
-    for `idle_s` seconds, and ends after being idle for `stays_s` seconds.
+    `script` is the workers' program. `asked` are the modules that were requested, and `learned` are
+    the modules from --preload=auto. `modules` is the number of imported modules, including their
+    dependencies. `writes` are the names of environment variables that the script sets before its
+    imports. `facts` and `variables` must match those of a job (`warm/fork_compat.py`). `why_not` is
+    the reason why jobs may no longer use the process, or empty. The process was created `age_s`
+    seconds ago. `jobs` is the number of jobs that are using the process, and `uses` is the number
+    of jobs that have used it. The process has been idle for `idle_s` seconds, and exits after it
+    has been idle for `stays_s` seconds.
     """
 
     pid: int
@@ -53,8 +54,8 @@ class BeingMade(NamedTuple):
     """A warm process that is importing its modules, with the pid of its guard and the workers'
     program.
 
-    It has imported `imported` of `modules` modules so far. It began at `began_s` on the monotonic
-    clock, and lets other processes run first if `is_low_priority`.
+    The process has imported `imported` of `modules` modules so far. It started at `began_s` on the
+    monotonic clock, and has a low priority if `is_low_priority` is set.
     """
 
     guard: int
@@ -65,12 +66,12 @@ class BeingMade(NamedTuple):
     imported: int = 0
 
     def text(self) -> bytes:
-        """Return the content that is written to the locked file."""
+        """Return the content to write to the locked file."""
         return json.dumps(fields.plain(self._replace(imported=0))).encode() + b"\n"
 
     @classmethod
     def parse(cls, text: bytes) -> "BeingMade | None":
-        """Parse the content of a locked file: `text`, followed by the number of imported
+        """Parse the content of a locked file, which is `text` followed by the number of imported
         modules.
         """
         described, _, imported = text.partition(b"\n")
@@ -82,13 +83,13 @@ class BeingMade(NamedTuple):
 
 
 class SocketDirectory:
-    """The directory that contains this user's sockets.
+    """The directory that contains the sockets of this user's warm processes.
 
     Args:
         variables: the environment.
 
     Raises:
-        OSError: if it can't be created, or other users have access to it.
+        OSError: if the directory can't be created, or if other users have access to it.
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -106,8 +107,8 @@ class SocketDirectory:
         return [path for _, path in sorted(ages, reverse=True)]
 
     def new(self, name: str) -> tuple[str, int]:
-        """Return the path for a new socket and the descriptor of a locked file. As long as that
-        file is open somewhere, a process with this name counts as being created.
+        """Return the path for a new socket, and the descriptor of a locked file. As long as any
+        process has that file open, a process with this name counts as being created.
 
         Raises:
             BlockingIOError: if another process with this name is being created.
@@ -123,15 +124,17 @@ class SocketDirectory:
                 raise
             if os.fstat(lock).st_nlink:
                 return path, lock
-            os.close(lock)  # `unlock` removed it in the meantime
+            os.close(lock)  # `unlock` has removed the file in the meantime
 
     def is_being_made(self, name: str) -> tuple[bool, BeingMade | None]:
-        """Return whether a process with this name is being created, and its state."""
+        """Return whether a process with this name is being created, and the state of that
+        process.
+        """
         text = self._is_locked(self._lock(name))
         return text is not None, BeingMade.parse(text or b"")
 
     def being_made(self) -> list[BeingMade]:
-        """Return the processes that are being created."""
+        """Return all processes that are being created."""
         found = []
         for name in os.listdir(self.path):
             if name.startswith(_LOCK):
@@ -145,7 +148,7 @@ class SocketDirectory:
 
     @staticmethod
     def _is_locked(path: str) -> bytes | None:
-        """Return the content of a file if it is locked, or None otherwise."""
+        """Return the content of a file if the file is locked, and None otherwise."""
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -169,6 +172,6 @@ def unlock(lock: int) -> None:
 
 
 def name(*what: str) -> str:
-    """Return the socket name shared by all processes that can fork workers for the same program."""
+    """Return the socket name for all processes that can fork workers for the same program."""
     text = "\0".join(what).encode(errors="surrogateescape")
     return hashlib.sha256(text).hexdigest()[:24]

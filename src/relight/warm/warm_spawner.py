@@ -1,6 +1,7 @@
-"""The warm spawner, a process that imports modules once and forks the workers of each generation.
+"""Controls the warm spawner, a process that imports modules once and then forks each generation's
+workers.
 
-This is the agent's side. The code of the process itself is in `preload/warm_fork.py`.
+This module is the agent's side. The code of the process itself is in `preload/warm_fork.py`.
 """
 
 import errno
@@ -22,19 +23,21 @@ from relight.processes.generation_pipe import WorkerPlan
 from relight.warm.worker_program import WorkerProgram, hook, variable
 
 ANSWER_S = 10.0
-"""How long a generation waits for the warm spawner to fork the workers before it starts cold."""
+"""How long a generation waits for the warm spawner to fork the workers before the workers are
+started cold.
+"""
 _FORK_S = 10.0
 """How long a fork through an intermediate process may take. That process may have been stopped."""
 _ROOM = " " * 16384
-"""Reserves memory in a process that outlives the job. It is the memory from which proc(5) shows the
-arguments of later jobs.
+"""An argument that reserves memory in a process that outlives the job. /proc shows the arguments of
+later jobs from this memory.
 """
 _DO_NOTHING = "import os; os.write({fd}, b'unfit it starts without sitecustomize\\n')"
 
 
 class SpawnerHandle(NamedTuple):
-    """The socket and the pid of a newly started process, or of a warm process that has accepted a
-    job. If `is_lasting` is set, the process outlives the job, and forks the guard and the warm
+    """The socket and the pid of either a newly started process, or a warm process that has accepted
+    a job. If `is_lasting` is set, the process outlives the job, and forks a guard and a warm
     spawner for the job.
     """
 
@@ -44,47 +47,51 @@ class SpawnerHandle(NamedTuple):
 
 
 class WarmSpawnerOwner(Protocol):
-    """Receives a warm spawner's messages through calls made by the loop."""
+    """Receives messages from a warm spawner. The event loop calls these methods."""
 
     def ready(self, event: PreloadReady) -> None:
         """Called when the modules have been imported and the spawner can fork workers."""
 
     def without(self, module: str, reason: str, seconds: float) -> None:
-        """Called with a module that the spawner left out, and how long its import took."""
+        """Called with a module that the spawner did not preload, and how long the module's import
+        took.
+        """
 
     def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
         """Called before `ready` with the modules that can never be preloaded, each with the module
-        that makes it unfit, and with the directories of installed packages.
+        that is the cause, and with the directories of installed packages.
         """
 
     def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
-        """Called with a variable that was set before an import by a worker's script, or by a
-        library during its own import. None means that it was removed.
+        """Called with an environment variable that a worker's script has set before an import, or
+        that a library has set during its own import. None means that the variable was removed.
         """
 
     def lost(self, reason: str, *, retry: bool) -> None:
-        """Called when the spawner can no longer be used. The owner then stops it. If `retry` is
-        true, another one may work.
+        """Called when the spawner can no longer be used. The owner then stops the spawner. If
+        `retry` is true, another spawner may work.
         """
 
 
 class WarmSpawner:
-    """A single warm spawner, from its start to its end. It ends when this process ends.
+    """A warm spawner, from its start to its end. The spawner exits when this process exits.
 
     Args:
         loop: the agent's loop.
-        origin: the handle of the process (`start`, `warm/warm_processes.py`).
-        owner: receives its messages.
+        origin: the handle of the process, from `start` or `warm/warm_processes.py`.
+        owner: receives the spawner's messages.
 
     Attributes:
-        began: when it started, on the loop's clock.
-        guard: the pid of its guard, or 0 while a process that is to outlive the job is importing.
-        pid: its own pid; until it is ready, the pid of the process that imports the modules.
-        importing: the module that it is currently importing, or an empty string.
-        importing_since: when that import began, on the loop's clock.
-        is_lasting: whether the process with the modules outlives the job.
-        is_ready: whether it can fork workers.
-        is_stopped: whether `stop` was called.
+        began: the time when the spawner was started, on the loop's clock.
+        guard: the pid of the spawner's guard, or 0 while a process that is to outlive the job is
+            importing modules.
+        pid: the spawner's pid or, until it is ready, the pid of the process that imports the
+            modules.
+        importing: the module that is currently being imported, or an empty string.
+        importing_since: the time when that import began, on the loop's clock.
+        is_lasting: whether the process that has imported the modules outlives the job.
+        is_ready: whether the spawner can fork workers.
+        is_stopped: whether `stop` has been called.
 
     Raises:
         OSError: if no descriptor is left.
@@ -106,8 +113,8 @@ class WarmSpawner:
         loop.on_readable(self._control, self._receive)
 
     def send(self, plans: Sequence[WorkerPlan], scratch: str, held: Sequence[int]) -> socket.socket:
-        """Send the plans of a generation, and the descriptors to keep open as long as there are
-        workers; return the agent's end of the generation's socket.
+        """Send a generation's plans, and the descriptors to keep open as long as there are workers.
+        Return the agent's end of the generation's socket.
 
         Raises:
             OSError: if the plans can't be sent, or no descriptor is left.
@@ -115,7 +122,7 @@ class WarmSpawner:
         return generation_pipe.send(self._control, plans, scratch, held)
 
     def wait_forked(self, connection: socket.socket) -> bool:
-        """Wait until a generation's workers have been forked. Return False if that fails."""
+        """Wait until a generation's workers have been forked. Return False if forking fails."""
         words: list[bytes] = []
 
         def hear() -> None:
@@ -127,19 +134,19 @@ class WarmSpawner:
 
         self._signal(signal.SIGCONT)  # in case it is stopped
         self._loop.on_readable(connection, hear)
-        # If the connection ends, the reason arrives on the control socket.
+        # If the connection is closed, the reason arrives on the control socket.
         self._loop.run_until(lambda: any(words) or self.is_stopped, ANSWER_S)
         self._loop.forget(connection)
         return words == [b"holder "]
 
     def describe_progress(self, state: str) -> str:
-        """Return `state`, followed by the module that the spawner was importing, unless it has
-        imported all modules.
+        """Return `state`, followed by the module that the spawner was importing. The module is
+        omitted if all modules have been imported.
         """
         return f"{state}; it imported {self.importing}" if self.importing else state
 
     def stop(self) -> None:
-        """Kill the spawner. The caller still has to wait for its guard."""
+        """Kill the spawner. The caller still has to wait for the spawner's guard."""
         self.is_ready = False
         self.is_stopped = True
         self._loop.forget(self._control)
@@ -156,7 +163,7 @@ class WarmSpawner:
             self._child.send(number)
 
     def hear(self) -> None:
-        """Process pending messages without waiting."""
+        """Process the messages that have arrived, without waiting for more."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if poll.poll(0):
@@ -202,11 +209,11 @@ class WarmSpawner:
                 name, seconds, reason = rest.split(" ", 2)
                 self._owner.without(name, reason, float(seconds))
             elif word == "unfit":
-                self._owner.lost(rest, retry=False)  # the next one would fail in the same way
+                self._owner.lost(rest, retry=False)  # another spawner would fail in the same way
                 return
 
     def _describe_exit(self) -> str:
-        """Describe how the warm spawner ended after it closed its socket, without reaping it."""
+        """Describe how a warm spawner that has closed its socket ended, without reaping it."""
         if self._child is None:
             return "it has ended"
         poll = select.poll()
@@ -216,7 +223,7 @@ class WarmSpawner:
         try:
             end = os.waitid(os.P_PID, self.guard, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         except ChildProcessError:
-            end = None  # reaped by the generation that used it, or by a warm process
+            end = None  # the generation that used it, or a warm process, has reaped it
         if end is None:
             return "it has ended"
         if end.si_code == os.CLD_EXITED:
@@ -225,9 +232,9 @@ class WarmSpawner:
 
 
 def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> SpawnerHandle:
-    """Start an interpreter that receives only a socket and a file with its instructions.
+    """Start an interpreter that inherits only a socket and a file with its instructions.
 
-    It ends with this process, unless `setup["keep"]` says otherwise.
+    The interpreter exits when this process exits, unless `setup["keep"]` specifies otherwise.
 
     Raises:
         OSError: if no process can be forked, or no descriptor is left.
@@ -260,8 +267,8 @@ def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> SpawnerHandle:
 
 def lasting_argv(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the command line for a process that outlives the job, based on a worker's command
-    line. It omits the script's arguments, and has room in /proc/PID/cmdline for those of other
-    jobs.
+    line. The script's arguments are replaced with blanks, which reserve space in /proc/PID/cmdline
+    for the arguments of other jobs.
     """
     return (*program_part(argv), _ROOM)
 
@@ -272,7 +279,7 @@ def program_part(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def _fork_away() -> int:
-    """Fork a process that does not become this process's child, although this process is a
+    """Fork a process that does not become a child of this process, although this process is a
     subreaper. Return the new process's pid, or 0 in the new process.
 
     Raises:

@@ -22,7 +22,7 @@ step.
 
 
 class WatchedWorker:
-    """Reads a worker's imports from shared memory, written by the worker (`worker/hook`).
+    """Reads a worker's imports from shared memory, to which the worker writes them (`worker/hook`).
 
     Raises:
         OSError: if memory or descriptors are exhausted.
@@ -32,7 +32,7 @@ class WatchedWorker:
         self._loop = loop
         self._fd = linux.anonymous_file("relight-modules")
         os.ftruncate(self._fd, _SIZE)
-        # If the file shrank, accessing the memory here would cause a SIGBUS.
+        # If the file were truncated, accessing the memory here would cause a SIGBUS.
         with contextlib.suppress(AttributeError, OSError):
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self._memory = mmap.mmap(self._fd, _SIZE)
@@ -45,11 +45,13 @@ class WatchedWorker:
         self._made = self._began = self._changed = loop.now()
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that make a worker with `variables` report its imports."""
+        """Return the environment variables that make a worker whose environment is `variables`
+        report its imports.
+        """
         return hook(f"learn:/proc/{os.getpid()}/fd/{self._fd}", variables)
 
     def begin(self) -> None:
-        """Begin a generation by setting up memory for its first worker's reports."""
+        """Set up shared memory for the reports of a new generation's first worker."""
         self._read()
         self._earlier = self._lines
         self._memory[: self._size] = bytes(self._size)
@@ -58,7 +60,9 @@ class WatchedWorker:
         self._began = self._changed = self._loop.now()
 
     def poll(self, look: Callback) -> None:
-        """Call `look` repeatedly, often at first, then rarely while nothing new is imported."""
+        """Call `look` repeatedly. The calls are frequent at first, and less frequent while nothing
+        new is imported.
+        """
 
         def run() -> None:
             self._timer = self._loop.call_after(
@@ -70,7 +74,7 @@ class WatchedWorker:
             run()
 
     def when_imports(self, modules: Collection[str], done: Callback) -> None:
-        """Call `done` once the worker imports any of these modules, or after a time limit."""
+        """Call `done` as soon as the worker imports any of these modules, or after a time limit."""
         end = self._loop.now() + import_ahead.LEARN_S
 
         def look() -> None:
@@ -83,7 +87,7 @@ class WatchedWorker:
         self._timer = self._loop.call_after(_POLL_S, look)
 
     def seen(self) -> WorkerImports:
-        """Return the progress of the worker's imports."""
+        """Return how far the worker has come with its imports and its first step."""
         now = self._loop.now()
         self._read()
         return WorkerImports(
@@ -96,30 +100,30 @@ class WatchedWorker:
         )
 
     def first_start_s(self) -> float:
-        """Return how long the first worker took to reach its first step or, if it has not taken
-        one, how long it has been running.
+        """Return how long the first worker took to reach its first step. If it has not taken a step
+        yet, return how long it has been running.
         """
         self._read()
         return self._first_start_s if _STEP in self._lines else self._loop.now() - self._made
 
     def imports(self) -> list[str]:
-        """Return the names of the modules that workers have imported, in the order of the
-        imports.
+        """Return the names of the modules that workers have imported, in the order in which they
+        were imported.
         """
         self._read()
         names = (line for line in self._lines if line[:1] not in (b"=", b"!"))
         return [name.decode(errors="replace") for name in names]
 
     def writes(self) -> dict[str, str | None]:
-        """Return the variables that the script has set so far. The value is None for a variable
-        that it has removed.
+        """Return the environment variables that the script has set so far. The value is None for a
+        variable that the script has removed.
         """
         found = {}
         self._read()
         for line in self._lines:
             if line[:1] == b"=":
-                # The script may have overwritten the memory. An invalid escape is a warning, which
-                # the user may have turned into an error.
+                # The script may have overwritten the memory. An invalid escape sequence is only a
+                # warning, but the user may have turned warnings into errors.
                 with contextlib.suppress(ValueError, Warning):
                     name, value = variable(line[1:])
                     found[name] = value
@@ -132,14 +136,14 @@ class WatchedWorker:
             self._timer = None
 
     def close(self) -> None:
-        """Stop watching and release the memory."""
+        """Stop watching the worker, and release the shared memory."""
         self.stop()
         self._memory.close()
         os.close(self._fd)
 
     def _read(self) -> None:
-        """Read the new lines. A line reported by two workers counts once."""
-        size = self._memory.find(b"\0") % (_SIZE + 1)  # everything if no zero byte is found
+        """Read the lines that are new. A line that two workers report counts only once."""
+        size = self._memory.find(b"\0") % (_SIZE + 1)  # all memory if there is no zero byte
         if size != self._size:
             self._size, self._changed = size, self._loop.now()
             lines = self._memory[:size].split(b"\n")[:-1]

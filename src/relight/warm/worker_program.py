@@ -1,7 +1,8 @@
-"""The program of this node's workers, and the variables that load relight's hook into them.
+"""Describes the program that workers on this node run, and the environment variables that load
+relight's hook into them.
 
-This module imports next to nothing, because each job with `--max-restarts` needs it before its
-workers start.
+This module imports as little as possible, because each job with `--max-restarts` needs it before
+the workers start.
 """
 
 import os
@@ -20,12 +21,13 @@ _FILES = (
 
 
 class WorkerProgram(NamedTuple):
-    """The program, arguments and variables that all workers on this node share.
+    """The program, arguments and environment variables that are the same for all workers on this
+    node.
 
     `own` contains the names of variables that differ between workers, and `program` is a path.
     `keep` is how long the process with the modules outlives the job, or None if it doesn't.
-    `in_background` means that the imports are for restarts only. No worker waits for them, and they
-    only use resources that would otherwise be idle.
+    `in_background` means that the modules are imported only for restarts. In that case, no worker
+    waits for the imports, and the imports only use resources that would otherwise be idle.
     """
 
     program: str
@@ -38,7 +40,9 @@ class WorkerProgram(NamedTuple):
 
 
 def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make an interpreter run `hook/sitecustomize.py` at startup."""
+    """Return the environment variables that make an interpreter run `hook/sitecustomize.py` at
+    startup.
+    """
     folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "worker", "hook")
     before = variables.get("PYTHONPATH")
     hook = {"RELIGHT_HOOK": task}
@@ -49,14 +53,16 @@ def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def variable(line: bytes) -> tuple[str, str | None]:
-    """Return the name of a variable that a script set, and its value (None if it was removed)."""
+    """Parse the name and the value of a variable that a script has set. The value is None if the
+    script has removed the variable.
+    """
     name, equals, value = line.decode("unicode_escape").partition("=")
     return name, value if equals else None
 
 
 def files() -> tuple[tuple[int, int], ...]:
-    """Identify a preloading process's startup files, to detect whether they still belong to this
-    agent's version.
+    """Identify the files that a preloading process loads at startup, so that the agent can detect
+    whether they still belong to its own version.
     """
     package, found = os.path.dirname(os.path.dirname(__file__)), []
     for path in _FILES:

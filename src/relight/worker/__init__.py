@@ -1,5 +1,5 @@
-"""Functions for training scripts. Importing this module costs nothing, and it also works without
-the launcher.
+"""Provides functions for training scripts. Importing this module takes almost no time, and its
+functions also work without the launcher.
 
 from relight.worker import progress, should_checkpoint
 
@@ -29,7 +29,7 @@ from relight.core.workers.shared_words import (
 )
 from relight.worker import (
     replicas,
-    shared_words_writer,  # not at the first call, as a job may outlive relight's files
+    shared_words_writer,  # not at the first call, because a job may outlive relight's files
 )
 from relight.worker.replicas import StateLostError as StateLostError
 
@@ -44,15 +44,17 @@ if TYPE_CHECKING:
 
 _page: "memoryview | None" = None
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""The memory shared with the agent is next to this file."""
+"""The variable with the path of the error file. The memory that is shared with the agent is next to
+this file.
+"""
 
 
 class Membership(NamedTuple):
     """This worker's place in its job.
 
     `nodes` is the number of nodes, and `node_rank` is the rank of this node. `restarts` is how many
-    times the workers have been restarted after a failure; the limit is `max_restarts`. `requeues`
-    is how many times the scheduler has restarted the job or this node's agent.
+    times the workers have been restarted after a failure, and `max_restarts` is the limit.
+    `requeues` is how many times the scheduler has restarted the job or this node's agent.
     """
 
     rank: int
@@ -66,18 +68,18 @@ class Membership(NamedTuple):
 
 
 def should_checkpoint() -> bool:
-    """Return whether this worker should save a checkpoint and exit with exit code 0, because its
-    node is being preempted or because nodes are waiting to join
+    """Return whether this worker should save a checkpoint and exit with code 0. Possible reasons
+    are that its node is being preempted, or that nodes are waiting to join
     (`--membership-change=at-checkpoint`).
 
-    Call it equally often in all ranks, for example once per step, because the launcher makes the
-    same call return True in all ranks. Before that, a rank that is ahead of the others may wait in
-    a call for a few milliseconds. Without the launcher, the result is always False. A call takes
-    less than a microsecond.
+    Call this function equally often in all ranks, for example once per step, because the launcher
+    makes the same call return True in all ranks. Before that, a rank that is ahead of the others
+    may wait in a call for a few milliseconds. Without the launcher, the result is always False. A
+    call takes less than a microsecond.
     """
     page = _page or _open()
     call = page[CALLS] + 1
-    if call > MAX_CALLS:  # the script has overwritten the memory
+    if call > MAX_CALLS:  # the script has overwritten the shared memory
         call = 1
     page[CALLS] = call
     if page[0] == 0 and page[1] == 0:  # LIMIT and AGREED: each read takes a tenth of a call
@@ -88,10 +90,10 @@ def should_checkpoint() -> bool:
 def deadline() -> float | None:
     """Return how many seconds are left until this worker is stopped, or None if that is unknown.
 
-    The time is known once `should_checkpoint` has returned True. It is also known if the scheduler
-    has announced the job's time limit, as in Slurm (`SLURM_JOB_END_TIME`) and in jobs that were
-    submitted with `relight submit` and a time limit. The result is negative if that time has
-    passed.
+    The remaining time is known once `should_checkpoint` has returned True. It is also known if the
+    scheduler has announced the job's time limit, as in Slurm (`SLURM_JOB_END_TIME`) and in jobs
+    that were submitted with `relight submit` and a time limit. The result is negative if that time
+    has already passed.
     """
     until_stop = left_s(_page or _open(), time.monotonic())
     left = [] if until_stop is None else [until_stop]
@@ -106,14 +108,14 @@ def progress(step: int, total: int | None = None) -> None:
     """Report to the launcher that this worker has completed a step.
 
     Args:
-        step: the number of the step, counted from 0. After a restart, continue from the
-            checkpoint's step number.
+        step: the step's number, starting at 0. After a restart, continue with the step number from
+            the checkpoint.
         total: the total number of training steps, from which `relight status`, `relight top` and
-            the status page compute the remaining time. It is sufficient to pass it once.
+            the status page compute the remaining time. It only needs to be passed once.
 
     Raises:
         ValueError: if `step` or `total` is negative or above 2**62.
-        RuntimeError: if a rank was replaced, and `Generation.share` was not called.
+        RuntimeError: if a rank has been replaced, but `Generation.share` has not been called.
     """
     if not 0 <= step <= MAX_STEP:
         raise ValueError(f"step {step} is not between 0 and 2**62")
@@ -133,24 +135,25 @@ def progress(step: int, total: int | None = None) -> None:
 
 
 def report(**values: float) -> None:
-    """Report numbers from this worker, such as `loss` and `lr`, to the launcher. They are shown by
-    `relight top`, the status page and `relight status --json`. Names that aren't passed keep their
+    """Report numbers from this worker, such as `loss` and `lr`, to the launcher. `relight top`, the
+    status page and `relight status --json` show these numbers. Names that aren't passed keep their
     previous numbers.
 
     Args:
-        values: the numbers, with names of at most 24 bytes; at most 8 names in total. A tensor with
-            one element is also accepted; converting it waits for its device.
+        values: the numbers, by name. A worker can report at most 8 names, each of which has at most
+            24 bytes. A tensor with one element is also accepted, but converting it waits for its
+            device.
 
     Raises:
-        ValueError: if there are more names, or a name is longer.
+        ValueError: if there are too many names, or if a name is too long.
     """
     page = _page or _open()
     shared_words_writer.report(page, {name: float(value) for name, value in values.items()})
 
 
 def membership() -> Membership:
-    """Return this worker's place in its job, as set by the launcher in the environment. Without a
-    launcher, the result describes the only rank in a single-node job.
+    """Return this worker's place in its job, which the launcher sets in the environment. Without a
+    launcher, the result describes the only rank of a single-node job.
     """
 
     def number(name: str, default: int) -> int:
@@ -174,13 +177,13 @@ def membership() -> Membership:
 def recoverable(
     function: "Callable[Concatenate[Generation, P], R]",
 ) -> "Callable[P, R]":
-    """Decorate the training function so that this process survives the failure of another rank.
+    """Decorate the training function so that this process survives if another rank fails.
 
     The function receives the generation as its first argument. If another rank fails, this rank's
-    collectives also fail. The process group is then destroyed and, once the missing ranks have
-    been started, the function is called again in the same process with the same arguments. It
-    begins with `init_process_group`, wraps the model, and calls `generation.share`
-    (relight.worker.replicas.Generation). Anything built outside the function is kept.
+    collectives also fail. The process group is then destroyed. Once the missing ranks have been
+    started, the function is called again in the same process with the same arguments. The function
+    has to call `init_process_group`, wrap the model, and call `generation.share`
+    (relight.worker.replicas.Generation). Objects that were created outside the function are kept.
 
     Without relight, or if the surviving processes can't be kept, the function is called only once.
     """
@@ -204,11 +207,11 @@ def recoverable(
 
 
 def record(function: "Callable[P, R]") -> "Callable[P, R]":
-    """Decorate the script's main function so that its exception is written to this worker's error
-    file (`TORCHELASTIC_ERROR_FILE`) in torch's format.
+    """Decorate the script's main function so that an exception it raises is written to this
+    worker's error file (`TORCHELASTIC_ERROR_FILE`) in torch's format.
 
-    relight itself reads the traceback from stderr and does not need the file, but other launchers
-    may.
+    relight itself reads the traceback from stderr and does not need the error file, but other
+    launchers may need it.
     """
     from functools import wraps
 
@@ -234,8 +237,8 @@ def _open() -> memoryview:
 
 
 def _detach() -> None:
-    """Stop sharing memory in a child process, such as a data loader's. The child does not count as
-    the worker.
+    """Stop sharing memory in a child process, such as a data loader process, because the child is
+    not the worker.
     """
     global _page
     _page = memoryview(bytearray(SIZE)).cast("Q")

@@ -1,13 +1,13 @@
 """Implements `breakpoint()` in a worker. It waits for `relight debug` to connect, and runs pdb in
 the worker.
 
-The agent sets PYTHONBREAKPOINT, so this module is imported at the first breakpoint. A worker whose
-stdin is a terminal debugs there, as under torchrun. Workers can't easily share a terminal, so only
-the first one uses it.
+The agent sets PYTHONBREAKPOINT, so this module is imported at the first breakpoint. If a worker's
+stdin is a terminal, the debugger runs on that terminal, as under torchrun. Workers can't easily
+share a terminal, so only the first worker at a breakpoint uses it.
 
-The worker listens on a Unix socket in the abstract namespace (unix(7)), named after its pid; only
-its own user and root may connect, and only one at a time. As long as a socket with that name
-exists, --hang-timeout is suspended. Messages are lines of JSON:
+The worker listens on a Unix socket in the abstract namespace (unix(7)) whose name contains the
+worker's pid. Only the worker's own user and root may connect, and only one client at a time. As
+long as a socket with that name exists, --hang-timeout is suspended. Messages are lines of JSON:
 
     to relight debug     print TEXT, ask PROMPT, candidates LIST, runs
     from it              line TEXT, complete [TEXT, LINE, BEGIN, END]
@@ -34,21 +34,21 @@ _TERMINAL = "\0relight-terminal-"
 _OWN = ("bdb", "pdb", __name__)
 """Modules that the debugger does not step into."""
 _MAX_SHOWN = 64 * 1024
-"""The maximum number of characters of earlier output shown to a terminal that attaches late."""
+"""The maximum number of characters of earlier output to show on a terminal that attaches late."""
 
 _own = threading.local()
 _one_at_a_time = threading.RLock()
-"""Held by the thread that is at a debugger prompt."""
+"""The lock that a thread holds while it is at a debugger prompt."""
 _remote: "_Remote | None" = None
 _has_terminal = False
 
 
 def wait(*, header: str | None = None, commands: list[str] | None = None) -> None:
-    """Stop here until a user attaches to this process and continues it.
+    """Block until a user attaches to this process and continues it.
 
     Args:
         header: as in `pdb.set_trace`.
-        commands: as in `pdb.set_trace`; for Python 3.14 and later.
+        commands: as in `pdb.set_trace`, for Python 3.14 and later.
     """
     frame = sys._getframe(1)
     debugger = getattr(_own, "debugger", None)
@@ -72,7 +72,7 @@ def _debugger() -> "_Debugger":
 
 
 def _takes_terminal() -> bool:
-    """Return whether this process may debug at the terminal that is its stdin."""
+    """Return whether this process may run the debugger on the terminal that is its stdin."""
     global _has_terminal
     try:
         number = os.fstat(0).st_rdev if os.isatty(0) else 0
@@ -82,18 +82,18 @@ def _takes_terminal() -> bool:
         holder = socket.socket(socket.AF_UNIX)
         try:
             holder.bind(f"{_TERMINAL}{number}")
-            holder.detach()  # keep it open until this process ends
+            holder.detach()  # keep the socket open until this process exits
             _has_terminal = True
         except OSError:
-            holder.close()  # another rank is debugging there
+            holder.close()  # another rank uses the terminal
     return _has_terminal
 
 
 @contextlib.contextmanager
 def _at_terminal() -> Iterator[None]:
-    """Replace the agent's pipe with the terminal as stdout, because readline supports editing only
-    on a terminal. The socket shows other processes that this process is at a breakpoint and that a
-    terminal is attached.
+    """Make the terminal this process's stdout instead of the agent's pipe, because readline only
+    supports editing on a terminal. The socket shows other processes that this process is at a
+    breakpoint, and that a terminal is attached.
     """
     with socket.socket(socket.AF_UNIX) as shown:
         shown.bind(f"{NAME}{os.getpid()}")
@@ -113,7 +113,7 @@ def _at_terminal() -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Don't share the attached terminal or the debugger with a child process."""
+    """Make sure that a child process shares neither the attached terminal nor the debugger."""
     global _remote, _own, _one_at_a_time
     if _remote is not None:
         _remote.disconnect()
@@ -121,10 +121,10 @@ def _forget() -> None:
 
 
 class _Debugger(pdb.Pdb):
-    """pdb, with `relight debug` or this process's own terminal as its terminal.
+    """A pdb debugger whose terminal is either `relight debug` or this process's own terminal.
 
     Args:
-        remote: the connection to the other end, or None for this process's own terminal.
+        remote: the connection to `relight debug`, or None for this process's own terminal.
     """
 
     def __init__(self, remote: "_Remote | None") -> None:
@@ -140,7 +140,7 @@ class _Debugger(pdb.Pdb):
 
     def cmdloop(self, intro: Any | None = None) -> None:
         """Read and execute commands until the process continues."""
-        if self._asks:  # pdb's own `commands` reads further commands
+        if self._asks:  # pdb's own `commands` command reads more commands
             super().cmdloop(intro)
             return
         remote = self._remote
@@ -156,7 +156,7 @@ class _Debugger(pdb.Pdb):
         return self.place or _frame_location(self.curframe)
 
     def do_interact(self, arg: str) -> None:
-        """Start an interpreter at the same terminal, as pdb does."""
+        """Start an interactive interpreter on the same terminal, as pdb does."""
         remote, frame = self._remote, self.curframe
         if remote is None or frame is None:
             super().do_interact(arg)
@@ -187,23 +187,25 @@ class _Debugger(pdb.Pdb):
         try:
             return list(complete(text, stripped, begin, end))
         except Exception:
-            return []  # readline also shows none when a completer fails
+            return []  # readline also shows no completions if a completer fails
 
 
 class _Remote(io.TextIOBase):
-    """pdb's stdin and stdout, connected to `relight debug` or not connected yet."""
+    """A file object that serves as pdb's stdin and stdout. It is connected to `relight debug` once
+    a user attaches.
+    """
 
     def __init__(self) -> None:
         self._connection: socket.socket | None = None
         self._received = b""
         self._tail = ""  # the incomplete last line, which becomes the prompt for the next input
-        self._shown = ""  # output since the process stopped
+        self._shown = ""  # output since this process stopped
         self._debugger: _Debugger | None = None
 
     @contextlib.contextmanager
     def serving(self, debugger: _Debugger) -> Iterator[None]:
-        """Answer requests on behalf of this debugger, then tell the other end that the process is
-        running.
+        """Respond to requests on behalf of this debugger. Afterwards, notify the other end that the
+        process is running.
         """
         self._debugger = debugger
         try:
@@ -214,7 +216,7 @@ class _Remote(io.TextIOBase):
             self._tail = self._shown = ""
 
     def disconnect(self) -> None:
-        """Close the connection. The next prompt waits for a new one."""
+        """Close the connection. The next prompt waits for a new connection."""
         if self._connection is not None:
             self._connection.close()
         self._connection, self._received = None, b""
@@ -224,14 +226,14 @@ class _Remote(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Print complete lines at the other end."""
+        """Print complete lines on the other end's terminal."""
         whole, newline, self._tail = (self._tail + text).rpartition("\n")
         self._print(whole + newline)
         return len(text)
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
-        """Prompt with the incomplete last line, and return the input. If a terminal disconnects
-        without sending input, prompt on the next one.
+        """Use the incomplete last line as a prompt, and return the input. If a terminal disconnects
+        without sending any input, prompt on the next terminal that attaches.
         """
         del size
         while True:
@@ -306,7 +308,7 @@ def _frame_location(frame: FrameType | None) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line about this rank on stderr, even if the script replaced `sys.stderr`."""
+    """Print a line about this rank to stderr, even if the script has replaced `sys.stderr`."""
     rank = os.environ.get("RANK", "?")
     os.write(2, f"relight: rank {rank} {text}\n".encode(errors="replace"))
 

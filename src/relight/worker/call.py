@@ -1,10 +1,11 @@
-"""Implements a worker that calls a function and saves its result. It is run as `python -m
-relight.worker.call DIR [VARIABLE]`.
+"""Implements a worker that calls a function and saves the function's result. The worker is started
+as `python -m relight.worker.call DIR [VARIABLE]`.
 
-`relight.launch` writes `call.pickle` into the directory or, for an array of jobs, into the
-subdirectory named by the variable's value. The directory itself may also be given as the name of a
-variable. Each worker writes `RANK.begun` next to it, then `RANK.result` or `RANK.error`. Files are
-loaded only if they belong to the calling user and are in a directory that only this user can enter.
+`relight.launch` writes `call.pickle` to the directory or, for a job array, to the subdirectory
+whose name is the variable's value. DIR may also be the name of a variable that contains the
+directory. Next to `call.pickle`, each worker writes `RANK.begun`, and then `RANK.result` or
+`RANK.error`. Files are loaded only if they belong to the calling user, and only from a directory
+that no other user can enter.
 """
 
 import atexit
@@ -31,9 +32,10 @@ _RESULT_FILE = re.compile(rf"[0-9]{{1,9}}\.({RESULT}|{ERROR}|{BEGUN})")
 
 
 class Begun(NamedTuple):
-    """The attempt that a worker belongs to. A later attempt compares greater.
+    """The attempt that a worker belongs to. A later attempt compares as greater.
 
-    `place` distinguishes attempts with the same number of restarts, because each has its own store.
+    `place` distinguishes attempts that have the same number of restarts, because each attempt has
+    its own store.
     """
 
     restart: int
@@ -43,13 +45,13 @@ class Begun(NamedTuple):
 
     @property
     def attempt(self) -> tuple[int, str]:
-        """A value that is the same for all ranks in an attempt."""
+        """A value that all ranks in an attempt have in common."""
         return self.restart, self.place
 
 
 class WithLocalRank:
-    """A function whose arguments may refer to the worker. In strings, `${local_rank}` is replaced
-    as in torch's launcher (torch.distributed.elastic.utils.macros).
+    """A function whose arguments may refer to the worker. In string arguments, `${local_rank}` is
+    replaced as in torch's launcher (torch.distributed.elastic.utils.macros).
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -65,12 +67,12 @@ class WithLocalRank:
 
 
 def main(directory: str) -> None:
-    """Call the function and save its result or its exception."""
+    """Call the function, and save its result or its exception."""
     rank = os.environ["RANK"]
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     begun = Begun(restart, time.time(), place, int(os.environ["WORLD_SIZE"]))
-    for kind in (RESULT, ERROR):  # these may be files from an earlier attempt
+    for kind in (RESULT, ERROR):  # the files may be left over from an earlier attempt
         try:
             os.unlink(os.path.join(directory, f"{rank}.{kind}"))
         except FileNotFoundError:
@@ -86,7 +88,7 @@ def main(directory: str) -> None:
         sys.argv[1:] = []
         result = function(*args, **kwargs)
     except BaseException as error:
-        if function is None and isinstance(error, UsageError):  # its message is already complete
+        if function is None and isinstance(error, UsageError):  # the message is already complete
             save_error(error, "")
             sys.exit(EXIT_FAILED)
         error.__traceback__ = _user_frames(error.__traceback__)
@@ -105,8 +107,8 @@ def main(directory: str) -> None:
 
 
 def _user_frames(found: types.TracebackType | None) -> types.TracebackType | None:
-    """Return the part of a traceback that begins in the user's function, if it includes that
-    function.
+    """Return the part of a traceback that begins in the user's function, or None if the traceback
+    doesn't include that function.
     """
     own, each = found, found
     while each is not None:
@@ -119,8 +121,8 @@ def _user_frames(found: types.TracebackType | None) -> types.TracebackType | Non
 def _show(
     kind: type[BaseException], error: BaseException, found: types.TracebackType | None
 ) -> None:
-    """Print an uncaught exception as Python does, but without relight's frames. Also show source
-    lines for code without a file, which Python 3.12 and earlier don't do (Python/traceback.c).
+    """Print an uncaught exception as Python does, but without relight's frames. Source lines are
+    also shown for code without a file, which Python 3.12 and earlier don't do (Python/traceback.c).
     """
     error.__traceback__ = found = _user_frames(found)
     if sys.version_info < (3, 13):
@@ -130,8 +132,9 @@ def _show(
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process the way multiprocessing ends its processes. Threads and exit functions
-    finish first, but objects are not freed one by one, which would take half a second with torch.
+    """Exit this process in the same way as multiprocessing exits its worker processes. Threads and
+    exit functions finish first, but objects are not freed one by one, which would take half a
+    second with torch.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     _keep_operators()
@@ -143,8 +146,9 @@ def leave(exit_code: int) -> NoReturn:
 
 
 def _keep_operators() -> None:
-    """Keep the operators that Python code registered (torch.library, torch 2.13). At exit, torch
-    removes them one by one, which takes 40 ms in a forked process and affects only that process.
+    """Keep the operators that Python code has registered (torch.library, torch 2.13). At exit,
+    torch would remove them one by one. That takes 40 ms in a forked process, and has no effect
+    outside the process.
     """
     remove = getattr(sys.modules.get("torch.library"), "_del_library", None)
     if remove is None:
@@ -155,7 +159,7 @@ def _keep_operators() -> None:
 
 
 def _received(directory: str) -> Any:
-    """Return the function with its positional and keyword arguments."""
+    """Load the function, along with its positional and keyword arguments."""
     with open(os.path.join(directory, "call.pickle"), "rb") as file:
         elsewhere, path, main_module, payload, sources = pickle.load(file)  # noqa: S301  # from the caller
     sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)] * elsewhere or path
@@ -166,12 +170,12 @@ def _received(directory: str) -> Any:
 
 
 def is_result_file(name: str) -> bool:
-    """Return whether this is the name of a file that a worker saves."""
+    """Return whether a file name is one of those that workers use to save results."""
     return _RESULT_FILE.fullmatch(name) is not None
 
 
 def dumps(value: Any) -> bytes:
-    """Return a pickle. If cloudpickle is installed, functions that can't be imported are also
+    """Pickle a value. If cloudpickle is installed, functions that can't be imported are also
     supported.
     """
     try:
@@ -194,7 +198,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _portable(error: BaseException) -> BaseException | None:
-    """Return the exception if it can be pickled and unpickled, or None otherwise."""
+    """Return the exception if it can be pickled and unpickled, and None otherwise."""
     try:
         Unpickler(dumps(error)).load()
     except Exception:

@@ -1,10 +1,10 @@
-"""Preserves the location of code that is sent by value, such as a notebook cell, an interactive
-line or a script.
+"""Preserves the file and line of code that is sent by value, such as a notebook cell, an
+interactive line or a script.
 
 cloudpickle (3.1) changes the file name of such code to `<dynamic-code>`, so that identical
 functions have identical pickles. A traceback would then show neither the cell nor its source. A
-code object is therefore sent with the name of its file, and the source is included if only the
-caller has the file.
+code object is therefore sent along with its file name. The source is included if only the caller
+has the file.
 """
 
 import io
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 Sources = dict[str, list[str]]
-"""The lines of files that only the caller has, keyed by the file names shown in tracebacks."""
+"""The lines of files that only the caller has, keyed by the file names that tracebacks show."""
 _MAX = 1 << 20
 """The maximum number of source characters to send. Source lines beyond that are missing from
 tracebacks.
@@ -24,7 +24,7 @@ tracebacks.
 
 
 def dumps(value: Any) -> tuple[bytes, Sources]:
-    """Return a pickle of functions and their arguments, together with the functions' source.
+    """Return a pickle of functions and their arguments, and the source of the functions.
 
     Raises:
         ImportError: if cloudpickle is not installed.
@@ -54,19 +54,21 @@ def dumps(value: Any) -> tuple[bytes, Sources]:
 def code(
     make: Callable[..., types.CodeType], arguments: tuple[Any, ...], file: str
 ) -> types.CodeType:
-    """Return the code object that was sent, with its original file name."""
+    """Restore the code object that was sent, with its original file name."""
     return make(*arguments).replace(co_filename=file)
 
 
 def take(sources: Sources) -> None:
-    """Make these lines available to this process's tracebacks."""
+    """Make source lines available to tracebacks in this process."""
     for file, lines in sources.items():
         size = sum(map(len, lines))
         linecache.cache[file] = size, None, lines, file  # None prevents a lookup on disk
 
 
 def _shown(file: str) -> str:
-    """Return a file's name as the user knows it, such as `Cell In[3]` in a notebook."""
+    """Return a file name in the form in which the user knows it, such as `Cell In[3]` in a
+    notebook.
+    """
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     compiler = getattr(get_shell() if get_shell is not None else None, "compile", None)
     number = getattr(compiler, "_filename_map", {}).get(file)  # IPython 7.20 to 9

@@ -1,6 +1,6 @@
 """Writes an exception to the worker's error file (`relight.worker.record`).
 
-The format is that of torch 2.13 (torch/distributed/elastic/multiprocessing/errors).
+The file has the same format as in torch 2.13 (torch/distributed/elastic/multiprocessing/errors).
 """
 
 import json
@@ -10,7 +10,9 @@ import traceback
 
 
 def write(error: Exception) -> None:
-    """Write an exception to the file named by TORCHELASTIC_ERROR_FILE, if it is set."""
+    """Write an exception to the file that TORCHELASTIC_ERROR_FILE specifies, if this variable is
+    set.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not path:
         return

@@ -1,8 +1,9 @@
-"""Provides the caller's `__main__`, with its functions and classes, in a `relight.launch` worker.
+"""Provides the caller's `__main__` module, with its functions and classes, in a `relight.launch`
+worker.
 
-Like multiprocessing's spawn, a worker imports that script or module under the name `__mp_main__`,
-so that code below `if __name__ == "__main__":` does not run. In a pickle, both names refer to the
-same module in the caller and in the worker.
+As in multiprocessing's spawn method, a worker imports the caller's script or module under the name
+`__mp_main__`, so that code below `if __name__ == "__main__":` does not run. In a pickle, both names
+refer to the same module in the caller and in the worker.
 """
 
 import io
@@ -21,7 +22,7 @@ importing = ""
 
 
 class MainModule(NamedTuple):
-    """The origin of a `__main__` module: a path or, for `python -m`, a module name."""
+    """The origin of a `__main__` module, which is a path or, for `python -m`, a module name."""
 
     origin: str
     is_module: bool
@@ -31,8 +32,8 @@ class MainModule(NamedTuple):
         """Import the script or module as this process's `__main__`.
 
         Raises:
-            UsageError: if it calls `relight.launch` while it is being imported.
-            Exception: any exception that it raises.
+            UsageError: if the script or module calls `relight.launch` while it is being imported.
+            Exception: any exception that the script or module raises.
         """
         global importing
         argv, importing = sys.argv, self.origin
@@ -61,7 +62,8 @@ class Unpickler(pickle.Unpickler):
         """Return an object that the pickle refers to.
 
         Raises:
-            UsageError: if it was in the caller's `__main__` but isn't in this process's.
+            UsageError: if the object was in the caller's `__main__` module but isn't in this
+                process's.
         """
         if module not in ("__main__", NAME):
             return super().find_class(module, name)
@@ -77,8 +79,8 @@ class Unpickler(pickle.Unpickler):
 
 
 def detect_main_module() -> MainModule | None:
-    """Return the origin of `__main__`, or None if no other process could import it, as is the case
-    with `python -c`, standard input or a notebook.
+    """Return the origin of `__main__`, or None if no other process can import it. That is the case
+    with `python -c`, with standard input and in a notebook.
     """
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", "__main__")
@@ -89,11 +91,11 @@ def detect_main_module() -> MainModule | None:
 
 
 def refuse_while_importing(caller: str = "launch") -> None:
-    """Reject a call to `relight.launch` or a similar function in a worker that is only importing
-    the script.
+    """Reject a call to `relight.launch` or a similar function if this process is a worker that is
+    only importing the script.
 
     Raises:
-        UsageError: if this is such a worker.
+        UsageError: if this process is such a worker.
     """
     if importing:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The worker's side of a recovery, in which another rank has failed and this process stays.
+"""The worker's side of a recovery, in which another rank has failed and this process survives.
 
     the agent sets LEAVE    a thread closes the group's connections (`_Watch`), so that pending
                             collectives fail and no optimizer takes another step; the exception
@@ -7,8 +7,8 @@
     the agent sets JOIN     the variables for the next group are in a file, and the function is
                             called again
 
-The words are defined in core/workers/shared_words. docs/decisions/0028-survivors.md explains why
-the connections are closed from this side.
+core/workers/shared_words defines LEAVE, LEFT and JOIN. docs/decisions/0028-survivors.md explains
+why the connections are closed from this side.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class GroupBrokenError(RuntimeError):
-    """Another rank failed before this rank's optimizer took its step."""
+    """Raised if another rank has failed before this rank's optimizer takes its step."""
 
 
 _CANNOT_STAY = (
@@ -48,16 +48,18 @@ _NCCL = {
 }
 """Without these settings, NCCL's watchdog would end this process as soon as it detects that a peer
 has exited. Launchers, including this one, set the first variable to 1. Without the other variables,
-the watchdog would look up the source lines of the failed collective for 5 s, then sleep for a
-minute while the flight recorder dumps, and `destroy_process_group` would wait for that (torch
+the watchdog would look up the source lines of the failed collective for 5 s, and then sleep for a
+minute while the flight recorder writes its dump. `destroy_process_group` would wait for that (torch
 2.11).
 """
 _WATCH_S = 0.005
-"""How often the thread checks whether a rank has failed."""
+"""The interval at which the thread checks whether a rank has failed."""
 _LOOKS = 20
-"""After how many of these checks the thread reads the store and aborts communicators again."""
+"""The number of these checks after which the thread reads the store and aborts communicators
+again.
+"""
 _WAIT_S = 0.001
-"""How often a process outside a group checks whether the next one has formed."""
+"""The interval at which a process outside a group checks whether the next group has formed."""
 _STORE_S = 2.0
 """How long the group's store may take to respond."""
 
@@ -66,8 +68,8 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
     """Call a function in each generation that includes this process, until it returns.
 
     Args:
-        page: the memory shared with the agent.
-        function: receives the generation.
+        page: the memory that this process shares with the agent.
+        function: the function, which receives the generation as its argument.
 
     Raises:
         Exception: the exception that the function raised, if no other rank is to blame.
@@ -75,8 +77,9 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
     watch = _Watch(page)
     has_survived = False
     os.environ.update(_NCCL)
-    # Objects that exist now will survive. Excluding them from the collection in `_leave` makes it
-    # take microseconds instead of 0.1 s or more with torch's modules.
+    # Objects that exist now will survive. They are excluded from the garbage collection in
+    # `_leave`, which then takes microseconds. With torch's modules, it would otherwise take 0.1 s
+    # or more.
     was_frozen = gc.get_freeze_count() > 0
     gc.freeze()
     try:
@@ -88,15 +91,17 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
             try:
                 result = function(generation)
             except Exception as error:
-                # Code that used the undefined data of an aborted collective may raise anything.
+                # Code that has used undefined data from an aborted collective may raise any
+                # exception.
                 is_victim = watch.has_aborted and _must_leave(page)
                 if not (is_victim or (_is_group_error(error) and _is_notified(page))):
                     raise
                 if not watch.can_abort():
                     raise GroupBrokenError(_CANNOT_STAY) from error
             else:
-                # The order matters. This rank sets INSIDE before it reads LEAVE. The agent writes
-                # LEAVE first, so afterwards it sees that this rank has finished.
+                # The order matters. This rank sets INSIDE before it reads LEAVE. The agent does the
+                # opposite and writes LEAVE first, so afterwards it sees that this rank has
+                # finished.
                 page[words.INSIDE] = 2
                 if not _must_leave(page):
                     generation.check_shared()
@@ -114,7 +119,7 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
     finally:
         watch.end()
         replicas.current = None
-        if not was_frozen:  # a warm worker's objects were frozen before
+        if not was_frozen:  # in a warm worker, objects have been frozen before
             gc.unfreeze()
 
 
@@ -124,7 +129,7 @@ def _must_leave(page: memoryview) -> bool:
 
 def _is_notified(page: memoryview) -> bool:
     """Return whether the agent reports that a rank has failed. Wait up to RELIGHT_RECOVERY seconds
-    for that report.
+    for this report.
     """
     end = time.monotonic() + float(os.environ["RELIGHT_RECOVERY"])
     while not _must_leave(page) and time.monotonic() < end:
@@ -133,7 +138,7 @@ def _is_notified(page: memoryview) -> bool:
 
 
 def _is_group_error(error: BaseException | None) -> bool:
-    """Return whether an exception, or one of its causes, comes from a broken group."""
+    """Return whether an exception, or one of its causes, was raised because the group is broken."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -147,22 +152,22 @@ def _is_group_error(error: BaseException | None) -> bool:
 
 
 def _leave(page: memoryview, addresses: Collection[bytes]) -> None:
-    """Drop the group, whose gloo processes have these addresses, and notify the agent."""
+    """Drop the group, and notify the agent. `addresses` are those of the group's gloo processes."""
     count = page[words.LEAVE]
     dist = _distributed()
     if dist is not None:
         abort_nccl()
         sever(addresses or _addresses())
-        # The group may be partly created or partly destroyed.
+        # The group may be only partly created, or partly destroyed.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
-    gc.collect()  # frees wrappers in cycles; their hooks would run in the next backward
-    page[words.CALLS] = 0  # new ranks also count from 0
+    gc.collect()  # frees wrappers in cycles, whose hooks would run in the next backward pass
+    page[words.CALLS] = 0  # new ranks also start counting at 0
     page[words.LEFT] = count
 
 
 def _join(page: memoryview) -> None:
-    """Wait for the next group and adopt its variables."""
+    """Wait for the next group, and set its environment variables."""
     count = page[words.LEFT]
     while page[words.JOIN] != count:
         time.sleep(_WAIT_S)
@@ -174,8 +179,8 @@ def _join(page: memoryview) -> None:
 
 
 class _Watch:
-    """A thread that makes the collectives of a broken group fail, and a hook that keeps optimizers
-    from using their undefined results.
+    """A thread that makes the collectives in a broken group fail, and a hook that prevents
+    optimizers from using the undefined results of these collectives.
     """
 
     def __init__(self, page: memoryview) -> None:
@@ -183,7 +188,7 @@ class _Watch:
         self.generation: Generation | None = None
         self._hook: Any = None
         self.has_stepped = False
-        """Whether an optimizer has called the hook. Only torch's optimizers do."""
+        """Whether an optimizer has called the hook. Only torch's optimizers call it."""
         self._lock = threading.Lock()
         """Held while connections are being closed, and while the thread must not close any."""
         self._is_over = threading.Event()
@@ -200,8 +205,8 @@ class _Watch:
         threading.Thread(target=self._run, name="relight recovery", daemon=True).start()
 
     def pause(self) -> Collection[bytes]:
-        """Stop closing connections. Once none is being closed, return the known addresses of gloo's
-        processes.
+        """Stop closing connections. Wait until no connection is being closed, and return the known
+        addresses of gloo's processes.
         """
         with self._lock:
             self._paused = True
@@ -209,38 +214,40 @@ class _Watch:
         return known
 
     def resume(self) -> None:
-        """Watch the next group."""
+        """Start watching the next group."""
         with self._lock:
             self._paused = self.has_aborted = False
 
     def end(self) -> None:
-        """End the thread and remove the hook."""
+        """Stop the thread, and remove the hook."""
         self._is_over.set()
         self.generation = None  # it holds the groups, which must end before the interpreter does
         if self._hook is not None:
             self._hook.remove()
 
     def can_abort(self) -> bool:
-        """Return whether collectives may be aborted. NCCL's may only be aborted if the hook is
-        called for each optimizer step, because otherwise undefined data could reach the weights. If
-        they can't be aborted, this rank fails, or is stopped after the time limit, and starts
-        again.
+        """Return whether collectives may be aborted. NCCL's collectives may only be aborted if the
+        hook is called for each optimizer step, because otherwise undefined data could reach the
+        weights. If collectives can't be aborted, this rank fails, or is stopped after the time
+        limit, and is then restarted.
         """
         is_training = self.generation is not None and self.generation.is_complete
         sees_steps = self.has_stepped and not self._is_captured
         return sees_steps or not is_training or not has_nccl()
 
     def hook_optimizers(self) -> None:
-        """Have torch call `_before_step` before each optimizer step."""
+        """Make torch call `_before_step` before each optimizer step."""
         module = sys.modules.get("torch.optim.optimizer")
         if module is not None and self._hook is None:
             self._hook = module.register_optimizer_step_pre_hook(self._before_step)
 
     def _before_step(self, *_: object) -> None:
-        """Wait for the gradients, and raise if they may come from an aborted collective.
+        """Wait for the gradients, and raise an exception if they may come from an aborted
+        collective.
 
-        The process runs ahead of its GPU. Without waiting, the optimizer's kernels would be queued
-        behind a collective that NCCL aborts, which leaves undefined data and reports no error.
+        The process runs ahead of its GPU. If it didn't wait, the optimizer's kernels would be
+        queued behind a collective that NCCL aborts. An aborted collective leaves undefined data,
+        and doesn't report an error.
         """
         self.has_stepped = True
         if has_nccl():
@@ -269,11 +276,12 @@ class _Watch:
                         self.has_aborted = True
                         abort_nccl()
                     looks += 1
-                    # The script may have created more groups since then. Try the known addresses
-                    # first, because contacting a store that no longer exists takes time.
+                    # The script may have created more groups in the meantime. Try the known
+                    # addresses first, because connecting to a store that no longer exists takes
+                    # time.
                     if not self._addresses or looks == _LOOKS:
                         self._read()
-                    # Do this repeatedly, because the main thread may be about to open a new
+                    # This is repeated, because the main thread may be about to open a new
                     # connection.
                     sever(self._addresses)
 
@@ -288,28 +296,29 @@ def _distributed() -> Any:
 
 
 def has_nccl() -> bool:
-    """Return whether a process group uses NCCL."""
+    """Return whether any process group uses NCCL."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is None:  # a torch without support for distributed training lacks it
+    if c10d is None:  # torch was built without support for distributed training
         return False
     configs = list(c10d._world.pg_backend_config.values())
     return any("nccl" in config for config in configs)
 
 
 def abort_nccl() -> None:
-    """Abort NCCL's communicators, so that their pending collectives end. The results of these
+    """Abort NCCL's communicators, which ends their pending collectives. The results of these
     collectives are undefined.
 
-    This works like torch's `_abort_process_group` (2.6 to 2.13), but does not remove the groups,
-    which belong to the main thread. Several communicators are aborted as one group, because they
-    could wait for each other if they were aborted one at a time (pytorch/pytorch#119797).
+    This function works like torch's `_abort_process_group` (2.6 to 2.13), but does not remove the
+    process groups, which belong to the main thread. Several communicators are aborted as one NCCL
+    group, because they could wait for each other if they were aborted one at a time
+    (pytorch/pytorch#119797).
     """
     dist = _distributed()
     if not has_nccl():
         return
     device = sys.modules["torch"].device("cuda")
-    # The main thread may be creating or destroying a group at the same time. This thread then tries
-    # again.
+    # The main thread may be creating or destroying a group at the same time. In that case, this
+    # thread tries again.
     with contextlib.suppress(Exception):
         world = dist.distributed_c10d._world
         groups = [group for group, config in world.pg_backend_config.items() if "nccl" in config]
@@ -323,7 +332,7 @@ def abort_nccl() -> None:
 
 
 def _addresses() -> Collection[bytes]:
-    """Return the values that gloo's processes exchanged through the group's store, or an empty
+    """Return the values that gloo's processes have exchanged through the group's store, or an empty
     collection if there is no store.
 
     Each value contains the address at which one process accepts connections
@@ -341,16 +350,16 @@ def _addresses() -> Collection[bytes]:
         )  # fmt: skip
         keys = [key for key in store.list_keys() if "//cpu//" in key]
         return store.multi_get(keys) if keys else ()
-    except Exception:  # its agent has closed it, or it is a different kind of store
+    except Exception:  # the agent has closed the store, or it is a different kind of store
         return ()
 
 
 def sever(addresses: Collection[bytes]) -> int:
-    """Shut down this process's connections to the group's store and between gloo's processes;
+    """Shut down this process's connections to the group's store and to other gloo processes, and
     return how many there were. Other connections are not affected.
 
     Args:
-        addresses: the values of gloo's processes in the store.
+        addresses: the values that gloo's processes have written to the store.
     """
     store_port = os.environ.get("MASTER_PORT", "")
     own = list(_connections())
@@ -360,7 +369,7 @@ def sever(addresses: Collection[bytes]) -> int:
             try:
                 ends = connection.getsockname(), connection.getpeername()
             except OSError:
-                continue  # it is listening, or has been closed
+                continue  # the socket is listening, or has been closed
             family = connection.family
             of_group = any(_packed(family, end) in value for end in ends for value in addresses)
             if of_group or str(ends[1][1]) == store_port:
@@ -377,7 +386,7 @@ def _connections() -> Iterator[socket.socket]:
                 continue
             found = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # it was closed in the meantime
+            continue  # the socket was closed in the meantime
         if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
             yield found
         else:

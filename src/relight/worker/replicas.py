@@ -1,8 +1,8 @@
-"""Defines the generation, a recoverable function's argument, and keeps the state that survives from
-one generation to the next.
+"""Defines the generation, which is the argument of a recoverable function, and keeps the state that
+survives from one generation to the next.
 
-torch is imported only in this module, and only when the state is shared. By then, the script has
-already imported it.
+Of relight's modules, only this one imports torch, and only when state is shared. By then, the
+script has already imported torch.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ _has_begun = False
 
 
 class StateLostError(RuntimeError):
-    """The surviving ranks do not have the complete state. Load a checkpoint in all ranks, and call
-    `Generation.restored`. All ranks raise this error.
+    """Raised if the surviving ranks don't have the complete state. All ranks raise this error. The
+    script then has to load a checkpoint in all ranks, and call `Generation.restored`.
     """
 
 
@@ -37,8 +37,8 @@ class Stateful(Protocol):
     """A model, an optimizer, a learning rate scheduler, or a similar object."""
 
     def state_dict(self) -> Any:
-        """Return the state, which consists of tensors in dicts and lists, and of anything that
-        pickle can copy.
+        """Return the state. It consists of tensors in dicts and lists, and of any other objects
+        that pickle can copy.
         """
 
     def load_state_dict(self, state: Any, /) -> Any:
@@ -46,11 +46,11 @@ class Stateful(Protocol):
 
 
 class Generation:
-    """A single run of a recoverable function, in one group of ranks.
+    """A single call of a recoverable function, in one group of ranks.
 
     Args:
         has_survived: whether this process was in the previous group.
-        on_share: called when the state is about to be shared. By then, torch has been imported.
+        on_share: called when state is about to be shared. By then, torch has been imported.
         keeps_buffers: whether every optimizer step is reported.
     """
 
@@ -62,22 +62,24 @@ class Generation:
     ) -> None:
         global _unshared
         self.has_survived = has_survived
-        """Whether this process has run the function before, so that its model is trained."""
+        """Whether this process has already run the function, so that its model has been trained."""
         self.rank = _number("RANK", 0)
         self.world_size = _number("WORLD_SIZE", 1)
         self.restart = _number("TORCHELASTIC_RESTART_COUNT", 0)
-        """How often ranks were restarted after a failure."""
+        """How often ranks have been restarted after a failure."""
         _unshared = self if has_survived else None
         self._objects: tuple[Stateful, ...] = ()
         self._on_share = on_share
         self._buffers: list[_Buffer] = []
         self._keeps_buffers = keeps_buffers
         self.optimizer_steps = 0
-        """How many steps torch's optimizers have taken since the state was shared."""
+        """The number of steps that torch's optimizers have taken since the state was shared."""
         self.is_complete = False
         """Whether this rank has the complete state of a single step, either shared or restored."""
         self._shared: tuple[int, list[int]] | None = None
-        """The step that was shared, and how many times torch had written to each shard by then."""
+        """The step that was shared, and the number of times that torch had written to each shard by
+        then.
+        """
         self._groups: list[Any] = []
         """Keeps the groups alive until the function has returned. A DDP wrapper that outlives
         `destroy_process_group` would otherwise destroy them while holding the GIL, for which gloo's
@@ -85,32 +87,33 @@ class Generation:
         """
 
     def share(self, *objects: Stateful, step: int) -> int:
-        """Give all ranks the state of the rank that is furthest ahead, and return its step.
+        """Send the state of the rank that is furthest ahead to all ranks, and return that rank's
+        step.
 
-        Call it in all ranks, once per generation, after the group has been created and before
-        anything may write to the model. For example, DistributedDataParallel copies the weights
-        from rank 0, possibly a new rank. Only surviving ranks count. Without surviving ranks, as in
-        the first generation, nothing is sent. Gradients from an incomplete step are cleared.
+        Call this method in all ranks, once per generation, after the group has been created and
+        before anything may write to the model. For example, DistributedDataParallel copies the
+        weights from rank 0, which may be a new rank. Only surviving ranks count. If there are no
+        surviving ranks, as in the first generation, nothing is sent. Gradients from an incomplete
+        step are cleared.
 
-        What survives is the state of the objects that were passed to `share` in the previous
-        generation. This call may pass the same objects or different ones, because FSDP2, for
-        example, needs a new model for each group. Each rank receives its shard (DTensor) from a
-        survivor that has it. All shards are from the highest step for which every shard has a
-        survivor.
+        The objects that were passed to `share` in the previous generation are those whose state
+        survives. This call may pass the same objects or different ones, because FSDP2, for example,
+        needs a new model for each group. Each rank receives its shard (DTensor) from a survivor
+        that has the shard. All shards are from the highest step for which every shard has survived.
 
-        With NCCL, the state is that of the survivor that is furthest behind. An aborted kernel may
-        send undefined data, and another rank may take its step with that data before it is notified
-        of the failure. The rank whose kernel was aborted has not taken that step.
+        With NCCL, the state is instead that of the survivor that is furthest behind. An aborted
+        kernel may send undefined data, and another rank may take its step with this data before it
+        is notified of the failure. The rank whose kernel was aborted has not taken that step.
 
         Args:
             objects: the model, the optimizer and any other stateful objects, in the same order on
-                all ranks. State that is not sharded must be equal on all ranks that are at the same
-                step.
+                all ranks. State that is not sharded must be the same on all ranks that are at the
+                same step.
             step: the number of steps that the surviving state on this rank has completed. Increment
                 it when the optimizer takes its step, before the next collective.
 
         Raises:
-            StateLostError: in all ranks, if there is no step for which every shard has a survivor.
+            StateLostError: in all ranks, if there is no step for which every shard has survived.
             TypeError: in all ranks, if a tensor is a different kind of shard, such as one from
                 FSDP1.
             RuntimeError: if no rank has survived and the ranks begin at different steps, if a
@@ -162,18 +165,18 @@ class Generation:
         return chosen
 
     def before_step(self) -> None:
-        """Keep the buffers, such as BatchNorm's running averages, for the step that the optimizer
-        is about to take or has just taken.
+        """Save the values of buffers, such as BatchNorm's running averages, for the step that the
+        optimizer is about to take or has just taken.
         """
         self._keeps_buffers = True
         for buffer in self._buffers:
             buffer.keep()
 
     def broke(self) -> None:
-        """Record that the group has failed. The state must not change until it is shared."""
+        """Record that the group has failed. The state must not change until it has been shared."""
         global _kept, _unshared
-        # The failed step has written to them. If steps are not reported, earlier ones may also have
-        # written.
+        # The failed step has written to the buffers. If steps are not reported, earlier steps may
+        # also have written to them.
         for buffer in self._buffers if self._keeps_buffers else ():
             buffer.put_back()
         if self.is_complete and self._objects:
@@ -187,10 +190,10 @@ class Generation:
         _forget_meshes()
 
     def check_shared(self) -> None:
-        """Raise if there are new ranks that have not received the state of the others.
+        """Raise an exception if there are new ranks that have not received the other ranks' state.
 
         Raises:
-            RuntimeError: if `share` was not called.
+            RuntimeError: if `share` has not been called.
         """
         if _unshared is self:
             raise RuntimeError(
@@ -213,30 +216,30 @@ class Generation:
 
 
 def check_shared() -> None:
-    """Raise if there are new ranks that have not received the state of the others.
+    """Raise an exception if there are new ranks that have not received the other ranks' state.
 
     Raises:
-        RuntimeError: if `Generation.share` was not called.
+        RuntimeError: if `Generation.share` has not been called.
     """
     if _unshared is not None:
         _unshared.check_shared()
 
 
 class _Buffer:
-    """A buffer of a model, and its value after the last step."""
+    """A model's buffer, and its value after the last step."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor, self._kept = tensor, tensor.detach().clone()
         self._version = tensor._version
 
     def keep(self) -> None:
-        """Copy the buffer, unless nothing has written to it since the last copy."""
+        """Copy the buffer if it has changed since the last copy."""
         if self._tensor._version != self._version:
             self._kept.copy_(self._tensor.detach())
             self._version = self._tensor._version
 
     def put_back(self) -> None:
-        """Restore the value of the buffer that was kept."""
+        """Restore the buffer's value from the copy."""
         if self._tensor._version != self._version:
             self._tensor.detach().copy_(self._kept)
             self._version = self._tensor._version
@@ -246,12 +249,14 @@ class _Offer(NamedTuple):
     """A rank's report about its state to the other ranks.
 
     Args:
-        state: the shard that the rank has, and the one that it needs.
-        structure: the same in all ranks, unless they have different models.
-        step: its step, even if it has kept no state.
-        steps: how many steps torch's optimizers have taken since the state was last shared.
-        has_begun: whether it has received the other ranks' state, or has found out that it is lost.
-        error: why it can't share its state.
+        state: the shard that the rank has, and the shard that it needs.
+        structure: a value that is the same in all ranks, unless they have different models.
+        step: the rank's step, even if it has not kept any state.
+        steps: the number of steps that torch's optimizers have taken since the state was last
+            shared.
+        has_begun: whether the rank has received the other ranks' state, or has found out that this
+            state is lost.
+        error: the reason why the rank can't share its state.
     """
 
     state: RankState
@@ -273,7 +278,8 @@ def _offer(
         new = _State(objects)
     except TypeError as unable:
         new, error = _State(()), unable
-    # Objects that were not shared before have survived themselves. Only a sharded model is new.
+    # If objects were not shared before, the objects themselves have survived. Only a sharded model
+    # is new.
     own = _kept or (new if has_survived and not new.meshes else None)
     if own is not None and [tensor._version for tensor in own.tensors] != own.versions:
         error = RuntimeError(
@@ -291,8 +297,9 @@ def _offer(
 
 
 class _Layout(NamedTuple):
-    """Describes how a tensor is split into shards by the dimension names of its mesh, its
-    placements, and the sizes of the dimensions that split it. The number of replicas may change.
+    """Describes how a tensor is split into shards. It consists of the dimension names of the
+    tensor's mesh, its placements, and the sizes of the mesh dimensions that split it. The number of
+    replicas may change.
     """
 
     names: tuple[str, ...] | None
@@ -315,25 +322,27 @@ class _Slot(NamedTuple):
 
 
 class _State:
-    """The state of objects on this rank, with their tensors or shards."""
+    """The state of this rank's objects, including their tensors or shards."""
 
     def __init__(self, objects: Sequence[Stateful]) -> None:
         self.tensors: list[Any] = []
         self.meshes: dict[_Layout, tuple[Any, Any]] = {}
-        """The mesh and the placements of each layout."""
+        """The mesh and the placements for each layout."""
         self._coordinates: dict[_Layout, tuple[int, ...]] = {}
         self.parts = [self._take_out(each.state_dict()) for each in objects]
-        """The state of each object, with slots in place of its tensors."""
+        """The state of each object, with its tensors replaced by slots."""
         self.versions = [tensor._version for tensor in self.tensors]
-        """How many times torch has written to each tensor."""
+        """The number of times that torch has written to each tensor."""
         self.steps = 0
-        """How many steps torch's optimizers had taken since it was shared."""
+        """The number of steps that torch's optimizers had taken since the state was shared."""
         self.trained_since: int | None = None
         """A step after which this state is known to have been trained further."""
 
     @property
     def shard(self) -> frozenset[Any]:
-        """The identity of these shards. It is equal in replicas."""
+        """The identity of the shards. Ranks that have replicas of the same shards have the same
+        identity.
+        """
         return frozenset(self._coordinates.items())
 
     @property
@@ -346,11 +355,13 @@ class _State:
         return hashlib.sha256(repr(slots).encode()).hexdigest()
 
     def shard_versions(self) -> list[int]:
-        """Return how many times torch has written to each shard."""
+        """Return the number of times that torch has written to each shard."""
         return [self.versions[slot.number] for _, slot in _slots(self.parts) if slot.layout]
 
     def _take_out(self, state: Any) -> Any:
-        """Return a state with slots in place of its tensors, which are added to `tensors`."""
+        """Replace the tensors in a state with slots, add them to `tensors`, and return the new
+        state.
+        """
         import torch
 
         if isinstance(state, torch.Tensor):
@@ -396,14 +407,14 @@ def _exchange(
     ranks: Sequence[RankState],
     step: int,
 ) -> None:
-    """Load the state of a step. If this rank has not kept it, other ranks send it.
+    """Load the state from a step. If this rank has not kept that state, other ranks send it.
 
     Args:
         objects: the objects to load the state into.
         own: the state that this rank has kept.
         new: the current state of the objects, whose meshes belong to this group.
-        ranks: the state of each rank.
-        step: the step.
+        ranks: each rank's state.
+        step: the number of the step.
     """
     import torch.distributed as dist
 
@@ -450,8 +461,8 @@ def _receive(rank: int) -> tuple[list[Any], list[Any]]:
 
 
 def _sending_device(kind: str) -> Any:
-    """Return the device from which the group sends tensors. gloo only sends from the CPU; NCCL
-    can't do so.
+    """Return the device from which the group sends tensors. gloo can only send tensors from the
+    CPU, whereas NCCL can't send them from the CPU.
 
     Args:
         kind: the type of device that the tensors are on.
@@ -465,7 +476,7 @@ def _sending_device(kind: str) -> Any:
 
 
 def _device(kind: str) -> Any:
-    """Return this rank's device of a given type."""
+    """Return the device of the given type that this rank uses."""
     import torch
 
     if kind == "cpu":
@@ -492,7 +503,7 @@ def _put_back(state: Any, tensors: list[Any], meshes: dict[_Layout, tuple[Any, A
 
 
 def _slots(state: Any, path: str = "") -> list[tuple[str, _Slot]]:
-    """Return the slots in a state, with their names."""
+    """Return the slots in a state, each with its name."""
     if isinstance(state, _Slot):
         return [(path, state)]
     if isinstance(state, dict):
@@ -505,11 +516,11 @@ def _slots(state: Any, path: str = "") -> list[tuple[str, _Slot]]:
 
 
 def _forget_meshes() -> None:
-    """Clear torch's cache of sharded operations. A mesh in the next group may be equal to one in
-    this group, and would then get cached results that belong to the old group and the old rank
+    """Clear torch's cache of sharded operations. A mesh in the next group may be equal to a mesh in
+    this group. It would then get cached results that belong to the old group and the old rank
     (torch 2.13).
     """
-    tensor = sys.modules.get("torch.distributed.tensor")  # DDP imports it as well
+    tensor = sys.modules.get("torch.distributed.tensor")  # DDP also imports this module
     if tensor is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""The worker's side of the memory shared with its agent (core/workers/shared_words)."""
+"""The worker's side of the memory that it shares with its agent (core/workers/shared_words)."""
 
 import os
 import struct
@@ -12,12 +12,12 @@ _places: dict[str, int] = {}
 """The position of each name that has been reported."""
 _writes = 0
 _POLL_S = 0.0005
-"""How often a worker that is being held checks whether it may continue."""
+"""The interval at which a worker that has to wait checks whether it may continue."""
 
 
 def open_page() -> memoryview:
-    """Return the shared memory as 8-byte words. Without an agent, the memory is private to this
-    process.
+    """Return the shared memory as a view of 8-byte words. If there is no agent, the memory is
+    private to this process.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if path:
@@ -29,8 +29,8 @@ def open_page() -> memoryview:
 
 
 def _warn(error: OSError, path: str) -> None:
-    """Warn the user that reports don't reach the launcher. Only one worker per node prints the
-    warning.
+    """Warn the user that this worker's reports don't reach the launcher. Only one worker per node
+    prints the warning.
     """
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
@@ -41,11 +41,11 @@ def _warn(error: OSError, path: str) -> None:
     try:
         os.write(2, text.encode(errors="replace"))
     except OSError:
-        pass  # stderr is closed, or its disk is full too
+        pass  # stderr is closed, or its disk is also full
 
 
 def report(page: memoryview, values: Mapping[str, float]) -> None:
-    """Write numbers that are displayed to users, each at the position of its name.
+    """Write numbers to display to users, each at the position that belongs to its name.
 
     Raises:
         ValueError: if all positions are taken, or a name is too long.
@@ -69,8 +69,8 @@ def report(page: memoryview, values: Mapping[str, float]) -> None:
 
 
 def is_agreed(page: memoryview, call: int) -> bool:
-    """Return whether the workers should save a checkpoint and exit at this call. Wait as long as
-    this is undecided.
+    """Return whether the workers should save a checkpoint and exit at this call. Wait until that
+    has been decided.
     """
     while (leaves := words.leaves(page, call)) is None:
         time.sleep(_POLL_S)

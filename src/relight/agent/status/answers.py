@@ -1,5 +1,5 @@
-"""An agent's replies, which contain a snapshot of its job, the end of a worker's output, its
-events, or its workers' stacks.
+"""Computes an agent's replies. A reply contains a snapshot of the job, the end of a worker's
+output, the agent's events, or the workers' stacks.
 """
 
 import json
@@ -38,8 +38,9 @@ _LAST = 4096
 
 
 def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
-    """Answer a client's request line through `reply`, now or later. `reply` receives the response
-    (empty for an invalid query), and whether the client also receives each further event.
+    """Answer a client's request line by calling `reply`, either immediately or later. The arguments
+    of `reply` are the response, which is empty for an invalid query, and whether the client also
+    receives each further event.
     """
     if not question.strip():
         reply(_written(snapshot(served)).encode(), False)
@@ -86,8 +87,8 @@ def for_all_nodes(question: bytes) -> str | None:
 
 
 def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) -> None:
-    """Answer another node through `reply`, now or later. The command is left out because it is the
-    same on that node.
+    """Answer another node's query by calling `reply`, either immediately or later. The reply leaves
+    out the workers' command because that is the same on the other node.
     """
     if question.strip():
         answer(
@@ -229,7 +230,7 @@ def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
 
 
 def _uses(workers: WorkerGroup, reported: Mapping[int, tuple[str, ...]]) -> dict[int, RankUse]:
-    """Return the resource usage of the running workers, by pid."""
+    """Return the running workers' resource usage, by pid."""
     supervisor = workers.supervisor
     assert supervisor is not None
     totals = workers.memory.totals()
@@ -253,7 +254,7 @@ def _uses(workers: WorkerGroup, reported: Mapping[int, tuple[str, ...]]) -> dict
 
 
 def _last_line(workers: WorkerGroup, local_rank: int) -> str:
-    """Return the last line of a worker's stdout or, if it is empty, of its stderr."""
+    """Return the last line of a worker's stdout or, if stdout is empty, of its stderr."""
     for stream in (STDOUT, STDERR):
         if found := last_line(
             workers.logs.tail(local_rank, stream, _LAST).decode(errors="replace")

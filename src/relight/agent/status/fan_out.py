@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from relight.agent.link import RemoteLink
 
 _LIMIT_S = 2.0
-"""Time limit for a query. The coordinator waits half as long for the other nodes. A new coordinator
-does not know about queries that were sent to its predecessor.
+"""Time limit for a query. The coordinator waits for the other nodes for half this time. A new
+coordinator does not know about queries that were sent to its predecessor.
 """
 
 

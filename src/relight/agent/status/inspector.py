@@ -1,5 +1,6 @@
-"""Makes a running job visible to commands and other programs. `JobInspector` is created once the
-job has been running for a second, or when the job ends, if anything is left to show.
+"""Makes a running job visible to relight's commands and to other programs. `JobInspector` is
+created once the job has been running for a second, or when the job ends, if anything is left to
+show.
 """
 
 from collections.abc import Callable
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     from relight.output.event_handler import EventProcess
 
 _TOLD_S = 3.0
-"""If the workers take longer than this to start in a cold restart, this is reported to the user,
-with the remedy.
+"""If a cold restart takes the workers longer than this, the agent reports that to the user and
+suggests a remedy.
 """
 
 
 class JobInspector:
-    """Makes one agent's state visible to commands and other programs.
+    """Makes one agent's state visible to relight's commands and to other programs.
 
     Args:
         loop: the agent's loop.
@@ -73,7 +74,7 @@ class JobInspector:
             loop.run_guarded(lambda: self._open_socket(began), "showing the job")
 
     def close(self, exit_code: int, reason: str) -> None:
-        """Show the end of the job."""
+        """Make the end of the job visible."""
         what = "showing the job's end"
         if self._numbers is not None:
             self._loop.run_guarded(self._close_numbers, what)
@@ -86,7 +87,7 @@ class JobInspector:
             self._loop.run_guarded(self._page.close, what)
 
     def received(self, message: Question | NodeAnswered) -> None:
-        """Process a message about a query from one node to all nodes."""
+        """Process a message that belongs to one node's query to all nodes."""
         if self._socket is not None:
             self._socket.received(message)
 
@@ -106,8 +107,8 @@ class JobInspector:
             self._report_cold_restart()
 
     def _report_account(self) -> None:
-        """If the job was restarted, print how the time was spent. One node does this for all
-        nodes.
+        """If the job was restarted, print how its time was spent. Only one node prints this, for
+        all nodes.
         """
         account, workers = self._account(), self._look().workers
         is_first = workers is not None and workers.formed.place.group_rank == 0
@@ -115,8 +116,8 @@ class JobInspector:
             self._journal.say("\n  ".join(format_account(account)))
 
     def _report_cold_restart(self) -> None:
-        """Report how long a restart took if workers may have had to import their modules again, or
-        how long a start took that could have been warm.
+        """Report how long a restart took if workers may have had to import their modules again.
+        Also report how long a cold start took if it could have been warm.
         """
         cost, spec = self._ledger.cold_restart(), self._job.command.spec
         start_s = self._ledger.cold_start_s() if self._cold.is_surprise else None

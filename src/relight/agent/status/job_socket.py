@@ -76,13 +76,13 @@ class JobSocket:
         directory = user_sockets.directory(job.command.env.variables, JOBS)
         self.directory = os.path.dirname(directory)
         self.why_elsewhere = files.why_elsewhere(self.directory)
-        """Why this isn't the usual directory, or empty if it is."""
+        """Why the socket isn't in the usual directory, or an empty string if it is."""
         self._path = os.path.join(directory, self.job.id + OF_JOB)
         self._listener = user_sockets.listen(self._path)
         loop.on_readable(self._listener, self._accept)
 
     def close(self, exit_code: int, reason: str) -> None:
-        """Remove the socket, and keep the last snapshot of the job."""
+        """Remove the socket, and save the job's last snapshot."""
         from relight.agent.status import answers
 
         self.job.end = exit_code, reason
@@ -100,8 +100,8 @@ class JobSocket:
             pass  # it has already been removed
 
     def answer(self, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
-        """Answer a client's request line through `reply`, now or later. `reply` receives the
-        response and whether the client follows the events.
+        """Answer a client's request line by calling `reply`, either immediately or later. The
+        arguments of `reply` are the response and whether the client follows the events.
         """
         from relight.agent.status import answers
 
@@ -117,7 +117,7 @@ class JobSocket:
         self._open.ask(of_all, lambda answer: reply(answer, False))
 
     def received(self, message: Question | NodeAnswered) -> None:
-        """Answer another node's query, or process another node's reply."""
+        """Answer another node's query, or process a reply from another node."""
         if isinstance(message, Question):
             self.loop.run_guarded(lambda: self._answer_node(message), "a question of another node")
         elif self._open is not None:
@@ -181,7 +181,7 @@ class _Connection:
         self._server.forget(self)
 
     def add(self, line: bytes) -> None:
-        """Send another line. A client that doesn't read is disconnected."""
+        """Send another line. A client that doesn't read its events is disconnected."""
         if len(self._answer) > _MAX_UNSENT:
             self.close()
         else:

@@ -1,6 +1,6 @@
-"""The numbers from this node's workers. These are reported values, --watch-metric matches in their
-output, and steps per second. They are sampled for charts, at first once a second, and every ten
-seconds in a long job.
+"""Collects numbers from this node's workers: the values that they report, the --watch-metric
+matches in their output, and their steps per second. The numbers are sampled for charts, at first
+once a second, and every ten seconds in a long job.
 """
 
 import time
@@ -65,15 +65,15 @@ class Numbers:
         return found
 
     def close(self) -> str:
-        """Take the last sample. Return a message that lists the names that --watch-metric never
-        found.
+        """Take the last sample. Return a message listing the --watch-metric names that were never
+        found in the output.
         """
         self._next.cancel()
         self._loop.run_guarded(self._add, "the numbers of the workers")
         return ", ".join(sorted(self._never_found))
 
     def _forget(self, workers: WorkerGroup | None) -> None:
-        """Start over for new workers."""
+        """Forget the previous workers' numbers, because new workers have started."""
         self._of = workers
         self._rate = StepRate()
         self._found: dict[int, dict[str, float]] = {}

@@ -1,7 +1,7 @@
 """The status page for a job that was started with `--status`. The page runs in a separate process,
 which queries the agent like any other client and exits when the agent exits.
 
-Therefore the agent itself serves nothing on the network, and neither a crash of the page nor a
+As a result, the agent itself serves nothing over the network. Neither a crash of the page nor a
 large number of viewers affects the job. The page is served on the node with rank 0, which users
 know as MASTER_ADDR. If that node is lost, the next node with rank 0 also starts a page.
 """
@@ -18,7 +18,7 @@ from relight.processes.helper import Helper
 
 _POLL_S = 1.0
 _END_S = 2.0
-"""How long the page may take to show browsers that the job has ended."""
+"""How long the page may take to inform open browsers that the job has ended."""
 
 
 class PageProcess:

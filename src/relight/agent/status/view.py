@@ -1,4 +1,6 @@
-"""The source of an agent's replies: the job's identity and the agent's view of the job."""
+"""The data from which an agent's replies are computed: the job's identity and the agent's view of
+the job.
+"""
 
 import os
 from collections.abc import Callable
@@ -22,9 +24,9 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 
 class View(NamedTuple):
-    """The agent's view of the job. This is its state, its latest workers, the number of the last
-    restart, its events, how the job ended, the progress of imports for restarts, and how the time
-    was spent.
+    """The agent's view of the job. It includes the agent's state, its latest workers, the number of
+    the last restart, its events, how the job ended, the progress of imports for restarts, and how
+    the time was spent.
     """
 
     state: NodeReady | GenerationFormed | WorkerGroup | None
@@ -47,8 +49,8 @@ class ServedJob:
         numbers: the numbers that the agent's workers report.
 
     Attributes:
-        end: the exit code and the reason, once the job has ended here.
-        uses: the last known resource usage by the latest workers, by pid.
+        end: the exit code and the reason for it, once the job has ended on this node.
+        uses: the last known resource usage of the latest workers, by pid.
     """
 
     def __init__(

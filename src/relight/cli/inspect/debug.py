@@ -42,7 +42,7 @@ PAGE = Page(
     "breakpoint",
 )  # fmt: skip
 _SOON_S = 1.0
-"""If a command takes longer than this, a message is printed."""
+"""If a pdb command takes longer than this, a message is printed."""
 _NONE = -1
 """The rank number used for a process that is not a rank."""
 _MAX_LISTED = 8
@@ -76,7 +76,7 @@ def _choose(
     Args:
         found: the pids of the target's ranks on this machine, by rank.
         waiting: the pids that are waiting at a breakpoint. The value is True if no terminal is
-            attached.
+            attached to that process.
         rank: the rank on the command line, or None.
         target: the pid or job on the command line.
     """

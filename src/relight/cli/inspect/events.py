@@ -107,8 +107,8 @@ def main(argv: list[str]) -> int:
 
 class _Nodes:
     """Maps each log of a submitted job to a node, identified by its host and its number in the
-    latest generation read so far. Until the log contains these, only the run directory identifies
-    the node.
+    latest generation read so far. Until the log contains the host and the number, only the run
+    directory identifies the node.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,9 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _read(source: Handle | str, *, follow: bool) -> Iterator[tuple[str, Line]]:
-    """Yield the lines from a job's event logs or from a file, each with the name of its log."""
+    """Yield the lines from a job's event logs or from a file, each with the name of the log that it
+    is from.
+    """
     if isinstance(source, str):
         event_log.check_file(source)
         texts = event_log.file_lines(source, follow=follow)

@@ -14,15 +14,17 @@ from relight.stacks import rank_processes
 
 
 def resolve(target: str, command: str) -> dict[int, int]:
-    """Return the pids of a job's ranks, or of the ranks among a process and its descendants, by
-    rank. The result is empty if the process is neither a rank nor the ancestor of one.
+    """Return the pids of a job's ranks, by rank. If the argument `target` is a process, the ranks
+    are searched for among that process and its descendants. The result is empty if the process is
+    neither a rank nor the ancestor of one.
 
     Args:
         target: the pid of an agent or of a rank, or the handle or id of a job.
         command: the command's name, for hints.
 
     Raises:
-        RelightError: if the process does not exist, or none of the job's ranks run here.
+        RelightError: if the process does not exist, or none of the job's ranks runs on this
+            machine.
     """
     pid = whole(target)
     if pid is None:

@@ -86,8 +86,9 @@ def main(argv: list[str]) -> int:
 
 
 def job_stacks(jobs: JobDirectory, job: handles.Handle) -> str:
-    """Return the output of `relight stacks JOB` for a job started with `relight run`: the ranks on
-    all nodes or, if its agent does not respond, those on this machine.
+    """Return the output of `relight stacks JOB` for a job started with `relight run`. The output
+    covers the ranks on all nodes or, if the job's agent does not respond, only the ranks on this
+    machine.
 
     Args:
         jobs: the user's jobs.
@@ -104,7 +105,9 @@ def job_stacks(jobs: JobDirectory, job: handles.Handle) -> str:
 
 
 def _multi_node_stacks(target: str) -> tuple[str, bool]:
-    """Return the result of `_node_stacks` for a multi-node job, with empty text for other jobs."""
+    """Return the result of `_node_stacks` for a multi-node job. For other jobs, the text is
+    empty.
+    """
     handle = find_job(target)
     if handle.scheduler != handles.RUN or handle.role:
         return "", False
@@ -143,8 +146,8 @@ def _text(found: Taken, pids: Mapping[int, int], every: bool) -> str:
 
 
 def _with_native(found: Taken) -> Taken:
-    """Add C and C++ frames to the stacks. Processes are read in parallel, because each one takes
-    seconds.
+    """Add C and C++ frames to the stacks. The processes are read in parallel, because reading each
+    one takes seconds.
     """
     stacks = {rank: stack for rank, stack in found.items() if isinstance(stack, ProcessStack)}
     with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -223,7 +223,7 @@ def _line(text: str) -> str:
 
 
 def _requested_run_id(agent: Running) -> str:
-    """Return the --rdzv-id from the command line of an agent whose workers have not started yet."""
+    """Return the `--rdzv-id` on the command line of an agent whose workers have not started yet."""
     try:
         parsed = parse(arguments(agent.command) or [], Environment({}))
     except UsageError:

@@ -50,9 +50,13 @@ PAGE = Page(
     "exit code: 0, or 2 if the job does not exist",
 )  # fmt: skip
 _MAX_ENDED = 20
-"""The maximum number of jobs shown that ended while `top` was running."""
+"""The maximum number of ended jobs that are shown. Only jobs that ended while `top` was running
+count.
+"""
 _BETWEEN_S = 1.0
-"""The interval between the two samples that are needed to compute rates for a single table."""
+"""The interval between two samples. Printing a single table takes two samples, because rates are
+computed from their difference.
+"""
 
 
 def main(argv: list[str]) -> int:
@@ -121,8 +125,9 @@ class WatchedJobs:
 
     Args:
         runner: queries the schedulers.
-        job: the only job to monitor; if empty, all jobs that have not ended.
-        scheduler: monitor all jobs on this scheduler; if empty, those that `relight list` shows.
+        job: the only job to monitor. If empty, all jobs that have not ended are monitored.
+        scheduler: the scheduler whose jobs are monitored. If empty, the jobs that `relight list`
+            shows are monitored.
 
     Raises:
         RelightError: if the job does not exist.

@@ -1,6 +1,6 @@
 """The live view of `relight top`, a textual application with a table of ranks and keys for actions.
 
-inspect/top_rows builds the rows.
+The rows are built by inspect/top_rows.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ _LINES = 500
 _LOOKING = "reading the state of the jobs …"
 _HEADS = {"rank": "REPLICA", "host": "HOST", "state": "STATE", "step": "STEP", "rate": "STEP/S",
           "cpu": "CPU", "memory": "MEMORY"}  # fmt: skip
-"""The columns by which rows can be sorted, by their names in top.ORDERS."""
+"""The columns by which rows can be sorted, keyed by their names in top.ORDERS."""
 _ENDS_TELL = ("JOB", "REPLICA")
 """Columns whose text is shortened in the middle, such as `train-2711` or `default/17`."""
 _PART = 4
-"""The minimum pause after a sample, as a multiple of the time that the sample took. A slow cluster
-is therefore queried less often.
+"""The minimum pause after a sample, as a multiple of the time that the sample took, so that a slow
+cluster is queried less often.
 """
 
 
@@ -135,7 +135,9 @@ class TopView(App[None]):
             self._again.clear()
 
     def _pass_on(self, show: Callable[[], None]) -> bool:
-        """Ask the application to display a thread's result. Return False if the user has quit."""
+        """Ask the application to display the result from a thread. Return False if the user has
+        quit.
+        """
         found = Found(show)
         try:
             return self.post_message(found) and found.is_shown.wait(_LIMIT_S)
@@ -143,7 +145,7 @@ class TopView(App[None]):
             return False
 
     def on_found(self, message: "Found") -> None:
-        """Display a thread's result, unless the user has just quit."""
+        """Display the result from a thread, unless the user has just quit."""
         if self._is_there:
             message.show()
         message.is_shown.set()
@@ -163,7 +165,7 @@ class TopView(App[None]):
         return bool(self.query("#ranks"))
 
     def _show(self) -> None:
-        """Fill the table, keeping the cursor on its row and the scroll position."""
+        """Fill the table, but keep the cursor on its row and keep the scroll position."""
         if not self._is_there:
             return
         ranks = self.query_one("#ranks", DataTable)
@@ -227,8 +229,8 @@ class TopView(App[None]):
         self._show()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return whether a key currently triggers an action. In the filter field, / is an ordinary
-        character.
+        """Return whether a key currently triggers an action. For example, / is an ordinary
+        character in the filter field.
         """
         in_field = isinstance(self.focused, WordsInput)
         match action:
@@ -250,12 +252,12 @@ class TopView(App[None]):
         self.screen.set_focus(self.query_one("#ranks", DataTable))
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Show only rows that contain the words."""
+        """Show only rows that contain all of the words."""
         self._words = event.value
         self._show()
 
     def on_resize(self) -> None:
-        """Show the columns that now fit."""
+        """Show the columns that fit the new width."""
         if self._jobs:
             self.call_after_refresh(self._show)  # the new size is only known then
 
@@ -332,7 +334,9 @@ class OutputScreen(ModalScreen[None]):
         yield box
 
     def fill(self, text: str) -> None:
-        """Show the text, scrolled to the end for logs and to the start otherwise."""
+        """Show the text. Logs are scrolled to the end, and all other text is scrolled to the
+        start.
+        """
         if not self.is_attached:
             return  # the user has already left the screen
         box = self.query_one(RichLog)

@@ -54,7 +54,8 @@ class Page(NamedTuple):
 
 
 def read_arguments(argv: list[str], page: Page, least: int, most: int, what: str) -> ParsedFlags:
-    """Parse a command's flags and arguments, in any order. Exits after printing help.
+    """Parse a command's flags and arguments, in any order. If help was requested, print it and
+    exit.
 
     Raises:
         UsageError: if a flag is invalid, or the number of arguments is wrong.
@@ -87,7 +88,7 @@ def say(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON: on one line, or indented if stdout is a terminal."""
+    """Print JSON on one line, or indented if stdout is a terminal."""
     print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
 
 
@@ -102,8 +103,8 @@ def table(rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[str]:
 
 
 def shown_time(text: str) -> str:
-    """Convert an ISO time to this machine's time zone, such as `2026-01-31 12:00:00+0000`; any
-    other text is returned unchanged.
+    """Convert an ISO time to this machine's time zone, with a result such as `2026-01-31
+    12:00:00+0000`. Any other text is returned unchanged.
     """
     try:
         return datetime.fromisoformat(text).astimezone().strftime("%F %T%z")
@@ -113,7 +114,7 @@ def shown_time(text: str) -> str:
 
 def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
     """Return a status as JSON for `relight status --json` and `submit --json`. Keys may be added
-    but are never removed; they include those of TorchX (nightly 2026.10.26).
+    but are never removed. They include all keys used by TorchX (nightly 2026.10.26).
     """
     roles: dict[str, list[dict[str, Any]]] = {}
     for each in found.replicas:
@@ -150,8 +151,8 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
 
 
 def _use_object(use: RankUse) -> dict[str, Any]:
-    """Return a rank's resource usage, with the numbers it reported keyed by name. NaN and infinity
-    become None.
+    """Return a rank's resource usage, with the numbers that the rank reported keyed by name. NaN
+    and infinity become None.
     """
     values = numbers_in(use.reported).items()
     finite = {name: each if isfinite(each) else None for name, each in values}
@@ -161,7 +162,8 @@ def _use_object(use: RankUse) -> dict[str, Any]:
 class Follower:
     """Prints the lines of all replicas of a job as they arrive, each prefixed with its replica.
 
-    Each replica has a thread that reads it, and one more thread prints all lines available so far.
+    There is a thread per replica that reads the replica's lines, and one more thread that prints
+    all lines available so far.
 
     Args:
         runner: the runner of the job.

@@ -84,8 +84,8 @@ def main(argv: list[str]) -> int:
 
 
 def _add(text: str) -> None:
-    """Append the text, or leave the file unchanged if the disk is full, because partial text would
-    still be read as settings.
+    """Append the text to the file. If the disk is full, leave the file unchanged, because partial
+    text would still be read as settings.
     """
     size = os.path.getsize(FILE) if os.path.exists(FILE) else -1
     with open(FILE, "ab", buffering=0) as file:

@@ -20,7 +20,7 @@ _DEFAULT = "default"
 
 
 class Setting(NamedTuple):
-    """A value in effect, formatted as a user would type it, and its source."""
+    """A setting's effective value, formatted as a user would type it, and the value's source."""
 
     name: str
     value: str

@@ -1,8 +1,8 @@
 """`relight completion jobs`: prints job names and ids for shell completion.
 
-The shell runs this while the user is waiting, so it never queries agents or schedulers, never reads
-records, imports little, and ignores errors. Because bash expands the output, names that contain
-characters not allowed in ids are omitted.
+The shell runs this command while the user is waiting. Therefore the command never queries agents or
+schedulers, never reads records, imports little, and ignores errors. Because bash expands the
+output, names that contain characters not allowed in ids are omitted.
 """
 
 import os

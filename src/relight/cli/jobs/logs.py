@@ -21,7 +21,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_time(text: str) -> datetime:
-    """Parse a time given either as `10m` (ago) or as an ISO 8601 date and time.
+    """Parse a time given either as an age, such as `10m`, or as an ISO 8601 date and time.
 
     Raises:
         ValueError: if the text is neither.
@@ -40,7 +40,8 @@ def parse_time(text: str) -> datetime:
 
 
 def parse_attempt(text: str) -> str:
-    """Parse an attempt: a number of restarts, returned without leading zeros, or `all`.
+    """Parse an attempt, which is either `all` or a number of restarts. The number is returned
+    without leading zeros.
 
     Raises:
         ValueError: if the text is neither.
@@ -150,14 +151,15 @@ def _explain_missing_output(
     silent: set[tuple[str, int]],
     states: tuple[AppState, ...],
 ) -> None:
-    """Explain why replicas are waiting or have ended, in cases where their output can't show it:
-    they have not written anything, or were killed from outside (out of memory, a lost node).
+    """Explain why replicas are waiting or have ended, in cases where their output can't show the
+    reason. This is the case for replicas that have not written anything, and for replicas that were
+    killed from outside, for example because their node was lost.
 
     Args:
         runner: the runner of the job.
         handle: the handle of the job or of one of its parts.
         silent: the replicas that have not printed anything.
-        states: only replicas in these states are explained.
+        states: only replicas in these states get an explanation.
     """
     try:
         known = {(each.role, each.replica): each for each in runner.status(handle).replicas}

@@ -1,4 +1,6 @@
-"""`relight nodes`: manages nodes with failed hardware, which new jobs exclude (`--bad-nodes`)."""
+"""`relight nodes`: manages the list of nodes with failed hardware, which new jobs exclude
+(`--bad-nodes`).
+"""
 
 import sys
 

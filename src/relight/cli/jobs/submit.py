@@ -134,7 +134,8 @@ def _print_options(runner: Runner, scheduler: str) -> int:
 
 
 def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]:
-    """Split off the flags of `relight submit`, as --NAME=VALUE. The rest begins with the component.
+    """Split off the flags of `relight submit`, as --NAME=VALUE. The remaining arguments begin with
+    the component.
 
     Args:
         argv: the arguments.
@@ -273,7 +274,7 @@ def _exit_on_signal(number: int, _: object) -> NoReturn:
 
 
 def _forgotten_component(given: Sequence[str], left: Sequence[str]) -> UsageError | None:
-    """Return an error if a `dist.ddp` flag was given in place of the component, otherwise None.
+    """Return an error if a `dist.ddp` flag was given where the component should be, otherwise None.
 
     Args:
         given: the preceding flags of `relight submit`.

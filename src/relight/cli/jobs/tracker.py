@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
 
 
 def _tracker(chosen: Mapping[str, str]) -> Any:
-    """Return the selected tracker, or by default the first configured one."""
+    """Return the selected tracker, or the first configured tracker if none is selected."""
     with Runner() as runner:
         variables = names.variables(chosen) or trackers(runner.env, runner.settings)
     configs = backends.names_and_configs(variables)
@@ -105,7 +105,8 @@ def _tracker(chosen: Mapping[str, str]) -> Any:
 
 
 def _find_run(tracker: Any, run_id: str) -> str:
-    """Return a run's id from its handle (with relight's or TorchX's session) or from its last part.
+    """Return a run's id. The user may give the handle, with relight's or TorchX's session, or only
+    the handle's last part.
 
     Raises:
         UsageError: if the run does not exist, or is ambiguous.

@@ -18,7 +18,7 @@ from relight.runner.runner import Runner
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a number of seconds. 0 means that the job is checked once."""
+    """Parse a number of seconds. 0 means that the job's state is checked once."""
     try:
         seconds = float(text)
     except ValueError:

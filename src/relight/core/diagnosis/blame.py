@@ -1,9 +1,9 @@
 """Determines whether a worker's last messages blame another worker. The result is weighed against
 other facts in `core/diagnosis/causes`.
 
-The patterns are messages from gloo, NCCL, TCPStore (torch 2.13) and the kernel about a peer that is
-gone or late. Other libraries have similar messages about their connections and timeouts. Ambiguous
-messages only count as blaming a peer if torch.distributed raised them.
+The patterns match messages from gloo, NCCL, TCPStore (torch 2.13) and the kernel about a peer that
+has exited or is late. Other libraries have similar messages about their connections and timeouts.
+Ambiguous messages only count as blaming a peer if torch.distributed raised them.
 """
 
 import re
@@ -16,7 +16,7 @@ from relight.core.failure import ErrorReport, Failure, FailureKind
 
 
 class Blame(Enum):
-    """The party that an exception blames."""
+    """Whom an exception blames."""
 
     NOBODY = "the worker itself"
     CONNECTION = "whoever was at the other end of a connection of the script: a peer, or any server"
@@ -58,21 +58,23 @@ _OWN_CONNECTION = re.compile(
     | (?:closed|lost)\ (?:the\ |its\ )?connection""",
     re.VERBOSE | re.IGNORECASE,
 )
-"""Messages of scripts with connections of their own between ranks. The exceptions of HTTP clients
-also end in ConnectionError, so only the built-in one counts.
+"""Errors that scripts raise about their own connections between ranks. The exceptions of HTTP
+clients also have names that end in ConnectionError, so only the built-in exception counts.
 """
 _WEB = re.compile(r"https?://|HTTPS?ConnectionPool\(", re.IGNORECASE)
-"""The other end of the connection is a server rather than a rank."""
+"""Text which shows that the other end of the connection is a server rather than a rank."""
 _END = re.compile(r"^EOFError: ?$", re.MULTILINE)
-"""Raised at the end of a multiprocessing pipe, but also at the end of a file being read."""
+"""An error that is raised at the end of a multiprocessing pipe, but also at the end of a file."""
 _DISTRIBUTED = "/torch/distributed/"
 _OWN = re.compile(r"server socket has failed to listen|EADDRINUSE")
-"""A port that is in use, or an address that this machine doesn't have."""
+"""Errors about a port that is in use, or about an address that this machine doesn't have."""
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """Gloo's message when a peer sends more than a rank expects (gloo/transport/tcp/pair.cc)."""
 _ADDRESS = re.compile(r"trying to connect to \(?([^\s,()]+)[,:] ?(\d+)\)?")
 _KEY_OF_RANK = re.compile(r"keys: /default_pg/0//(?:cpu|cuda)//0/(\d+)\b")
-"""The key that rank n sets for gloo in init_process_group. The other ranks wait for it."""
+"""The store key that rank n sets for gloo in init_process_group. The other ranks wait for this
+key.
+"""
 
 OTHER_ADDRESS = "relight had set MASTER_ADDR="
 
@@ -87,8 +89,8 @@ def determine(report: ErrorReport | None, last_lines: Sequence[str], words: str 
 
     Args:
         report: the worker's exception, or None.
-        last_lines: the end of its stderr.
-        words: the most informative line in its other output.
+        last_lines: the end of the worker's stderr.
+        words: the most informative line in the worker's other output.
     """
     lines = report.lines if report is not None else ()
     text = last_messages(report, last_lines)
@@ -101,8 +103,8 @@ def determine(report: ErrorReport | None, last_lines: Sequence[str], words: str 
 
 
 def from_failure(failure: Failure) -> Blame:
-    """Determine whom a worker blames, based on the exception that it was handling when it was
-    stopped, or otherwise on its last messages.
+    """Determine whom a worker blames. Use the exception that the worker was handling when it was
+    stopped, or otherwise the worker's last messages.
     """
     doing = failure.doing
     if failure.stop_signal and doing is not None and doing.handling:
@@ -118,8 +120,8 @@ def _is_pipe(line: str) -> bool:
 
 
 def lost_a_loader(lines: Sequence[str]) -> bool:
-    """Return whether a traceback ends in a connection between torch's data loader and its
-    process.
+    """Return whether a traceback ends in a connection between torch's data loader and one of its
+    processes.
     """
     frames = [line for line in lines if frame_of(line)]
     loads = any("/torch/utils/data/dataloader.py" in line for line in frames)
@@ -142,7 +144,7 @@ def _from_text(text: str, lines: Sequence[str]) -> Blame:
 
 
 def mismatch(failure: Failure) -> Mismatch | None:
-    """Return the sizes that did not match, if gloo ended the worker because of that."""
+    """Return the sizes that did not match, if gloo ended the worker because of a size mismatch."""
     found = _MISMATCH.search(_text(failure))
     return Mismatch(int(found[1]), int(found[2])) if found else None
 
@@ -154,7 +156,7 @@ def address(failure: Failure) -> tuple[str, int] | None:
 
 
 def missing_rank(failure: Failure) -> int | None:
-    """Return the rank that has not entered init_process_group, if gloo names it."""
+    """Return the rank that has not entered init_process_group, if gloo's message names it."""
     found = _KEY_OF_RANK.search(_text(failure))
     return int(found[1]) if found else None
 
@@ -167,8 +169,8 @@ def is_at_other_address(failure: Failure) -> bool:
 
 
 def last_messages(report: ErrorReport | None, last_lines: Sequence[str]) -> str:
-    """Return a worker's last messages, which are its exception and the first exception in its
-    chain.
+    """Return a worker's last messages, which are its exception and the first exception in that
+    exception's chain.
     """
     if report is None:
         return "\n".join(last_lines)

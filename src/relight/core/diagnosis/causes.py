@@ -1,9 +1,9 @@
 """Finds the root cause of a failure by comparing how the workers ended.
 
 The cause is not always the first worker to exit, because a worker whose peer fails may exit before
-the peer itself has exited. Nor is it always the worst-looking exit, because a stopped worker may
-fail in its own cleanup. Therefore the way each worker ended is classified by its time and other
-facts:
+the peer itself has exited. The cause is not always the worst-looking exit either, because a stopped
+worker may fail in its own cleanup code. Therefore each worker's exit is classified by its time and
+other facts:
 
     OWN        exited with a nonzero code without being told to, and blames nobody
     REPORTED   was being stopped but had already failed: its exception was printed, or it was in an
@@ -34,12 +34,13 @@ _BY_REQUEST = re.compile(
     r"KeyboardInterrupt|SystemExit|SIG(?:TERM|INT|HUP|QUIT|KILL)|signal: (?:\d|Terminated|Killed)"
 )
 """Exceptions that may be raised by a handler for the agent's SIGTERM, and exceptions about child
-processes that were killed by the signal."""
+processes that the signal killed.
+"""
 _IN = (" in ", " is ")
 """The prefix of a worker's location, if it is known."""
 _MAX_PRINTED = 200
 _AT_ONCE_S = 1.0
-"""On a busy machine, failures within this time may be noticed in a different order."""
+"""On a busy machine, failures within this time may be noticed in the wrong order."""
 _ENDED = " has ended"
 """The location shown for a worker that had already ended when it was inspected."""
 _COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
@@ -63,9 +64,9 @@ class Role(Enum):
 
 
 class Known(NamedTuple):
-    """The known facts, which are the nonzero exits, the ranks that exited with code 0 before them,
-    and the number of ranks, or 0 if unknown. `told` contains the ranks that exited with code 0 but
-    had printed an error.
+    """The known facts, which are the nonzero exits, the ranks that had exited with code 0 by then,
+    and the number of ranks, or 0 if unknown. The `told` field contains the ranks that exited with
+    code 0 but had printed an error.
     """
 
     ends: tuple[Failure, ...]
@@ -82,11 +83,12 @@ class Known(NamedTuple):
 class Verdict(NamedTuple):
     """The cause of a failure.
 
-    `rule` is the rule that produced the verdict, and `why` is its reason. `root` is the rank to
-    investigate, and `symptom` is the failure that ended the generation. They are usually the same.
-    `ranks` are the blamed ranks, if they differ from `root`. The headline consists of `says`, then
-    `joint`, then the description of `symptom`. If `joint` is empty, `says` is the whole headline.
-    `detail` is shown right below the headline, and `hint` below the location.
+    The `rule` field is the rule that produced the verdict, and `why` is the rule's reason. The
+    `root` field is the rank to investigate, and `symptom` is the failure that ended the generation.
+    The two are usually the same. The `ranks` field contains the blamed ranks, if they differ from
+    `root`. The headline consists of the fields `says` and `joint` and the description of `symptom`,
+    in this order. If the `joint` field is empty, the `says` field is the whole headline. The
+    `detail` field is shown right below the headline, and the `hint` field below the location.
     """
 
     rule: str
@@ -110,7 +112,8 @@ def judge(ends: Iterable[Failure], succeeded_ranks: Sequence[int], world_size: i
     Args:
         ends: the nonzero exits, at least one, and the ranks that exited with code 0 but had printed
             an error.
-        succeeded_ranks: ranks that exited with code 0 before that, without being told to stop.
+        succeeded_ranks: ranks that exited with code 0 before these exits, without being told to
+            stop.
         world_size: the number of ranks, or 0 if unknown.
     """
     every = tuple(ends)
@@ -172,16 +175,14 @@ def ended_by_itself(failure: Failure) -> bool:
 
 
 def doubt(failure: Failure) -> str:
-    """Return why a worker's exception may not have ended it, or an empty string if there is no
-    doubt or no exception.
+    """Return the reason why a worker's exception may not have ended the worker. Return an empty
+    string if there is no doubt or no exception.
     """
     return failure.report.doubt if failure.report is not None and failure.is_explained else ""
 
 
 def is_by_request(failure: Failure) -> bool:
-    """Return whether a worker reports that it was interrupted, or that one of its child processes
-    was.
-    """
+    """Return whether a worker reports that it, or one of its child processes, was interrupted."""
     report = failure.report
     if report is not None and report.is_interrupted:
         return True
@@ -197,8 +198,8 @@ def since(failure: Failure) -> float:
 
 
 def handling(failure: Failure) -> str:
-    """Return the exception that a worker was handling when it was inspected, provided that the
-    exception may end the worker.
+    """Return the exception that a worker was handling when it was inspected, if that exception may
+    end the worker.
     """
     doing = failure.doing
     if doing is None or doing.works_below or doing.expects_peers:
@@ -207,7 +208,9 @@ def handling(failure: Failure) -> str:
 
 
 def is_elsewhere(failure: Failure) -> bool:
-    """Return whether a worker was seen doing something other than waiting when it was stopped."""
+    """Return whether a worker was observed doing something other than waiting when it was
+    stopped.
+    """
     doing = failure.doing
     if doing is None or doing.expects_peers or not doing.in_program:
         return False
@@ -215,9 +218,9 @@ def is_elsewhere(failure: Failure) -> bool:
 
 
 def collective(failure: Failure) -> tuple[str, str] | None:
-    """Return the collective that a worker was in, and the line in the user's code that called it,
-    such as `all_reduce` and `train.py:8`. Return None if it is not known to have been in a
-    collective.
+    """Return the collective that a worker was in, and the line of the user's code that called the
+    collective, such as `all_reduce` and `train.py:8`. Return None if the worker is not known to
+    have been in a collective.
     """
     report, doing = failure.report, failure.doing
     frames = [frame for line in report.lines if (frame := frame_of(line))] if report else []
@@ -289,8 +292,8 @@ def own_failure(known: Known) -> Verdict | None:
 
 
 def _is_simultaneous(failure: Failure, first: Failure) -> bool:
-    """Return whether a worker failed in a different way so soon after the first failure that it may
-    actually have failed first.
+    """Return whether a worker failed in a different way and so soon after the first failure that
+    this worker may actually have failed first.
     """
     report, other = failure.report, first.report
     if since(failure) - since(first) > _AT_ONCE_S:
@@ -308,9 +311,9 @@ def _names(failure: Failure, rank: int) -> bool:
 
 
 def _may_be_well(failure: Failure, known: Known) -> bool:
-    """Return whether a worker that was handling an exception may not have failed, either because
-    all workers were handling it or because no other worker has lost this one as a peer. It may be
-    waiting in an `except` block before it tries again.
+    """Return whether a worker that was handling an exception may not have failed. This is possible
+    if all workers were handling the same exception, or if no other worker has lost this worker as a
+    peer. The worker may be waiting in an `except` block before it tries again.
     """
     if failure.is_explained and _raised(failure) == handling(failure):
         return False  # that exception was fatal
@@ -323,7 +326,9 @@ def _may_be_well(failure: Failure, known: Known) -> bool:
 
 
 def _raised(failure: Failure) -> str:
-    """Return the exception that ended a worker, in the format of `handling`, without its module."""
+    """Return the exception that ended a worker in the format used by `handling`, without the
+    exception's module.
+    """
     if failure.report is None:
         return ""
     name, message = failure.report.type.rpartition(".")[2], failure.report.message
@@ -342,8 +347,8 @@ def _shares(failure: Failure, handled: str) -> bool:
 
 
 def raised_about_then(known: Known) -> Verdict | None:
-    """A rank raised its own exception at about the time when it was stopped, and another rank had
-    lost the connection to it.
+    """A rank raised an exception of its own at about the time when it was stopped, and another rank
+    had lost its connection to that rank.
     """
     if not any(blame.from_failure(f) is Blame.PEER for f in known.with_role(Role.VICTIM)):
         return None
@@ -356,7 +361,7 @@ def raised_about_then(known: Known) -> Verdict | None:
 
 
 def missing_rank(known: Known) -> Verdict | None:
-    """Ranks wait for a rank that does not exist in the job."""
+    """Ranks are waiting for a rank that does not exist in the job."""
     for failure in known.with_role(Role.VICTIM):
         missing = blame.missing_rank(failure)
         if missing is not None and 0 < known.world_size <= missing:
@@ -367,7 +372,9 @@ def missing_rank(known: Known) -> Verdict | None:
 
 
 def other_address(known: Known) -> Verdict | None:
-    """A rank tries to reach the store at an address that differs from relight's."""
+    """A rank is trying to reach the store at an address that differs from the one set by
+    relight.
+    """
     for failure in known.with_role(Role.VICTIM):
         if blame.is_at_other_address(failure):
             why = failure.evidence
@@ -376,7 +383,7 @@ def other_address(known: Known) -> Verdict | None:
 
 
 def lost_connection(known: Known) -> Verdict | None:
-    """One of the script's own connections broke, and no other worker had failed."""
+    """One of the script's own connections was lost, and no other worker had failed."""
     found = [f for f in known.with_role(Role.VICTIM) if blame.from_failure(f) is Blame.CONNECTION]
     if not found:
         return None
@@ -425,9 +432,9 @@ def _without_code(known: Known, symptom: Failure) -> Verdict | None:
 
 
 def _odd_one_out(found: Sequence[Failure]) -> Failure | None:
-    """Return the worker that lost its connection at about the same time as all others, but in a
-    different function. Return None unless there is exactly one such worker. The others have lost a
-    common peer, and the agent may have noticed their failures first.
+    """Return the worker that lost its connection at about the same time as all other workers, but
+    in a different function. Return None unless there is exactly one such worker. The other workers
+    have lost a common peer, and the agent may have noticed their failures first.
     """
     groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in found:
@@ -492,8 +499,9 @@ def left_early(known: Known) -> Verdict | None:
 
 
 def _lost_a_peer(known: Known) -> list[Failure]:
-    """Return the victims, or otherwise the workers that lost a peer while they were being stopped,
-    because a worker that aborts at exit may be noticed before its peers fail.
+    """Return the victims. If there are none, return the workers that lost a peer while they were
+    being stopped, because the agent may notice a worker that aborts at exit before the worker's
+    peers fail.
     """
     stopped = known.with_role(Role.STOPPED)
     return known.with_role(Role.VICTIM) or [
@@ -502,14 +510,14 @@ def _lost_a_peer(known: Known) -> list[Failure]:
 
 
 def without_late_signal(end: WorkerEnd, had_handler: bool | None) -> WorkerEnd:
-    """Return how a worker ended, and ignore a stop signal that was sent too late. A stop signal
-    kills a worker without a handler, so such a worker had already ended if it failed with an exit
-    code.
+    """Return how a worker ended, ignoring a stop signal that was sent too late. A stop signal kills
+    a worker that has no handler for it. If such a worker failed with an exit code instead, it had
+    already ended when the signal was sent.
 
     Args:
         end: how the worker ended.
-        had_handler: whether the worker had a handler for the stop signal. None, or on some systems
-            True, if that is unknown.
+        had_handler: whether the worker had a handler for the stop signal. If unknown, this is None
+            or, on some systems, True.
     """
     if had_handler is False and end.stop_signal and end.exitcode > 0:
         return end._replace(stop_signal=0, stopping_s=0.0)
@@ -535,14 +543,16 @@ def had_succeeded(end: WorkerEnd, first_at: float, doing: WorkerState | None) ->
 
 
 def _is_leaving(doing: WorkerState) -> bool:
-    """Return whether a worker was shutting down, possibly in an exit function."""
+    """Return whether a worker's interpreter was shutting down, possibly while running an exit
+    function.
+    """
     in_exit_function = doing.place.startswith(_IN) and not doing.in_program
     return doing.place == SHUTTING_DOWN or in_exit_function
 
 
 def _left_script(known: Known) -> list[Failure]:
-    """Return the workers that were seen after the end of their script, provided that other workers
-    had not reached the end of theirs.
+    """Return the workers that were observed after the end of their script, provided that other
+    workers had not yet reached the end of theirs.
     """
     over = [f for f in known.ends if f.doing is not None and _is_leaving(f.doing)]
     over = [failure for failure in over if not failure.is_explained]
@@ -564,7 +574,9 @@ def _failed_ranks(failures: Sequence[Failure]) -> tuple[int, ...]:
 
 
 def elsewhere(known: Known) -> Verdict | None:
-    """A rank was seen in a different location while others were waiting for it."""
+    """A rank was observed in a different location from the other ranks, which were waiting for
+    it.
+    """
     victims = known.with_role(Role.VICTIM)
     found = [f for f in known.with_role(Role.STOPPED, Role.REPORTED) if is_elsewhere(f)]
     if not victims or not found:
@@ -582,8 +594,8 @@ def elsewhere(known: Known) -> Verdict | None:
 
 
 def _printed(failures: Sequence[Failure]) -> str:
-    """Return the last output from the first of these workers that printed anything. This is an
-    exception, such as one from a thread, or otherwise the most informative line.
+    """Return the last output from the first of these workers that printed anything. The result is
+    an exception, such as one raised in a thread, or otherwise the most informative line.
     """
     for failure in failures:
         report, said = failure.report, failure.words
@@ -642,8 +654,8 @@ def first_victim(known: Known) -> Verdict | None:
 
 
 def first_stopped(known: Known) -> Verdict:
-    """All workers were stopped. Choose the first one that raised an exception, or otherwise the
-    first one.
+    """All workers were stopped. Choose the first worker that raised an exception, or the very first
+    one if none did.
     """
     ends = sorted(known.ends, key=lambda f: (not f.is_explained, f.at, f.rank))
     why = "all ranks were stopped"
@@ -667,7 +679,7 @@ RULES: tuple[Rule, ...] = (
 
 def places(failures: Sequence[Failure], most: int = 3, *, past: bool = False) -> str:
     """Describe where workers were, such as `rank 2 in read (data.py:41); …`, or `rank 2 was in …`
-    if `past` is set. The likeliest cause comes first.
+    if the argument `past` is true. The worker that is most likely the cause comes first.
     """
     groups: dict[tuple[bool, str], list[int]] = {}
     for failure in failures:

@@ -1,10 +1,10 @@
 """Shortens a long traceback to its most informative lines, so that it fits into a report.
 
-The least informative lines are dropped first. The order is: library frames, marks under the source,
-all but the first lines of a message, all but the first exception in a group, headers of earlier
-tracebacks in a chain, the exceptions between the first and the last one in a chain, and finally the
-user's frames, starting with the outermost. The user's innermost frame and the first and last
-exceptions are kept.
+The least informative lines are dropped first. The order is: library frames, markers below source
+lines, all but the first lines of a message, all but the first exception in a group, headers of
+earlier tracebacks in a chain, the exceptions between the first and the last one in a chain, and
+finally the user's frames, starting with the outermost. The user's innermost frame and the first and
+last exceptions are kept.
 """
 
 import re
@@ -25,18 +25,18 @@ from relight.core.diagnosis.traceback_lines import (
 from relight.core.failure import ErrorReport
 
 WIDTH = 80
-"""Terminal width in columns. A longer line counts as the number of rows that it fills."""
+"""Terminal width in columns. A longer line counts as several rows, as many as it fills."""
 _MESSAGE = 3
 _LINE = 2
-"""Maximum number of rows per line. It does not apply to the last exception, whose message may end
-with the reason.
+"""Maximum number of rows per line. This limit does not apply to the last exception, whose message
+may end with the reason.
 """
 _BESIDE = 3
-"""Rows reserved for the lines before the exception."""
+"""Number of rows reserved for the lines before the exception."""
 _SHORTEST = 40
-"""Shorter strings don't have room for an address."""
+"""Strings shorter than this have no room for an address."""
 _SEARCHED = 4000
-"""Maximum number of characters to search for addresses."""
+"""Maximum number of characters that are searched for addresses."""
 _ADDRESS = re.compile(
     r"""\bport:?\ ?\d++
     | \[[0-9a-fA-F.:]++\]:\d++
@@ -65,10 +65,10 @@ _UNTELLING = (
         r"?(?=.)"
     ),
 )
-"""Parts that are useless to users. These are the locations in torch's own sources where an error
-was noticed, such as `[/pytorch/…/pair.cc:553] ` and
-`[enforce fail at alloc_cpu.cpp:127] err == 0. `, and gloo's guess after `Connection closed by
-peer`. That guess is wrong if the peer left early or was stopped.
+"""Parts of messages that are useless to users. These are the locations in torch's own source code
+where an error was detected, such as `[/pytorch/…/pair.cc:553] ` and `[enforce fail at
+alloc_cpu.cpp:127] err == 0. `, and gloo's guess after `Connection closed by peer`. That guess is
+wrong if the peer left early or was stopped.
 """
 
 
@@ -91,9 +91,9 @@ def excerpt(lines: Sequence[str], rows: int) -> list[str]:
 
 
 def headline(report: ErrorReport, most: int) -> str:
-    """Return an exception's message in at most `most` characters. It consists of the first line,
-    followed by the next lines if they contain the reason. Parts that are useless to users, such as
-    a location in C++ code, are removed.
+    """Return an exception's message in at most `most` characters. The result consists of the
+    message's first line, followed by the next lines if they contain the reason. Parts that are
+    useless to users, such as a location in C++ code, are removed.
     """
     message = report.message
     for untelling in _UNTELLING:
@@ -113,9 +113,10 @@ def headline(report: ErrorReport, most: int) -> str:
 
 def cut(text: str, size: int) -> str:
     """Truncate a string to at most `size` characters, and mark removed text with an ellipsis. The
-    string is truncated at the end of a sentence, or otherwise at the end of a word, if one ends in
-    the second half. It is never truncated at a colon, because the reason follows the colon. If an
-    address would be lost, text before the address is removed instead.
+    string is truncated at the end of a sentence or otherwise at the end of a word, if a sentence or
+    word ends in the second half of the string. A string is never truncated at a colon, because the
+    reason follows the colon. If an address would be lost, text before the address is removed
+    instead.
     """
     if len(text) <= size:
         return text
@@ -150,7 +151,9 @@ def _cut(text: str, size: int, least: int = 0) -> str:
 
 
 def cut_left(text: str, size: int) -> str:
-    """Return at most `size` characters from the end, the most informative part of a path."""
+    """Return at most `size` characters from the end of a path, because the end is the most
+    informative part.
+    """
     return text if len(text) <= size else f"…{text[1 - size :]}"
 
 
@@ -176,8 +179,8 @@ def _cut_line(line: str, size: int) -> str:
 
 
 def without_starters(lines: Sequence[str]) -> list[str]:
-    """Remove the frames that only start the user's program from a traceback. This includes the
-    frame of a `python -c` command that runs it with runpy (`--run-path`).
+    """Remove the frames that only start the user's program from a traceback. One of these is the
+    frame of the `python -c` command that runs the program with runpy (`--run-path`).
     """
     kept: list[str] = []
     inside, text_at = False, -1
@@ -196,7 +199,7 @@ def without_starters(lines: Sequence[str]) -> list[str]:
 
 
 def torch_frames(lines: Sequence[str]) -> list[list[int]]:
-    """Return the line numbers of each frame in torch's own files."""
+    """Return the line numbers of each traceback frame that is in torch's own files."""
     frames: list[list[int]] = []
     inside = False
     for number, line in enumerate(lines):

@@ -1,8 +1,8 @@
 """The failure report, which fits on a screen, and the data that nodes exchange for it.
 
 `core/diagnosis/causes` determines which worker is the cause. Workers that ended with the same
-symptoms (same exception, same location) are merged with it. This module is loaded only after a
-failure.
+symptoms, which are the exception and its location, are merged with the cause. This module is loaded
+only after a failure.
 """
 
 import re
@@ -29,11 +29,15 @@ from relight.core.failure import CRASHES, ErrorReport, Failure, FailureKind, Wor
 _ROWS = 25
 """Number of terminal rows that the report takes up, at `WIDTH` columns."""
 _WHAT = 3 * WIDTH - 40
-"""Maximum number of characters to describe what happened to one worker."""
+"""Maximum length of the text that describes what happened to one worker."""
 _FOLLOWED = 2 * WIDTH - 40
-"""The same limit in the list of consequences."""
+"""Maximum length of the text that describes what happened to one worker in the list of
+consequences.
+"""
 _LOG = 8 * WIDTH - len("log: ")
-"""Maximum number of characters in the log path. A longer path would crowd out the traceback."""
+"""Maximum number of characters in the log path. A longer path would leave too little space for the
+traceback.
+"""
 _MIN_EVIDENCE = 5
 """If fewer rows than this are left for the traceback and its blank lines, the consequences are
 shortened.
@@ -49,7 +53,7 @@ _IMPLICIT = "During handling of the above exception"
 cause.
 """
 _AT_ONCE_S = 2.0
-"""A worker that was killed later than this did not exit in response to the stop signal."""
+"""A worker that was killed later than this after the stop signal did not exit in response to it."""
 _IN_THREAD = "Exception in thread "
 _SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 _MAX_CONSEQUENCES = 4
@@ -62,15 +66,19 @@ _MAX_OTHERS = 100
 _NOTED_S = 0.3
 """Exceptions printed more than this many seconds before the exit are reported with their age."""
 _AGED_S = 2.0
-"""Tracebacks printed more than this many seconds before the end are shown with their age."""
+"""Tracebacks printed more than this many seconds before the worker's end are shown with their
+age.
+"""
 _OLD_S = 5.0
-"""Exceptions older than this did not cause the exit, even if torch shuts down slowly."""
+"""An exception older than this did not cause the exit, even if torch shut down slowly."""
 _SHARED = 256 * 1024
 """Maximum total number of characters in a node's failures, so that they fit into a message."""
 
+_LOADER_EXITED = "the connection was to a DataLoader process that had exited"
+
 
 class Diagnosis(NamedTuple):
-    """The cause, the failures with the same symptoms, and the consequences."""
+    """The cause of a failure, the failures with the same symptoms, and the consequences."""
 
     verdict: Verdict
     same: tuple[Failure, ...]
@@ -83,7 +91,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The blamed ranks."""
+        """The ranks that are blamed for the failure."""
         own = (self.root.rank, *(failure.rank for failure in self.same))
         return self.verdict.ranks or tuple(sorted(own))
 
@@ -104,15 +112,15 @@ class Diagnosis(NamedTuple):
         return f"{self._what()}{at} (pid {root.pid} on {root.host})"
 
     def render(self, *, formed_at: float, ended: str, verdict: str) -> list[str]:
-        """Return the lines of the report on what happened, why, where, when, to whom, and with
-        what consequences.
+        """Return the lines of the report, which says what happened, why, where, when, to which
+        workers, and with what consequences.
 
         The report takes up at most 25 terminal rows.
 
         Args:
             formed_at: when the generation was formed, on the clock of `Failure.at`.
             ended: the time of day as text.
-            verdict: the consequence, such as why the job does not restart.
+            verdict: the consequence for the job, such as the reason why it does not restart.
         """
         root, symptom = self.root, self.verdict.symptom
         lines = [self._what(), *self._reasons()]
@@ -205,7 +213,7 @@ class Diagnosis(NamedTuple):
         elif report is not None and report.cause_where and symptom.is_explained:
             lines.append(f"the exception group was raised at {report.cause_where}")
         if report is not None and symptom.is_explained and blame.lost_a_loader(report.lines):
-            lines.append("the connection was to a DataLoader process that had exited")
+            lines.append(_LOADER_EXITED)
         is_crash = report is not None and report.kind is FailureKind.CRASHED
         if symptom.is_explained and symptom.evidence and not is_crash:
             lines.append(symptom.evidence)
@@ -234,7 +242,7 @@ class Diagnosis(NamedTuple):
         return not said or (said not in words and words not in said)
 
     def _hint(self) -> str:
-        """Return one line that may help users to understand the cause."""
+        """Return one line that may help users understand the cause."""
         verdict, symptom = self.verdict, self.verdict.symptom
         if symptom.aborted_at_exit or causes.left_script(symptom):
             return "a C++ thread was still running at exit (SIGABRT)"
@@ -257,13 +265,15 @@ class Diagnosis(NamedTuple):
 
 
 def shell_exit_code(exitcode: int) -> int:
-    """Return the exit code as reported by a shell: the process's own, or 128 + n for signal n."""
+    """Return the exit code as a shell reports it. This is the process's own exit code, or 128 + n
+    for signal n.
+    """
     return signal_exit_code(-exitcode) if exitcode < 0 else exitcode
 
 
 def waited_for_others(failure: Failure) -> bool:
-    """Return whether a worker may have been waiting for others, because its location is known or it
-    blames a peer.
+    """Return whether a worker may have been waiting for other workers, either because its location
+    is known or because it blames a peer.
     """
     return failure.doing is not None or blame.from_failure(failure) is not blame.Blame.NOBODY
 
@@ -290,9 +300,9 @@ def diagnose(
 
 
 def with_others(failures: Iterable[Failure]) -> list[Failure]:
-    """Mark exceptions as merely printed if they did not end the worker, because the same exception
-    was also printed by ranks that kept running until they were stopped. `others` contains these
-    ranks.
+    """Mark exceptions as merely printed if they did not end their worker. An exception did not end
+    its worker if the same exception was also printed by ranks that kept running until they were
+    stopped. The argument `others` contains these ranks.
     """
     ends = list(failures)
     went_on: dict[object, list[int]] = {}
@@ -335,7 +345,7 @@ def _in_signal_handler(report: ErrorReport | None) -> bool:
 
 
 def _location(failure: Failure) -> str:
-    """Return where a worker failed, in the user's own code."""
+    """Return the place in the user's own code where a worker failed."""
     report = failure.report
     if report is not None and (failure.is_explained or _may_have_ended(failure)):
         return report.where
@@ -343,8 +353,8 @@ def _location(failure: Failure) -> str:
 
 
 def _caller(failure: Failure) -> TracebackLine | None:
-    """Return where the user's code called a function that raised an exception on purpose, for
-    example to reject an argument.
+    """Return the place where the user's code called a function that raised an exception on purpose,
+    for example to reject an argument.
     """
     report = failure.report
     if report is None or not (failure.is_explained and report.source.startswith("raise")):
@@ -357,8 +367,8 @@ def _caller(failure: Failure) -> TracebackLine | None:
 
 
 def _may_have_ended(failure: Failure) -> bool:
-    """Return whether an exception that a worker printed right before its exit may have ended it,
-    despite evidence to the contrary.
+    """Return whether an exception that a worker printed right before its exit may have ended the
+    worker, despite evidence to the contrary.
     """
     report, age_s = failure.report, failure.printed_s
     if report is None or report.others or failure.exitcode < 0:
@@ -369,9 +379,9 @@ def _may_have_ended(failure: Failure) -> bool:
 
 
 def repeatable(failure: Failure) -> tuple[object, ...] | None:
-    """Return a key that equal failures have in common, if this one is likely to happen again in the
-    same way. An exception in the script and wrong arguments are likely to happen again. Return None
-    for other failures.
+    """Return a key that is the same for equal failures, if this failure is likely to happen again
+    in the same way. An exception in the script and wrong arguments are likely to happen again.
+    Return None for other failures.
     """
     if role(failure) is not Role.OWN or failure.exitcode < 0:
         return None
@@ -385,8 +395,9 @@ def repeatable(failure: Failure) -> tuple[object, ...] | None:
 
 
 def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
-    """Return this node's failures as sent to other nodes. Times are relative to now, and text
-    is shortened. If there are many failures, the least likely causes are sent without text.
+    """Return this node's failures in the form in which they are sent to other nodes. Times are
+    relative to the present, and text is shortened. If there are many failures, the least likely
+    causes are sent without text.
     """
     short_ones, room = [], _SHARED
     ordered = sorted(failures, key=_likeliest_first)
@@ -456,7 +467,7 @@ def _short(text: str, field: str = "") -> str:
 
 
 def _size(failure: Failure, most: int = _RECORDED) -> int:
-    """Return the size of the text to share, counting at most `most` characters per string."""
+    """Return the size of the text to share, if each string is shortened to `most` characters."""
     report = failure.report
     texts = [failure.evidence, failure.gpu_error, failure.log, failure.words]
     texts += failure.last_lines[-_MAX_LAST:]
@@ -470,8 +481,8 @@ def _size(failure: Failure, most: int = _RECORDED) -> int:
 
 
 def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) -> str:
-    """Describe what happened to one worker, or to each of several workers if `many` is set. The
-    result is part of a line and has at most `most` characters.
+    """Describe what happened to one worker or, if the argument `many` is true, to each of several
+    workers. The description is part of a line and has at most `most` characters.
     """
     report = failure.report
     if report is not None and failure.is_explained and report.kind is not FailureKind.CRASHED:
@@ -509,7 +520,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
 
 
 def _after_printing(failure: Failure, most: int) -> str:
-    """Return a worker's last output before its exit, with its age if it is old."""
+    """Return a worker's last output before its exit. If the output is old, its age is included."""
     report = failure.report
     if failure.words:
         return f" after printing: {failure.words}"
@@ -534,13 +545,15 @@ def _printed_exception(report: ErrorReport, most: int) -> str:
 
 
 def _ended_thread(report: ErrorReport) -> bool:
-    """Return whether an exception ended a thread because it was not handled."""
+    """Return whether an exception ended a thread because the thread did not handle it."""
     is_printed = report.kind is FailureKind.PRINTED and not report.others
     return is_printed and bool(report.lines) and report.lines[0].startswith(_IN_THREAD)
 
 
 def _explains(report: ErrorReport, failure: Failure) -> bool:
-    """Return whether an exception that was printed before a worker's last words adds a reason."""
+    """Return whether an exception that was printed before a worker's last line of output adds a
+    reason.
+    """
     if _ended_thread(report):
         return True
     is_printed = report.kind is FailureKind.PRINTED and report.type and not report.others
@@ -560,7 +573,7 @@ def _first_line(report: ErrorReport) -> str:
 
 
 def _symptoms(failure: Failure) -> tuple[object, ...] | None:
-    """Return a key that equal failures have in common, or None if the failure is only a
+    """Return a key that is the same for equal failures, or None if the failure is only a
     consequence.
     """
     if failure.is_explained and failure.report is not None:
@@ -576,7 +589,9 @@ def _symptoms(failure: Failure) -> tuple[object, ...] | None:
 
 
 def _evidence(root: Failure, room: int) -> list[str]:
-    """Return the traceback, or otherwise the worker's last output, in at most `room` rows."""
+    """Return the traceback in at most `room` rows. If there is none, return the worker's last
+    output.
+    """
     report = root.report
     if report is not None and root.is_explained:
         return ["", *excerpt(report.lines, room - 2), ""] if report.lines else [""]
@@ -602,8 +617,8 @@ def _evidence(root: Failure, room: int) -> list[str]:
 
 
 def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -> list[str]:
-    """Return the consequences. Workers that ended in the same way share at most `most_rows`
-    rows.
+    """Return the lines about the consequences. Workers that ended in the same way share at most
+    `most_rows` rows.
     """
     groups: dict[str, list[Failure]] = {}
     for failure in failures:
@@ -626,8 +641,8 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
 
 
 def _in_rows(text: str) -> str:
-    """Truncate a line to one row if a sentence ends there, or otherwise to two rows, to keep the
-    reason.
+    """Truncate a line to one row if a sentence ends in that row. Otherwise truncate the line to two
+    rows, to keep the reason.
     """
     row = cut(text, WIDTH)
     return row if row == text or row.endswith((". …", "; …")) else cut(text, 2 * WIDTH)

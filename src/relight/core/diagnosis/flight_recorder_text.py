@@ -1,9 +1,9 @@
-"""Renders torch flight recorder dumps from waiting workers, to show which rank is missing from
-which collective.
+"""Renders dumps that torch's flight recorder wrote in waiting workers, to show which rank is
+missing from which collective.
 
 A dump contains the last entries in a process's ring buffer (torch 2.13, FlightRecorderDetail.hpp
-and torch/distributed/flight_recorder). For each process group, the last collective that each rank
-has entered is compared with that of the other ranks. Messages between two ranks are ignored.
+and torch/distributed/flight_recorder). For each process group, the ranks are compared by the last
+collective that they have entered. Messages between two ranks are ignored.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from relight.core.diagnosis.excerpts import WIDTH, cut
 from relight.core.failure import Collective, Failure
 
 MAX_GROUPS = 8
-"""Maximum number of process groups to compare per rank. The groups that the rank is waiting in come
+"""Maximum number of process groups to compare per rank. Groups in which the rank is waiting come
 first.
 """
 _MAX_SIZES = 60
@@ -26,7 +26,9 @@ _DEFAULT = "default_pg"
 
 
 class DumpEntry(NamedTuple):
-    """The fields that are used from a dump entry. `process_group` is its name and description."""
+    """The fields of a dump entry that relight uses. `process_group` is the group's name and
+    description.
+    """
 
     process_group: tuple[str, ...]
     collective_seq_id: int
@@ -56,12 +58,12 @@ def last_collectives(dump: object) -> tuple[Collective, ...]:
 
 
 def lines(failures: Iterable[Failure], most: int = 7) -> list[str]:
-    """Describe which ranks are in which collective, and which are not. Return no lines if fewer
-    than two ranks are known, or if all of them have left the same collective.
+    """Describe which ranks are in which collective, and which ranks are missing from it. Return no
+    lines if fewer than two ranks are known, or if all of them have left the same collective.
 
     Args:
         failures: the failures of all ranks.
-        most: the maximum number of lines. If it is less than three, no lines are returned.
+        most: the maximum number of lines. If the maximum is less than three, no lines are returned.
     """
     known = {each.rank: each.collectives for each in failures if each.collectives is not None}
     groups = sorted({each.group for last in known.values() for each in last})
@@ -78,8 +80,8 @@ def lines(failures: Iterable[Failure], most: int = 7) -> list[str]:
 
 
 def _format_group(last: Mapping[int, Collective], absent: Iterable[int]) -> list[str]:
-    """Return one line for all ranks in a group with the same last collective. The ranks that have
-    progressed furthest come first.
+    """Return one line for each set of ranks in a group that have the same last collective. The
+    ranks that have progressed furthest come first.
     """
     ranks_by_collective: dict[Collective, list[int]] = {}
     for rank, each in sorted(last.items()):
@@ -117,7 +119,7 @@ def _collective(entry: DumpEntry) -> Collective:
 
 
 def _as_json(entry: object) -> object:
-    """Convert the tuples from a pickle to lists in an entry."""
+    """Convert the tuples in an entry that was read from a pickle to lists."""
     if not isinstance(entry, dict):
         return entry
     return {

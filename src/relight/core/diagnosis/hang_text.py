@@ -1,14 +1,14 @@
-"""The hang report, which shows which rank is in a different location from the others, and where it
-is.
+"""The hang report, which shows which rank is in a different location from the other ranks, and
+where that rank is.
 
 When a job hangs, no rank has failed on its own. The ranks are therefore compared by where they were
 when they were stopped (`Failure.doing`). A rank that has raised an exception but can't exit,
 because one of its threads is still running, is the cause. Ranks that wait for their peers in a
-collective come last, because the cause is more likely a rank that has not entered that collective.
-Among the others, ranks that can't run (stopped, or in an uninterruptible call) come first, then the
-smallest group, then ranks that are not waiting for data from a socket, which another process has to
-send. If two locations have the same number of ranks, the suspect is a guess. This module is loaded
-only after a hang.
+collective are listed last, because the cause is more likely a rank that has not entered that
+collective. Among the other ranks, those that can't run, because they are stopped or in an
+uninterruptible call, are listed first. They are followed by the smallest group, and then by ranks
+that are not waiting for another process to send data to a socket. If two locations have the same
+number of ranks, the suspect is a guess. This module is loaded only after a hang.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,10 +29,11 @@ _UNKNOWN = ": location unknown"
 
 
 class Hang(NamedTuple):
-    """The rank to investigate, other ranks in the same location, and the groups of ranks elsewhere.
+    """The rank to investigate, the other ranks in the same location, and the groups of ranks in
+    other locations.
 
-    `cause`: how the hang was noticed, such as `no rank has made progress for 5 min`.
-    `succeeded_ranks` had exited with code 0.
+    The `cause` field says how the hang was noticed, such as `no rank has made progress for 5 min`.
+    The `succeeded_ranks` field contains the ranks that had exited with code 0.
     """
 
     root: Failure
@@ -56,7 +57,7 @@ class Hang(NamedTuple):
         Args:
             formed_at: when the generation was formed, on the clock of `Failure.at`.
             ended: the time of day as text.
-            verdict: the consequence, such as why the job does not restart.
+            verdict: the consequence for the job, such as the reason why it does not restart.
         """
         from relight.core.diagnosis import flight_recorder_text
 
@@ -85,7 +86,9 @@ class Hang(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that may be the cause. They belong to several groups if these are tied."""
+        """The ranks that may be the cause. If several groups are equally likely, the ranks come
+        from all of these groups.
+        """
         groups = ((self.root, *self.same), *self._tied)
         return tuple(sorted(failure.rank for group in groups for failure in group))
 
@@ -98,14 +101,16 @@ class Hang(NamedTuple):
 
     @property
     def is_guess(self) -> bool:
-        """Whether nothing suggests that this rank is hung rather than one of those elsewhere."""
+        """Whether there is no evidence that this rank is hung rather than a rank in another
+        location.
+        """
         mine, other = [self.root, *self.same], self.others[:1]
         alike = bool(other) and _likelihood(mine) == _likelihood(other[0])
         return alike and not _waits(mine) and raised_before(self.root) is None
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no rank is known to be the cause rather than the ranks elsewhere."""
+        """Whether no rank is more likely to be the cause than the ranks in other locations."""
         return self.is_tied or self.is_guess
 
     @property
@@ -135,7 +140,7 @@ class Hang(NamedTuple):
 def diagnose(
     failures: Iterable[Failure], cause: str, succeeded_ranks: Sequence[int] = ()
 ) -> Hang | None:
-    """Return which ranks are the likeliest cause of a hang, or None if no rank's location is known.
+    """Return the ranks that most likely caused a hang, or None if no rank's location is known.
 
     Args:
         failures: the workers that were stopped.
@@ -156,8 +161,8 @@ def diagnose(
 
 def raised_before(failure: Failure) -> ErrorReport | None:
     """Return the exception that ended a worker's program, although its process could not exit, for
-    example because of a running thread. Return None if there is no such exception, or if it only
-    reports a late peer.
+    example because of a running thread. Return None if there is no such exception, or if the
+    exception only reports a late peer.
     """
     doing, report = failure.doing, failure.report
     if doing is None or doing.in_program or report is None:

@@ -1,6 +1,6 @@
 """Finds the most informative line in a worker's output, excluding tracebacks.
 
-Programs commonly report why they give up in the following ways:
+Programs commonly report the reason why they exit in the following ways:
 
     argparse, click, typer,    usage errors, with or without a frame
     fire, hydra, absl
@@ -8,8 +8,8 @@ Programs commonly report why they give up in the following ways:
     shells, C, C++, Rust, Go   `line 3: foo: command not found`, `Assertion … failed`,
                                `terminate called …`, `panicked at …`, `panic: …`
 
-Any text is accepted. No function raises an exception, and the running time is linear in the length
-of the text.
+The functions accept any text and never raise an exception. Their running time is linear in the
+length of the text.
 """
 
 import re
@@ -26,11 +26,13 @@ from relight.core.diagnosis.tracebacks import ProgramFacts, besides
 from relight.core.failure import ErrorReport, FailureKind
 
 _LINES = 30
-"""Number of lines to consider at the end, excluding noise."""
+"""Number of lines at the end of the output to consider, not counting noise."""
 _LOOKED_AT = 500
-"""Number of lines to read at the end. A program may print a lot while it shuts down."""
+"""Number of lines at the end of the output to read. A program may print a lot while it shuts
+down.
+"""
 _LONGEST = 1000
-"""Number of characters to examine in a line."""
+"""Number of characters of each line to examine."""
 _NOISE = re.compile(
     r"""^\W*$
     | ^(?:\[rank\d+\]:)?\[?[WI]\d{4}[ ] | \w*Warning: | \bwarnings\.warn\( | \bNCCL\ (?:INFO|WARN)\b
@@ -66,11 +68,11 @@ _LIKELY = re.compile(
     r"|unsupported|unexpected|double free|corrupt(?:ed|ion)|errors?)\b",
     re.IGNORECASE,
 )
-"""Words that indicate a failure. A line that contains them may also be a mere note."""
+"""Words that suggest a failure. A line that contains such a word may also be merely informative."""
 _BOX = re.compile(r"^╭─+ Error ─")
 _LEVEL = re.compile(r'"(?:level|levelname|severity)": ?"(error|fatal|critical)', re.IGNORECASE)
 _RECORD = re.compile(r"^\W*(?:\d|(?:ERROR|FATAL|CRITICAL)\b|(?:rank\d+\]:\[)?[EF]\d{4} )")
-"""The beginning of a logger's line, in contrast to `sys.exit` output."""
+"""The beginning of a line printed by a logger, as opposed to the output of `sys.exit`."""
 _IN_JSON = re.compile(r'^\{.*?"(?:msg|message|event)": ?"((?:[^"\\]|\\.)++)"')
 
 
@@ -78,9 +80,9 @@ def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -
     """Return the most informative line in a worker's last output, excluding tracebacks, or an empty
     string if the worker printed nothing.
 
-    This is the first error after the last traceback, or before it if nothing follows. If there is
-    no error, it is the last line of stderr or, failing that, of stdout. Lines that healthy ranks
-    have also printed have a lower priority.
+    The most informative line is the first error after the last traceback, or an error before that
+    traceback if nothing follows it. If there is no error, it is the last line of stderr or, if
+    stderr is empty, of stdout. Lines that healthy ranks have also printed have a lower priority.
 
     Args:
         stderr_tail: the end of stderr.
@@ -103,7 +105,7 @@ def after_traceback(stderr_tail: str, program: ProgramFacts, late: int = 0) -> s
     Args:
         stderr_tail: the end of stderr.
         program: the facts about the worker's program.
-        late: how many bytes at the end to ignore.
+        late: the number of bytes at the end of stderr to ignore.
     """
     text = "\n".join(besides(stderr_tail, program)[1]).encode(errors="replace")
     after = _telling(text[: max(0, len(text) - late)].decode(errors="replace").split("\n"))
@@ -111,9 +113,9 @@ def after_traceback(stderr_tail: str, program: ProgramFacts, late: int = 0) -> s
 
 
 def weighed(report: ErrorReport, more: str) -> ErrorReport:
-    """Return a worker's exception. If the worker printed `more` after it and it is unknown whether
-    its program had ended by then, the exception is marked with a doubt. The output may come from
-    `sys.exit`, or from a function that Python calls at exit.
+    """Return a worker's exception. If the worker printed `more` after the exception, and it is
+    unknown whether its program had ended by then, the exception is marked as doubtful. The output
+    may come from `sys.exit`, or from a function that Python calls at exit.
     """
     if report.kind is not FailureKind.RAISED or not more:
         return report
@@ -123,7 +125,7 @@ def weighed(report: ErrorReport, more: str) -> ErrorReport:
 
 
 def lines_without_numbers(texts: Iterable[str]) -> frozenset[str]:
-    """Return the lines of the given texts, without numbers."""
+    """Return the lines in the given strings, with all numbers removed."""
     return frozenset(without_numbers(line.strip()) for text in texts for line in text.split("\n"))
 
 
@@ -146,8 +148,8 @@ def _first_error(lines: Sequence[str]) -> str:
 
 
 def _telling(lines: Sequence[str]) -> list[str]:
-    """Return the last lines, excluding warnings, progress bars and usage messages. An error in a
-    typer frame counts as one line.
+    """Return the last lines, excluding warnings, progress bars and usage messages. An error message
+    that typer prints in a box counts as one line.
     """
     kept: list[str] = []
     is_warning = False

@@ -1,21 +1,21 @@
-"""Determines when a worker printed its last traceback, and whether its program kept running after
-that.
+"""Determines when a worker printed its last traceback, and whether the worker's program kept
+running after that.
 
-While a program prints a caught exception, its main thread is in the middle of the program. While
-Python prints the fatal exception, the program is no longer on the stack. Therefore the agent
-inspects the stack (host/stacks) when a traceback arrives, but at most four times per second, no
-matter how many tracebacks the worker prints. Unknown values stay None, for example if a worker
-ended before the agent could inspect it.
+While a program prints an exception that it has caught, its main thread is still in the middle of
+the program. While Python prints the fatal exception, the program is no longer on the stack.
+Therefore the agent inspects the stack (stacks) when a traceback arrives, but at most four
+times per second, no matter how many tracebacks the worker prints. A value stays None while it is
+unknown, for example because a worker ended before the agent could inspect it.
 """
 
 from enum import Enum
 
 _PAUSE_S = 0.25
-"""The time between two inspections of the worker."""
+"""The minimum time between two inspections of the worker."""
 
 
 class Program(Enum):
-    """What a worker's main thread is doing, as seen from outside."""
+    """What a worker's main thread is doing, as observed from outside the process."""
 
     RUNS = "it runs its program"
     ENDS = "its program has ended: Python prints an exception, or shuts down"
@@ -24,16 +24,16 @@ class Program(Enum):
 
 
 class PrintedTraceback:
-    """One worker's last traceback. Times are in seconds, on one clock."""
+    """One worker's last traceback. All times are in seconds on the same clock."""
 
     def __init__(self) -> None:
         self.at: float | None = None
-        """When its first line was read, or None without a traceback."""
+        """When the traceback's first line was read, or None if there is no traceback."""
         self.went_on: bool | None = None
-        """Whether the program kept running after that."""
+        """Whether the program kept running after the traceback was printed."""
         self.size = 0
-        """The maximum number of bytes that the worker can have printed before its program was seen
-        to have ended.
+        """The maximum number of bytes that the worker can have printed by the time its program was
+        observed to have ended.
         """
         self._looked_at = float("-inf")
         self._due: float | None = None
@@ -44,12 +44,14 @@ class PrintedTraceback:
         self._due = max(now, self._looked_at + _PAUSE_S)
 
     def deadline(self) -> float | None:
-        """Return when to inspect the worker and call `on_inspected`, or None for never."""
+        """Return the time at which to inspect the worker and call `on_inspected`, or None if the
+        worker does not need to be inspected.
+        """
         return self._due
 
     def on_inspected(self, program: Program, now: float, size: int = 0) -> None:
-        """Process an inspection of the worker. `size` is the maximum number of bytes that it can
-        have printed by then.
+        """Process an inspection of the worker. The argument `size` is the maximum number of bytes
+        that the worker can have printed by then.
         """
         self._looked_at = now
         if self._due is not None:

@@ -1,11 +1,12 @@
-"""Shows where a job's ranks are, by summarizing the stacks of many processes in a few lines.
+"""Shows where a job's ranks are in their programs, by summarizing the stacks of many processes in a
+few lines.
 
-Only the main thread of each process is considered. Its location is the innermost line in the user's
-own code, with the name of the library function called by that line, such as `all_reduce`. Ranks
-with the same location share one line. If a job has hung, the suspect is the rank that never entered
-the collective or, failing that, the outlier. Therefore groups that wait for their peers come last.
-Among the others, those that can't run (stopped, or in an uninterruptible call) come first, then the
-smallest group.
+Only the main thread of each process is considered. A process's location is the innermost line in
+the user's own code, with the name of the library function that this line called, such as
+`all_reduce`. Ranks with the same location share one line. If a job has hung, the suspect is the
+rank that never entered the collective or, failing that, the outlier. Therefore groups that wait for
+their peers come last. Among the other groups, those that can't run, because they are stopped or in
+an uninterruptible call, come first. They are followed by the smallest group.
 """
 
 import re
@@ -22,7 +23,7 @@ _FEW = 24
 shown instead.
 """
 _SHOWN, _REASON = 160, 320
-"""Maximum number of characters of a name, and of a reason, in a line."""
+"""Maximum number of characters for a name, and for a reason, in a line."""
 _LIBRARY = re.compile(
     r"""^<(?:frozen|string|stdin|attrs|.*__array_function__) | ^$
     | /lib(?:64)?/python\d(?:\.\d+)?t?/ | /(?:site|dist)-packages/ | /python\d+\.zip/
@@ -31,19 +32,21 @@ _LIBRARY = re.compile(
 )
 _TORCH = re.compile(r"/torch/")
 _OF_PEERS = re.compile(r"/torch/(?:distributed|autograd|cuda)/")
-"""Files where a worker waits for others. DistributedDataParallel waits below `backward`."""
+"""Files whose functions wait for other workers. DistributedDataParallel waits below `backward`."""
 _PARALLEL = re.compile(r"/torch/nn/parallel/distributed\.py$")
 _SYNCS = re.compile(r"_sync_|broadcast_coalesced")
 """DistributedDataParallel functions in which `forward` copies buffers from rank 0."""
 _COLLECTIVE = re.compile(
     r"/torch/(?:distributed/(?:distributed_c10d|_functional_collectives|nn/functional)\.py|cuda/)"
 )
-"""A rank in one of these is waiting for all ranks, even if it uses CPU time, as NCCL does."""
+"""Functions in which a rank is waiting for all other ranks, even if it uses CPU time, as with
+NCCL.
+"""
 _PERHAPS_COLLECTIVE = re.compile(
     r"/torch/(?:distributed|autograd)/|/torch/nn/parallel/distributed\.py"
 )
-"""A rank below one of these is waiting for all ranks if it is sleeping. Otherwise it is
-computing.
+"""Functions below which a sleeping rank is waiting for all other ranks. A rank that is not sleeping
+there is computing.
 """
 _NO_COLLECTIVE = re.compile(r"/torch/distributed/(?:checkpoint|pipelining|rpc)/")
 _OF_PAIRS = re.compile(r"i?send|i?recv|batch_isend_irecv|send_object_list|recv_object_list")
@@ -55,16 +58,22 @@ _OF_CHILDREN = re.compile(
     r"/torch/utils/data/dataloader\.py$|/concurrent/futures/"
     r"|/multiprocessing/(?:connection|managers|pool|popen_\w+|process|queues)\.py$"
 )
-"""Where a process waits for processes that it has started with multiprocessing."""
+"""Functions in which a process waits for other processes that it has started with
+multiprocessing.
+"""
 _BOOTSTRAP = re.compile(r"/multiprocessing/process\.py$")
-"""Where such a process begins. Below that, a forked process has its parent's frames."""
+"""The outermost function of a process started with multiprocessing. Below this function, a forked
+process has its parent's frames.
+"""
 _FETCH = re.compile(r"/torch/utils/data/_utils/fetch\.py$")
-"""Where a data loader process reads data. The data set may come from a library."""
+"""Where a data loader process reads data. The data set may be defined in a library."""
 _MAX_FRAMES = 30
 _GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
-"""Functions that decorators put around the function that the user has called."""
+"""Wrapper functions that decorators put around the function that the user has called."""
 _IDLE_CALLS = ("futex", "restart_syscall")
-"""System calls that reveal nothing. For example, every wait for the GIL or a lock is in futex."""
+"""System calls that reveal nothing about a thread. For example, a wait for the GIL or for any lock
+is in futex.
+"""
 _RECEIVES = re.compile(r", system call (?:recv\w+|accept4?)$")
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """The outermost function of a script, and of `python -m` (Lib/runpy.py)."""
@@ -84,8 +93,8 @@ _OF_MANY = {" is ": " are ", " has ": " have ", " runs ": " run "}
 
 
 class Frame(NamedTuple):
-    """A line of code being executed. `function` is the qualified name of its function. `line` is 0
-    if unknown.
+    """A line of code that is being executed. The `function` field is the qualified name of the
+    function that contains the line. The `line` field is 0 if the line is unknown.
     """
 
     file: str
@@ -94,8 +103,8 @@ class Frame(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """An exception that a thread is handling in an `except`, `finally` or `with` block. `frames`
-    are where it was raised, with the innermost first.
+    """An exception that a thread is handling in an `except`, `finally` or `with` block. The
+    `frames` field contains the frames where the exception was raised, with the innermost first.
     """
 
     type: str
@@ -106,10 +115,11 @@ class Handled(NamedTuple):
 class ThreadStack(NamedTuple):
     """A thread's stack, with the innermost frame first.
 
-    `native_id` is the system's thread id, or 0 if unknown. `waits_in` is the system call or kernel
-    function that the thread is waiting in; it is empty if the thread is running or if this can't be
-    read. `native` contains the C and C++ functions below the innermost frame, with the innermost
-    first, if they were captured. `handled` is only read for the main thread.
+    The `native_id` field is the system's thread id, or 0 if unknown. The `waits_in` field is the
+    system call or kernel function in which the thread is waiting. It is empty if the thread is
+    running or the name can't be read. If they were captured, the `native` field contains the C and
+    C++ functions below the innermost frame, with the innermost first. The `handled` field is only
+    set for the main thread.
     """
 
     native_id: int
@@ -133,8 +143,8 @@ class ProcessStack(NamedTuple):
 
 
 class CodePlace(NamedTuple):
-    """Where a process is. This consists of the function it is in, and the line in the user's code
-    that called the function.
+    """A process's location. It consists of the function that the process is in, and the line in the
+    user's code that called this function.
     """
 
     what: str
@@ -142,10 +152,10 @@ class CodePlace(NamedTuple):
 
 
 class RankGroup(NamedTuple):
-    """Ranks in the same location, in ascending order. `text` is worded to follow the name of a
-    single rank, and the function `line` turns it into the plural. `has_stack` is false if `text` is
-    the reason why the stack is missing. `expects_peers` means that they are waiting for other
-    ranks.
+    """Ranks in the same location, in ascending order. The `text` field is worded so that it can
+    follow the name of a single rank. The function `line` turns it into the plural. The `has_stack`
+    field is false if `text` is the reason why the stack is missing. The `expects_peers` field is
+    true if the ranks are waiting for other ranks.
     """
 
     ranks: tuple[int, ...]
@@ -161,9 +171,9 @@ def main_thread(stack: ProcessStack) -> ThreadStack | None:
 
 
 def runs_program(stack: ProcessStack) -> bool:
-    """Return whether a process's main thread is in its program, or Python is still starting. The
-    main thread is not in its program while Python prints the fatal exception, runs exit functions
-    or shuts down.
+    """Return whether a process's main thread is running its program, or Python is still starting.
+    The main thread is not running its program while Python prints the fatal exception, runs exit
+    functions or shuts down.
     """
     main = next((thread for thread in stack.threads if thread.is_main and thread.frames), None)
     if main is None:
@@ -174,10 +184,12 @@ def runs_program(stack: ProcessStack) -> bool:
 
 
 def place(frames: Sequence[Frame]) -> CodePlace:
-    """Return a thread's location, given at least one frame, with the innermost frame first.
+    """Return a thread's location. At least one frame must be given, and the innermost frame comes
+    first.
 
-    The name is the innermost public name from torch, or otherwise from any library, below the
-    user's line. If none of the frames is the user's own, the innermost frame is used.
+    The location's function name is the innermost public name from torch, or otherwise from any
+    library, below the user's line. If no frame is in the user's own code, the innermost frame is
+    used.
     """
     own = next((n for n, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), 0)
     called = frames[:own]
@@ -192,11 +204,11 @@ def place(frames: Sequence[Frame]) -> CodePlace:
 
 def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
     """Group ranks by state and location. Groups that wait for other ranks come last, and groups
-    that can't run come first. Among the rest, the smallest group comes first, then groups that are
-    not waiting for data from a socket, then the group with the lowest rank.
+    that can't run come first. Among the remaining groups, the smallest group comes first, then
+    groups that are not waiting for data from a socket, then the group with the lowest rank.
 
     Args:
-        stacks: the stack of each rank, or a string with the reason why it is missing.
+        stacks: the stack of each rank, or a string with the reason why the stack is missing.
     """
     ranks_by_key: dict[tuple[object, ...], list[int]] = {}
     first_of: dict[tuple[object, ...], tuple[str, bool, bool]] = {}
@@ -209,14 +221,16 @@ def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
 
 
 def waits_for_children(stack: ProcessStack) -> bool:
-    """Return whether a process's main thread is waiting for multiprocessing processes."""
+    """Return whether a process's main thread is waiting for processes that it started with
+    multiprocessing.
+    """
     thread = main_thread(stack)
     return thread is not None and any(_OF_CHILDREN.search(each.file) for each in _called(thread))
 
 
 def child_at_work(child: ProcessStack) -> ProcessStack | None:
-    """Return a multiprocessing process without its parent's frames. Return None if it is waiting
-    for work, or if it is some other kind of process.
+    """Return the stack of a process started with multiprocessing, without its parent's frames.
+    Return None if the process is waiting for work, or was started in some other way.
     """
     thread = main_thread(child)
     if thread is None:
@@ -233,8 +247,9 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Worke
     """Return a worker's state for the failure report.
 
     Args:
-        stack: the stack of its process, or a string with the reason why it is missing.
-        child: the process that it is waiting for, as returned by `child_at_work`.
+        stack: the stack of the worker's process, or a string with the reason why the stack is
+            missing.
+        child: the process for which the worker is waiting, as returned by `child_at_work`.
     """
     _, text, has_stack = _describe(stack)
     thread = None if isinstance(stack, str) or not has_stack else main_thread(stack)
@@ -260,7 +275,9 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Worke
 
 
 def is_halted(doing: WorkerState) -> bool:
-    """Return whether a worker was unable to run: stopped, or in an uninterruptible call."""
+    """Return whether a worker was unable to run because it was stopped or in an uninterruptible
+    call.
+    """
     return doing.place.startswith(tuple(_STATES.values()))
 
 
@@ -268,25 +285,25 @@ def receives(text: str) -> bool:
     """Return whether processes are waiting for data from a socket, or for a connection.
 
     Args:
-        text: the `text` of their group, or `WorkerState.place`.
+        text: the `text` of the processes' group, or `WorkerState.place`.
     """
     return _RECEIVES.search(text) is not None
 
 
 def is_locked(found: WorkerState) -> bool:
-    """Return whether a worker was in state D, so that its stack could not be read."""
+    """Return whether a worker was in state D, in which its stack can't be read."""
     return found.place.startswith(_STATES["D"]) and not found.stack
 
 
 def render(
     found: Sequence[RankGroup], named: Callable[[Sequence[int]], str] | None = None
 ) -> list[str]:
-    """Return a line for each of up to 10 groups, followed by a line with the number of remaining
-    groups.
+    """Return one line for each group, for at most 10 groups, followed by a line with the number of
+    remaining groups.
 
     Args:
         found: the groups.
-        named: returns the names of their processes. The default is `few_or_many`.
+        named: returns the names of a group's processes. The default is `few_or_many`.
     """
     lines = [line(group, named) for group in found[:MAX_LINES]]
     more = len(found) - MAX_LINES
@@ -314,8 +331,8 @@ def waits_for_all(frames: Sequence[Frame], state: str) -> bool:
     """Return whether a thread is waiting for all other ranks, as in a collective.
 
     Args:
-        frames: its stack, with the innermost frame first.
-        state: its state as in proc(5).
+        frames: the thread's stack, with the innermost frame first.
+        state: the thread's state as in proc(5).
     """
     called = list(takewhile(lambda frame: _LIBRARY.search(frame.file), frames))
     if any(
@@ -338,7 +355,7 @@ def traceback_lines(frames: Iterable[Frame]) -> list[str]:
 
 
 def native_lines(functions: Sequence[str]) -> list[str]:
-    """Format C and C++ functions as lines that go below the Python frames, with the innermost
+    """Format C and C++ functions as lines to be shown below the Python frames, with the innermost
     last.
     """
     return [f"  in {_cut(function)}" for function in reversed(functions)]
@@ -350,8 +367,8 @@ def _likeliest_first(group: RankGroup) -> tuple[bool, bool, int, bool, tuple[int
 
 
 def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]:
-    """Return a key that equal processes have in common, the text after their names, and whether
-    they have a stack.
+    """Return a key that is the same for equal processes, the text to show after their names, and
+    whether they have a stack.
     """
     if isinstance(stack, str):
         reason = _cut(" ".join(stack.split()), _REASON)
@@ -383,12 +400,14 @@ def _in_call(call: str) -> str:
 
 
 def _called(thread: ThreadStack) -> list[Frame]:
-    """Return the library frames called by the user's innermost line."""
+    """Return the frames of the library functions that were called by the user's innermost line."""
     return list(takewhile(lambda frame: _LIBRARY.search(frame.file), thread.frames))
 
 
 def _expects_peers(stack: ProcessStack | str) -> bool:
-    """Return whether the main thread is waiting for other ranks in a library called by the user."""
+    """Return whether the main thread is waiting for other ranks in a library that the user's code
+    called.
+    """
     if isinstance(stack, str) or stack.state in ("T", "t", "D"):
         return False
     thread = main_thread(stack)
@@ -417,8 +436,8 @@ def _raised_at(handled: Handled) -> str:
 
 
 def _works_below(thread: ThreadStack) -> bool:
-    """Return whether a thread is in a user function called from its `except` block. The function
-    with that block is the outermost one in the traceback.
+    """Return whether a thread is in a user function that was called from its `except` block. The
+    function that contains the `except` block is the outermost one in the traceback.
     """
     if thread.handled is None or not thread.handled.frames:
         return False

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 
 class TracebackLine(NamedTuple):
-    """A line like `File "file", line 12, in function`. For a SyntaxError, `function` is empty."""
+    """A line like `File "file", line 12, in function`. For a SyntaxError, the `function` field is
+    empty.
+    """
 
     file: str
     line: str
@@ -18,8 +20,8 @@ class TracebackLine(NamedTuple):
 
     @property
     def library(self) -> str:
-        """The installed package or standard module that contains the file, such as `torch`, or an
-        empty string.
+        """The installed package or standard library module that contains the file, such as `torch`,
+        or an empty string.
         """
         match = _LIBRARY.match(self.file)
         return match[1].removesuffix(".py") if match is not None else ""
@@ -31,7 +33,9 @@ class TracebackLine(NamedTuple):
 
     @property
     def own(self) -> bool:
-        """Whether the frame is neither in a library nor in code compiled from a string."""
+        """Whether the frame is in the user's own code, which means neither in a library nor in code
+        compiled from a string.
+        """
         return not (self.library or self.starter or self.file.startswith("<"))
 
     @property
@@ -42,9 +46,11 @@ class TracebackLine(NamedTuple):
 
 HEADER = "Traceback (most recent call last):"
 ORIGINAL = f"Original {HEADER}"
-"""Torch's introduction to another process's or thread's traceback within a message."""
+"""The line with which torch introduces the traceback of another process or thread within a
+message.
+"""
 FRAMED = f"│ {HEADER}"
-"""The header that replaces the top edge of a rich frame."""
+"""The header that replaces the top edge of a box drawn by rich."""
 _STARTERS = ("/relight/worker/call.py",)
 _ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|[]PX^_][^\x07\x1b\n]*+(?:\x07|\x1b\\)?|[ -/]*+[0-~])?"
@@ -75,7 +81,7 @@ _ESCAPED = {
     '"': re.compile(r'(?:[^"\\]|\\.)*+'),
     "'": re.compile(r"(?:[^'\\]|\\.)*+"),
 }
-"""The rest of a string with escaped newlines, by quotation mark."""
+"""Patterns for the rest of a string with escaped newlines, by quotation mark."""
 _IN_STRING = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _OMITTED = re.compile(
@@ -94,7 +100,7 @@ def clean(text: str) -> str:
 
 
 def frame_of(line: str) -> TracebackLine | None:
-    """Return the frame in a line, with or without a box around it."""
+    """Parse a line as a traceback frame, which may have a box around it."""
     match = _FRAME.match(line)
     if match is None:
         return None
@@ -146,8 +152,8 @@ def split_exception(text: str) -> tuple[str, str]:
 
 
 def without_numbers(text: str) -> str:
-    """Remove numbers that differ between ranks that fail in the same way, such as addresses, ranks
-    and sizes.
+    """Remove numbers that may differ between ranks that failed in the same way, such as addresses,
+    ranks and sizes.
     """
     return _NUMBERS.sub("#", text)
 
@@ -156,9 +162,9 @@ def without_numbers(text: str) -> str:
 
 
 def omitted(lines: Sequence[str]) -> list[str]:
-    """Return the line that replaces omitted lines, or nothing if they are uninformative. If some of
-    them are themselves replacements for omitted lines, those omitted lines are included in the
-    count.
+    """Return the line that replaces omitted lines, or nothing if the omitted lines are
+    uninformative. If some of the omitted lines themselves replace other lines, these other lines
+    are included in the count.
     """
     frames = count = 0
     before = 0
@@ -194,7 +200,7 @@ def is_omission(line: str) -> bool:
 
 
 def without_middle(lines: Sequence[str], most: int) -> list[str]:
-    """Return at most `most` lines, with a line in the middle that replaces the omitted ones."""
+    """Return at most `most` lines. If lines are omitted, a line in the middle replaces them."""
     if len(lines) <= most:
         return list(lines)
     begin = most // 2

@@ -1,4 +1,5 @@
-"""Finds a worker's exception, and the line of the script, in its output or its error file.
+"""Finds a worker's exception, and the line of the script that raised it, in the worker's output or
+error file.
 
 The script doesn't need a decorator, because Python prints an uncaught exception to stderr, and the
 agent keeps the end of each worker's stderr. The following formats are supported:
@@ -13,8 +14,8 @@ agent keeps the end of each worker's stderr. The following formats are supported
                            (multiprocessing/pool.py, concurrent/futures/process.py)
     error files            from torch.distributed.elastic.multiprocessing.errors
 
-Any text is accepted. No function raises an exception, and the running time is linear in the length
-of the text.
+The functions accept any text and never raise an exception. Their running time is linear in the
+length of the text.
 """
 
 import json
@@ -53,11 +54,12 @@ class _Traceback(NamedTuple):
 
 
 class _Raised(NamedTuple):
-    """An exception in a chain, with the number of its line and of the line after its message.
+    """An exception in a chain, with the number of the line that contains it and the number of the
+    line after its message.
 
-    `stack` has the tracebacks that lead to it, with the outermost first. For an exception from
-    another process, that process's traceback follows the traceback of the process that re-raised
-    it.
+    The `stack` field has the tracebacks that lead to the exception, with the outermost first. For
+    an exception from another process, the other process's traceback follows the traceback of the
+    process that re-raised the exception.
     """
 
     exception: int
@@ -68,10 +70,11 @@ class _Raised(NamedTuple):
 class ProgramFacts(NamedTuple):
     """Known facts about a worker's program.
 
-    `went_on` is whether it kept running after the last traceback, or None if unknown.
-    `is_function` is true if the program is a user function, so that tracebacks of uncaught
-    exceptions begin there and not in a module. `script` is the program's file name, or empty if
-    unknown. Tracebacks that begin in a different file come from other processes.
+    The `went_on` field says whether the program kept running after the last traceback, and is None
+    if that is unknown. The `is_function` field is true if the program is a user function, so that
+    tracebacks of uncaught exceptions begin in that function and not in a module. The `script` field
+    is the program's file name, or empty if unknown. Tracebacks that begin in a different file come
+    from other processes.
     """
 
     went_on: bool | None = None
@@ -83,7 +86,7 @@ _UNKNOWN = ProgramFacts()
 
 
 class _Chain(NamedTuple):
-    """One or more exceptions, in the order they were raised, and their positions."""
+    """One or more exceptions, in the order in which they were raised, and their positions."""
 
     start: int
     end: int
@@ -95,7 +98,9 @@ _OF_WORKER = re.compile(r"/relight/worker/\w+\.py$")
 _WRAPPERS = ("ProcessRaisedException", "RayTaskError")
 """Exceptions that wrap an exception from another process."""
 _FROM_TEXT = ("<string>", "<stdin>", "<dynamic-code>")
-"""File names of code without a file. The last one is cloudpickle's, for notebook functions."""
+"""File names of code that has no file. Functions from a notebook that were pickled by cloudpickle
+have the last of these names.
+"""
 _RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
 _SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError): ")
 _NOT_FATAL = re.compile(
@@ -103,13 +108,15 @@ _NOT_FATAL = re.compile(
     r"|Process \S+:$|--- Logging error)"
 )
 _WITHOUT_STARTERS = re.compile(r"^Error executing job with overrides")
-"""Hydra's message before the fatal traceback. That traceback lacks the outermost frames."""
+"""The message that Hydra prints before the fatal traceback, which lacks the outermost frames."""
 _LOG = re.compile(
     r"^(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b|\[?\d{4}-\d\d-\d\d[ T]|\[?\d\d:\d\d:\d\d"
     r"|(?:\[rank\d+\]:)?\[?[IWEF]\d{4} )"
 )
 _LOGGED = re.compile(r"^(?:\[?\d.*)?\b(?:WARNING|ERROR|CRITICAL)\b|.*[=:] ?[\"']$")
-"""A logger's line before a traceback, or a line whose last string contains the traceback."""
+"""A line that a logger prints before a traceback, or a line whose last string contains the
+traceback.
+"""
 _RECORD = re.compile(r"^(?:\[?\d.*)?\b(?:WARNING|ERROR|CRITICAL)\b.*[^\"']$")
 _AFTERWARDS = re.compile(
     r"^(?:Fatal Python error|terminate called|Original exception was|\S+\.py:\d+: \w*Warning"
@@ -117,11 +124,13 @@ _AFTERWARDS = re.compile(
     r"|(?:Call stack|usage|Usage|wandb): ?|\[[IWEF] )"
 )
 _REMOTE = re.compile(r"^[\w.]*RemoteTraceback: *$")
-"""The line before another process's traceback (multiprocessing, concurrent.futures, loky)."""
+"""The line that multiprocessing, concurrent.futures and loky print before another process's
+traceback.
+"""
 _AT_EXIT = re.compile(r"^(?:\[?[IW](?: |\d{4} )|wandb: |\S+\.py:\d+: \w*Warning)")
-"""Library messages, possibly many, during a process's exit."""
+"""Messages that libraries print, possibly many times, while a process exits."""
 _NO_FRAME = "<no Python frame>"
-"""A faulthandler stack without frames (dump_traceback in Python/traceback.c)."""
+"""How faulthandler prints a stack without frames (dump_traceback in Python/traceback.c)."""
 _STACK = re.compile(r"^(?:Current thread|Thread|Stack) .*\(most recent call first\):$")
 _ABORTED = "Aborted"
 _ABORTS = re.compile(
@@ -129,7 +138,7 @@ _ABORTS = re.compile(
     r"|free\(\)|Watchdog|watchdog|^(?:\[rank\d+\]:)?\[[EF]|\b(?:abort|fatal|FATAL|terminat)"
     r"|stack smashing"
 )
-"""Messages from the C library, glog and NCCL before abort(3)."""
+"""Messages that the C library, glog and NCCL print before they call abort(3)."""
 _NEAR = 5
 _TERMINATE = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
 _BOX = re.compile(r"^ +[|+]")
@@ -163,33 +172,33 @@ _ONE_LINE = re.compile(
     )$""",
     re.VERBOSE,
 )
-"""Exceptions from Python itself."""
+"""Exceptions that Python itself raises."""
 _LONGEST_SOURCE = 500
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/[^/]+")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
 
 _INTERRUPTS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
-"""Exceptions raised by signal handlers and in generators. The last one never ends a program by
-itself.
+"""Exceptions raised by signal handlers and in generators. The last of these exceptions never ends a
+program by itself.
 """
 _CONTROL_FLOW = (*_INTERRUPTS, "StopIteration", "StopAsyncIteration", "CancelledError", "Empty")
-"""Exceptions that aren't errors and therefore don't cause an error."""
+"""Exceptions that aren't errors, and therefore can't be the cause of an error."""
 
 _FOREIGN = 10
 """Maximum number of foreign lines, such as lines from C threads, within a traceback."""
 _MESSAGE = 100
 """Maximum number of lines in a message, not counting indented lines and list entries that resemble
 the lines before them. A program that continued after an exception may also print lines that
-resemble each other, but not after a colon, and not indented.
+resemble each other, but these don't follow a colon and are not indented.
 """
 _MAX_LINES = 200
 """Maximum number of lines in a report. If a report is longer, its middle is left out."""
 _LATER = 50
-"""A process prints fewer lines than this while it exits. An exception followed by more lines did
-not end the process.
+"""An exiting process prints fewer lines than this, so an exception that is followed by more lines
+did not end the process.
 """
 _LOOKED_AT = 200
-"""Maximum number of lines to examine after an exception, including empty lines."""
+"""Maximum number of lines to examine after an exception, counting empty lines."""
 _LIMIT = 4000
 
 
@@ -199,7 +208,7 @@ def keep(head: str, tail: str, newlines: int) -> str:
     Args:
         head: a part that begins up to three lines before the header of the last traceback, because
             these lines may name a thread or a logger.
-        tail: the end.
+        tail: the end of the stderr.
         newlines: the number of newlines between the two parts.
     """
     rest = tail.partition("\n")[2]  # drop the first line, whose beginning is missing
@@ -213,16 +222,16 @@ def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | No
     """Find the exception that ended a worker in the last part of its stderr, or return None.
 
     The last exception is used. Exceptions that don't end a process are only used as a fallback.
-    These are exceptions in threads, destructors, logs or other processes, and exceptions that the
-    program handled.
+    This concerns exceptions in threads, destructors, logs or other processes, and exceptions that
+    the program handled.
     """
     lines = _lines(text)
     return _ending(lines, _chains(lines), program)[1]
 
 
 def printed_before(text: str) -> ErrorReport | None:
-    """Return the last exception printed before the fatal one, such as an exception in a thread,
-    or None. The result is also None if the fatal exception is unknown.
+    """Return the last exception printed before the fatal exception, such as an exception in a
+    thread. Return None if there is none, or if the fatal exception is unknown.
     """
     lines = _lines(text)
     chains = _chains(lines)
@@ -236,8 +245,9 @@ def printed_before(text: str) -> ErrorReport | None:
 
 
 def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], list[str]]:
-    """Return the lines of a worker's stderr outside of tracebacks, in two parts: before and after
-    the end of the last traceback. Without a traceback, all lines are in the second part.
+    """Return the lines of a worker's stderr that are not in tracebacks, in two parts: the lines
+    before and the lines after the end of the last traceback. If there is no traceback, all lines
+    are in the second part.
     """
     lines = _lines(text)
     before: list[str] = []
@@ -251,8 +261,8 @@ def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], lis
 
 
 def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
-    """Return the lines that a worker printed up to the end of its fatal exception, and their
-    number. Return no lines without such an exception.
+    """Return the lines that a worker printed up to the end of its fatal exception, and the number
+    of these lines. Return no lines if there is no such exception.
     """
     lines = [_RANK.sub("", clean(line.rstrip("\r"))).rpartition("\n")[2] for line in printed]
     for chain in reversed(_chains(lines)):
@@ -316,8 +326,8 @@ def _chains(lines: Sequence[str]) -> list[_Chain]:
 
 
 def _is_quoted(lines: Sequence[str], before: _Traceback, traceback: _Traceback) -> bool | None:
-    """Return whether a traceback is part of the message of the previous exception, or None if it
-    belongs to another chain.
+    """Return whether a traceback is part of the previous exception's message, or None if the
+    traceback belongs to another chain.
     """
     between = [n for n in range(before.end, traceback.start) if lines[n].strip(' "')]
     if between:
@@ -329,7 +339,7 @@ def _is_quoted(lines: Sequence[str], before: _Traceback, traceback: _Traceback) 
 
 
 def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> list[_Raised]:
-    """Return the exceptions of a chain in the order they were raised."""
+    """Return the exceptions in a chain in the order in which they were raised."""
     raised: list[_Raised] = []
     quoting: list[_Traceback] = []
     telling: list[_Raised] = []
@@ -363,8 +373,8 @@ def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> l
 
 
 def _is_reraise(lines: Sequence[str], outer: _Raised, traceback: _Traceback) -> bool:
-    """Return whether an exception, whose message contains another exception's traceback, re-raises
-    that exception for another process or thread. Otherwise, it merely reports it.
+    """Return whether an exception whose message contains another exception's traceback re-raises
+    that exception on behalf of another process or thread, instead of merely reporting it.
     """
     if lines[traceback.start].startswith(ORIGINAL):
         return True
@@ -407,10 +417,10 @@ def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
 
 
 def _traceback(lines: Sequence[str], start: int, foreign: int) -> tuple[_Traceback | None, int]:
-    """Return the traceback that begins at a line, and the line where reading continues.
+    """Return the traceback that begins at a given line, and the line at which parsing continues.
 
     The traceback is None if its exception is missing, for example because the process was killed
-    while writing it.
+    while it was writing the traceback.
     """
     if _BOX.match(lines[start]):
         return _boxed(lines, start)
@@ -429,7 +439,7 @@ def _traceback(lines: Sequence[str], start: int, foreign: int) -> tuple[_Traceba
 
 
 def _boxed(lines: Sequence[str], start: int) -> tuple[_Traceback | None, int]:
-    """Return an ExceptionGroup's traceback, in the same way as `_traceback`."""
+    """Parse an ExceptionGroup's traceback. The return value is the same as for `_traceback`."""
     exception = None
     end = start + 1
     while end < len(lines) and _is_in_box(lines[end : end + _FOREIGN]):
@@ -440,8 +450,8 @@ def _boxed(lines: Sequence[str], start: int) -> tuple[_Traceback | None, int]:
 
 
 def _is_in_box(lines: Sequence[str]) -> bool:
-    """Return whether the first line belongs to the same box as the lines before it. Python does not
-    draw a box around the second and later lines of a message.
+    """Return whether the first of these lines belongs to the same box as the lines before it.
+    Python does not draw a box around the second and later lines of a message.
     """
     box = next((line for line in lines if _BOX.match(line)), None)
     return box is not None and not _GROUP.match(box)
@@ -471,10 +481,10 @@ def _find_message_end(lines: Sequence[str], exception: int) -> int:
 
 
 def _is_whole(lines: Sequence[str], exception: int) -> bool:
-    """Return whether an exception's message certainly has at most one line, because it is empty,
-    comes from Python itself, or matches the literal in the source line above. Programs that caught
-    the exception may print anything after it. Notes (PEP 678) would also be printed there, but are
-    rare.
+    """Return whether an exception's message is known to have at most one line, because the message
+    is empty, comes from Python itself, or matches the literal in the source line above. A program
+    that caught the exception may print anything after the message. Notes (PEP 678) would also be
+    printed after it, but are rare.
     """
     line = lines[exception].rstrip()
     message = split_exception(line)[1]
@@ -493,12 +503,14 @@ def _is_whole(lines: Sequence[str], exception: int) -> bool:
 
 
 def _shape(line: str) -> str:
-    """Return the common part of lines that report the same problem about different things."""
+    """Return the part of a line that is the same in all lines that report the same problem about
+    different things.
+    """
     return _NUMBER.sub("#", line)
 
 
 def _is_other(line: str) -> bool:
-    """Return whether a line can't belong to the message above it."""
+    """Return whether a line can't be part of the message above it."""
     frame = frame_of(line)
     return (
         (frame is not None and not frame.function)  # a SyntaxError begins with its location
@@ -570,7 +582,7 @@ def _with_quoted(
     lines: Sequence[str], chain: _Chain, following: Sequence[_Chain], report: ErrorReport
 ) -> ErrorReport:
     """Return a report that includes the traceback quoted in its exception's message. The quoted
-    traceback comes from another process or machine. It follows directly and lacks the outermost
+    traceback comes from another process or machine, follows directly, and lacks the outermost
     frame.
     """
     if not following or following[0].start != chain.end or report.kind is not FailureKind.RAISED:
@@ -597,8 +609,8 @@ def _was_handled(
     program: ProgramFacts,
 ) -> bool:
     """Return whether an exception was printed by the program itself, a logger or another process,
-    so that the program could continue. Such exceptions are caught in a function, or logged and
-    followed by more output.
+    so that the program could continue. Such an exception was caught in a function, or was logged
+    and followed by more output.
     """
     if before and _LOGGED.match(before[-1]) and followed:
         return True
@@ -622,7 +634,7 @@ def _is_other_program(lines: Sequence[str], traceback: _Traceback, script: str) 
 
 
 def _shown(lines: Sequence[str], chain: _Chain, end: int) -> tuple[str, ...]:
-    """Return the lines of a report, shortened and without the progress bar before them."""
+    """Return the lines of a report, shortened and without the progress bar that precedes them."""
     exception = chain.raised[-1].exception + 1
     stack = [HEADER if line == FRAMED else line for line in lines[chain.start : exception]]
     if is_header(stack[0]) and not _BOX.match(stack[0]):
@@ -640,8 +652,8 @@ def _type(lines: Sequence[str], raised: _Raised) -> str:
 
 
 def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[str, str]:
-    """Return the first error in a chain and where it was raised, unless the last error is or
-    includes it.
+    """Return the first error in a chain and the location where it was raised, unless the chain's
+    last error is the same error or includes it.
     """
     for each in chain.raised[:-1]:
         type_, message = _split(in_box(lines[each.exception]))
@@ -724,7 +736,8 @@ def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
 
 def _reason(before: Sequence[str]) -> str:
     """Return the reason that C or C++ code printed just before calling abort(3), such as a failed
-    assertion, damaged memory or NCCL's watchdog. Return an empty string if it did not call abort.
+    assertion, memory corruption or a timeout in NCCL's watchdog. Return an empty string if the code
+    did not call abort.
     """
     near = [line for line in before[-_NEAR:] if line.strip()]
     if not near or any(frame_of(line) for line in near):
@@ -789,7 +802,9 @@ def _place_in(lines: Sequence[str]) -> tuple[str, str]:
 
 
 def _innermost(found: Sequence[tuple[int, TracebackLine]]) -> tuple[int, TracebackLine]:
-    """Return the user's innermost frame. An installed program counts as the user's own code."""
+    """Return the innermost frame in the user's code. An installed program counts as the user's
+    code.
+    """
     files = [frame.file for _, frame in found]
     packages = [match[0] for file in files if (match := _PACKAGE.match(file)) is not None]
     own = [each for each in found if each[1].own and not _is_stub(each[1].file, files)]

@@ -1,8 +1,8 @@
-"""Finds the call of `relight.worker.should_checkpoint` at which all workers save and exit.
+"""Finds the call to `relight.worker.should_checkpoint` at which all workers save and exit.
 
-Workers that train together call it equally often. However, if the agents simply set a flag, workers
-would see it at different steps. Therefore the coordinator first sets a limit on the number of
-calls. A worker that reaches the limit blocks until it receives the decision.
+Workers that train together call `should_checkpoint` equally often. However, if the agents simply
+set a flag, workers would see the flag at different steps. Therefore the coordinator first sets a
+limit on the number of calls. A worker that reaches the limit blocks until it receives the decision.
 
     COUNTING  all nodes know the limit; the first limit is 0, which only counts the calls
       | all have answered, and no worker had reached the limit  -> AGREED: on this limit
@@ -11,8 +11,8 @@ calls. A worker that reaches the limit blocks until it receives the decision.
     AGREED    the workers receive the number of the call
 
 The limit exceeds all counted calls by a margin that grows eightfold each time, because fast workers
-call the function many times between two messages. Messages and the workers' side are deliberately
-kept out of this module.
+call the function many times between two messages. Sending messages and holding workers is
+deliberately left to other modules.
 """
 
 from collections.abc import Iterable
@@ -24,8 +24,8 @@ _PATIENCE_S = 5.0
 only needs a few messages between all nodes.
 """
 _LONGEST_S = 15.0
-"""Time limit in seconds if a node that has not replied is silent. The limit is at most half of the
-time that workers have to save a checkpoint.
+"""Time limit in seconds for the case where a node that has not replied is silent. The limit is at
+most half of the time that workers have to save a checkpoint.
 """
 _RETRY_S = 1.0
 _MARGIN_GROWS = 8
@@ -35,7 +35,8 @@ def longest_s(limit_s: float) -> float:
     """Return the time limit for an agreement in seconds.
 
     Args:
-        limit_s: how long the workers may take afterwards, or 0 for no limit.
+        limit_s: how long the workers may take to save and exit after the agreement, or 0 for no
+            limit.
     """
     return max(_PATIENCE_S, min(_LONGEST_S, limit_s / 2 or _LONGEST_S))
 
@@ -45,8 +46,9 @@ class Agreement:
 
     Args:
         nodes: the nodes with workers.
-        cause: why the workers should save and exit, for users.
-        limit_s: how long they may take afterwards, or 0 if each agent uses its own limit.
+        cause: the reason why the workers should save and exit, as shown to users.
+        limit_s: how long the workers may take to save and exit, or 0 if each agent uses its own
+            limit.
         now: the current time.
     """
 
@@ -56,7 +58,7 @@ class Agreement:
         self.limit = 0
         """The latest limit sent to the nodes."""
         self.until = now + _PATIENCE_S
-        """When the search ends, even if replies are missing."""
+        """When the search ends even if replies are missing."""
         self._silent_until = now + longest_s(limit_s)
         self._nodes = set(nodes)
         self._unanswered = set(nodes)
@@ -65,7 +67,7 @@ class Agreement:
 
     @property
     def nodes(self) -> list[str]:
-        """The nodes, in order."""
+        """The nodes with workers, in sorted order."""
         return sorted(self._nodes)
 
     @property
@@ -74,7 +76,9 @@ class Agreement:
         return not self._unanswered
 
     def answer(self, node: str, limit: int, calls: int) -> None:
-        """Record a node's reply to a limit: the highest call count among its workers."""
+        """Record a node's reply to a limit. The reply is the highest call count among the node's
+        workers.
+        """
         if limit == self.limit:
             self._unanswered.discard(node)
             self._most = max(self._most, calls)
@@ -90,7 +94,7 @@ class Agreement:
 
         Args:
             now: the current time.
-            silent: nodes that may not have received the limit yet, and may return.
+            silent: nodes that may not have received the limit yet, but may return.
         """
         waits = any(node in self._unanswered for node in silent)
         if waits and self.until < self._silent_until:

@@ -6,9 +6,9 @@ status`).
     each node      Answer
     coordinator    NodeAnswered, one for each node, once all have answered or the time limit passes
 
-Nothing is sent unless there are queries. If the same query is already open, no second one is sent,
-and both receive the same answers. Many observers on many nodes therefore cost the job no more than
-a single observer does. The group's state never depends on queries.
+Nothing is sent unless there are queries. If the same query is already open, it isn't sent a second
+time, and both observers receive the same answers. Many observers on many nodes therefore cost the
+job no more than a single observer does. The group's state never depends on queries.
 """
 
 from collections.abc import Iterable
@@ -17,19 +17,19 @@ from relight.core.group.group_types import Send
 from relight.core.group.messages import Answer, Join, NodeAnswered, Question
 
 LIMIT_S = 1.0
-"""Time limit for a reply in seconds. Slower nodes are shown without a reply."""
+"""Time limit for a reply in seconds. A node that takes longer is shown without a reply."""
 _MAX_OPEN = 8
 _MAX_CHARS = 8 << 20
-"""Size limit for all replies to one query. They share the connection with heartbeats, so they must
-not saturate it.
+"""Size limit for all replies to one query. The replies share the connection with heartbeats, so
+they must not saturate it.
 """
 
 
 class _Open:
     """An open query, with the nodes that sent it, the nodes that received it, and their replies.
 
-    Nodes with an older version that does not support queries are listed in `hosts`, but not in
-    `awaited`.
+    Nodes that run an older version of relight without support for queries are listed in `hosts`,
+    but not in `awaited`.
     """
 
     def __init__(self, question: str, joins: Iterable[Join]) -> None:
@@ -88,8 +88,8 @@ class Questions:
         return self._latest, sends or self.close(self._latest)
 
     def answer(self, node: str, answer: Answer) -> list[Send]:
-        """Record a node's reply. If it was the last one, return the messages to the nodes that sent
-        the query.
+        """Record a node's reply. If this was the last missing reply, return the messages to the
+        nodes that sent the query.
         """
         opened = self._open.get(answer.number)
         if opened is None:
@@ -98,8 +98,8 @@ class Questions:
         return [] if opened.awaited else self.close(answer.number)
 
     def close(self, number: int) -> list[Send]:
-        """Close a query. Return the messages to the nodes that sent it, or an empty list if it has
-        already been closed.
+        """Close a query. Return the messages to the nodes that sent the query, or an empty list if
+        the query has already been closed.
         """
         opened = self._open.pop(number, None)
         return [] if opened is None else opened.replies()

@@ -1,13 +1,14 @@
-"""Reports ranks that finished while others are still running.
+"""Reports ranks that finished while other ranks are still running.
 
-This is reported as a fact rather than a failure, because ranks may have different work. But a rank
-that had fewer batches than the others, or returned by mistake, exits with code 0 unnoticed while
-the others wait for it or continue training without it. One line reports this after a delay: 5 % of
-the generation's running time at that point, but at least 5 s and at most 10 min. The line is
-repeated, after twice that delay, only if more ranks have finished.
+An early exit is reported as a fact rather than as a failure, because ranks may do different work.
+But if a rank had fewer batches than the others, or returned by mistake, it exits with code 0 and
+users may not notice, while the other ranks wait for it or continue training without it. One line
+reports the early exit after a delay, which is 5 % of the generation's running time at that point,
+but at least 5 s and at most 10 min. The line is repeated, after twice that delay, only if more
+ranks have finished.
 
-An agent uses this for the ranks on its node, and the coordinator for whole nodes. This module is
-loaded when it is first used.
+An agent uses this module for the ranks on its node, and the coordinator uses it for whole nodes.
+This module is loaded when it is first used.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ class EarlyExits:
 
     def __init__(self, began: float) -> None:
         self.at: dict[int, float] = {}
-        """When each rank or node finished, by number."""
+        """When each rank or node finished, keyed by its number."""
         self._began = began
         self._first: float | None = None  # when the first unreported one finished
         self._factor = 1
@@ -39,8 +40,8 @@ class EarlyExits:
             self._first = now if self._first is None else min(self._first, now)
 
     def deadline(self) -> float | None:
-        """Return when to report, provided that something is still running at that time, or None if
-        everything has been reported.
+        """Return the time of the next report, which is only made if something is still running at
+        that time. Return None if everything has been reported.
         """
         first = self._first
         if first is None:
@@ -49,7 +50,7 @@ class EarlyExits:
         return first + min(self._factor * wait_s, _MAX_S)
 
     def is_due(self, now: float) -> bool:
-        """Return whether to report now. After that, the next report is due only once more ranks or
+        """Return whether a report is due now. If so, the next report is due only once more ranks or
         nodes have finished.
         """
         due = self.deadline()
@@ -59,7 +60,7 @@ class EarlyExits:
         return True
 
     def ages(self, now: float) -> list[float]:
-        """Return how many seconds ago each one finished."""
+        """Return how many seconds ago each rank or node finished."""
         return [now - at for at in self.at.values()]
 
 
@@ -70,7 +71,7 @@ def describe_ranks(
 
     Args:
         finished: the ranks that finished, at least one.
-        ages_s: how many seconds ago each one finished.
+        ages_s: how many seconds ago each of these ranks finished.
         running: the other known ranks, at least one.
         where: a suffix for their names, such as ` on this node`.
     """
@@ -80,7 +81,7 @@ def describe_ranks(
 
 
 def describe_nodes(finished: Sequence[str], ages_s: Sequence[float], running: Sequence[str]) -> str:
-    """Return the line about nodes. On the finished nodes, all ranks have finished, and each of the
+    """Return the line about nodes. On the finished nodes, all ranks have finished. Each of the
     other nodes still has running ranks.
     """
     return (

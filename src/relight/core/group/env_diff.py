@@ -1,4 +1,6 @@
-"""Compares facts that should be equal on all nodes of a job, and reports differences to users."""
+"""Compares facts that should be the same on all nodes of a job, and reports differences to
+users.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -21,14 +23,14 @@ def compare(
     """Return a line for each fact whose value on a new node differs from the value on all other
     nodes.
 
-    A value that another node shares was already reported when the first such node joined. The value
-    shared by the fewest nodes is listed first, because it is probably the wrong one. Facts that a
-    node does not report are not compared.
+    If another node has the same value, the difference was already reported when that node joined.
+    The value that the fewest nodes have is listed first, because it is probably the wrong one.
+    Facts that a node does not report are not compared.
 
     Args:
         known: the facts of the other nodes, by host.
         new_host: the host of the new node.
-        new: its facts.
+        new: the new node's facts.
     """
     lines = []
     for name, value in new.items():
@@ -52,7 +54,7 @@ def _sentence(name: str, hosts_by_value: Mapping[str, Sequence[str]]) -> str:
 
 
 def by_value(values: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
-    """Group the hosts in (value, host) pairs by value."""
+    """Group the hosts from (value, host) pairs by value."""
     hosts_by_value: dict[T, list[str]] = {}
     for value, host in values:
         hosts_by_value.setdefault(value, []).append(host)
@@ -60,7 +62,7 @@ def by_value(values: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
 
 
 def format_hosts(hosts: Iterable[str]) -> str:
-    """Format host names for users; long lists are shortened."""
+    """Format host names for users. Long lists are shortened."""
     names = sorted(hosts, key=natural)
     if len(names) <= _MAX_HOSTS:
         return ", ".join(names)
@@ -68,7 +70,7 @@ def format_hosts(hosts: Iterable[str]) -> str:
 
 
 def _shorten(values: Sequence[str]) -> dict[str, str]:
-    """Shorten long values by dropping the words before their first difference."""
+    """Shorten long values by dropping the words before the first difference between them."""
     if max(map(len, values)) <= _MAX_LENGTH:
         return {value: value or "nothing" for value in values}
     words = [value.split(" ") for value in values]

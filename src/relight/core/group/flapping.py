@@ -1,12 +1,13 @@
-"""Limits how much a host with flapping nodes costs the group.
+"""Limits how much time a host with flapping nodes costs the group.
 
 Each admitted node causes all others to restart, and each new node makes the group wait for more
-nodes. If a host's nodes repeatedly join and soon leave, its next node is first put on probation.
-Probation lasts twice as long as the last call, and four times as long from then on.
+nodes. If a host's nodes repeatedly join and soon leave, the host's next node is first put on
+probation. The first probation lasts twice as long as the last call, and later ones last four times
+as long as the last call.
 """
 
 _SOON_S = 60.0
-"""If a node is lost after it has stayed for longer than this, it does not count as flapping."""
+"""A node that is lost after it has stayed for longer than this does not count as flapping."""
 _DOUBLINGS = 2
 _MAX_HOSTS = 10_000
 
@@ -18,19 +19,19 @@ class Flapping:
         self._times: dict[str, int] = {}
 
     def gone(self, host: str, stayed_s: float) -> None:
-        """Count a node on this host that was lost or left."""
+        """Record that a node on this host was lost or left."""
         if stayed_s >= _SOON_S:
             self._times.pop(host, None)
         elif host in self._times or len(self._times) < _MAX_HOSTS:
             self._times[host] = self._times.get(host, 0) + 1
 
     def times(self, host: str) -> int:
-        """Return how many nodes on a host have left early, one after another."""
+        """Return how many nodes on a host have left early in a row."""
         return self._times.get(host, 0)
 
     def probation_s(self, host: str, settle_timeout_s: float) -> float:
-        """Return how long a node on this host must stay before it is admitted. This is 0 after a
-        single loss, so that replacing a lost node costs nothing.
+        """Return how long a node on this host must stay before it is admitted. The time is 0 after
+        a single loss, so that replacing a lost node takes no extra time.
         """
         times = self.times(host)
         return settle_timeout_s * 2 ** min(times - 1, _DOUBLINGS) if times > 1 else 0.0

@@ -1,5 +1,5 @@
-"""User messages about an incomplete group, with its nodes, the reason for the wait and the time
-left, and messages about nodes that can't join or look suspicious.
+"""User messages about an incomplete group, its nodes, the reason why it is waiting and the time
+left. There are also messages about nodes that can't join or look suspicious.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,9 @@ help.
 
 
 class Differences:
-    """Facts that should be equal on all nodes. Each new set that differs is reported once."""
+    """The facts that should be the same on all nodes. Each new set of facts that differs is
+    reported once.
+    """
 
     def __init__(self) -> None:
         self._kinds: dict[str, dict[str, str]] = {}  # the facts of one host for each distinct set
@@ -54,8 +56,8 @@ def shared_machine(joins: Sequence[Join]) -> str:
 
 
 def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
-    """Return why a node can't join, or an empty string. `holder` is the node that already has its
-    node rank.
+    """Return the reason why a node can't join, or an empty string. The argument `holder` is the
+    node that already has this node's node rank.
     """
     if (join.min_nodes, join.max_nodes) != (settings.min_nodes, settings.max_nodes):
         return (
@@ -82,7 +84,9 @@ def held_by_silent(join: Join, host: str) -> str:
 
 
 def other_lost_after(asked_s: float, settings: GroupSettings) -> str:
-    """Return why a node with a different heartbeat timeout can't join, or an empty string."""
+    """Return the reason why a node with a different heartbeat timeout can't join, or an empty
+    string.
+    """
     if asked_s == settings.lost_after_s:
         return ""
     return (
@@ -93,8 +97,8 @@ def other_lost_after(asked_s: float, settings: GroupSettings) -> str:
 
 
 def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float, cause: str) -> str:
-    """Return the line for a group with too few nodes. `cause` is the reason why the last generation
-    ended, or empty.
+    """Return the line for a group with too few nodes. The argument `cause` is the reason why the
+    last generation ended, or an empty string.
     """
     least = "at least " if most > needed else ""
     nodes = f"{len(hosts)} of {least}{needed} nodes"
@@ -104,10 +108,10 @@ def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float, cause: 
 
 
 def several_jobs(waiting: Mapping[str, tuple[Sequence[str], int]]) -> str:
-    """Return the line for several jobs at one endpoint that all lack nodes.
+    """Return the line for several jobs at one endpoint that are all waiting for nodes.
 
     Args:
-        waiting: the hosts of the nodes that have joined, and how many are needed, by job.
+        waiting: by job, the hosts of the nodes that have joined, and how many nodes are needed.
     """
     jobs = [
         f"{job} ({len(hosts)} of {needed} nodes: {format_names(hosts)})"
@@ -120,7 +124,7 @@ def several_jobs(waiting: Mapping[str, tuple[Sequence[str], int]]) -> str:
 
 
 def only_this_machine(where: str, addresses: Sequence[str]) -> str:
-    """Return the line for the host of a loopback endpoint. No other machine has joined there."""
+    """Return the line for the host of a loopback endpoint that no other machine has joined."""
     return (
         f"note: endpoint {where} is the loopback address {', '.join(addresses)} on this node, and "
         "no other machine has joined; give the other nodes an address of this machine that they "
@@ -129,7 +133,7 @@ def only_this_machine(where: str, addresses: Sequence[str]) -> str:
 
 
 def coming_back(missing: int, generation: int) -> str:
-    """Return the line for a new coordinator that is waiting for nodes of a live generation."""
+    """Return the line for a new coordinator that is waiting for the nodes in a live generation."""
     return (
         f"waiting for {pluralize(missing, 'more node')} from generation {generation} to reconnect"
     )
@@ -157,7 +161,7 @@ def on_probation(host: str, times: int, seconds: float) -> str:
 
 
 def silent(hosts: Sequence[str], seconds: float, lost_after_s: float) -> str:
-    """Return the line for silent nodes that may be fine."""
+    """Return the line for silent nodes, which may be running normally."""
     return (
         f"no heartbeat from {format_names(hosts)} for {seconds:.1f} s; "
         f"waiting up to {lost_after_s:g} s"

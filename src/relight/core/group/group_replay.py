@@ -2,7 +2,7 @@
 
 `core/group/membership` is pure, which means that the same inputs at the same times always lead to
 the same effects. Therefore a recording of its inputs can later explain its decisions, and show
-whether another version of relight would decide differently.
+whether a different version of relight would make different decisions.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -59,10 +59,11 @@ class GroupRecorder:
 
 
 class Step(NamedTuple):
-    """A replayed step, with its time in seconds since the first step, its input, the state after it
-    (including the reason for a wait), and a description of its effects.
+    """A replayed step. It consists of the time in seconds since the first step, the input, the
+    state after the step (including the reason for a wait), and a description of the effects.
 
-    `recorded` holds the recorded effects if they differ, or None otherwise.
+    The `recorded` field holds the recorded effects if they differ from the replayed ones, or None
+    otherwise.
     """
 
     number: int
@@ -79,7 +80,7 @@ def replay(lines: Iterable[Line]) -> Iterator[Step]:
     """Replay the steps recorded in an event log with this version of relight.
 
     Raises:
-        Malformed: if a step can't be read.
+        Malformed: if a recorded step can't be read.
     """
     groups: dict[str, _Group] = {}
     first: float | None = None
@@ -141,7 +142,7 @@ class _Group:
 
 
 def _in_line(message: Message) -> str:
-    """Format the informative fields of a message."""
+    """Format a message's informative fields on one line."""
 
     def words(record: Message, before: str = "") -> Iterator[str]:
         for key, value in record.items():

@@ -8,18 +8,18 @@ from relight.events.event_types import Tick
 
 
 class GroupSettings(NamedTuple):
-    """The user's settings. Times are in seconds.
+    """The user's settings for a group. Times are in seconds.
 
-    If `ordered` is set, every node specifies its own rank (the static rendezvous). `rejoin_grace_s`
-    is how long the nodes of a live generation may take to reach a new coordinator. If
-    `checkpoint_first` is set, newcomers are admitted only after the workers have saved a
-    checkpoint. `lost_after_s` is how long a node may be silent before it is considered lost. Worker
-    leases are derived from this time (`core/link/lease`), so all nodes in a job must use the same
-    value. `restart_window_s` is the time within which `max_restarts` restarts are allowed, or 0 for
-    the whole job. `smart`, `restart_on` and `fail_on` are described in `core/group/restart_budget`,
-    and signal n counts as exit code 128 + n. If `by_topology` is set, ranks follow the network
-    topology (`core/group/rank_order`). The number of nodes in a generation is a multiple of
-    `segment`, and so are `min_nodes` and `max_nodes`.
+    If the `ordered` setting is on, every node specifies its own rank (the static rendezvous). The
+    `rejoin_grace_s` setting says how long the nodes in a live generation may take to connect to a
+    new coordinator. If `checkpoint_first` is set, newcomers are admitted only after the workers
+    have saved a checkpoint. The `lost_after_s` setting says how long a node may be silent before it
+    is considered lost. Worker leases are derived from this time (`core/link/lease`), so all nodes
+    in a job must use the same value. The job may restart `max_restarts` times within
+    `restart_window_s`, or in total if that is 0. The settings `smart`, `restart_on` and `fail_on`
+    are described in `core/group/restart_budget`, and signal n counts as exit code 128 + n. If
+    `by_topology` is set, ranks follow the network topology (`core/group/rank_order`). The number of
+    nodes in a generation, `min_nodes` and `max_nodes` are all multiples of `segment`.
     """
 
     min_nodes: int
@@ -50,15 +50,16 @@ class GroupSettings(NamedTuple):
         return self.max_nodes if self.ordered else self.min_nodes
 
     def whole(self, nodes: int) -> int:
-        """Round a number of nodes down to whole segments."""
+        """Round a number of nodes down to a multiple of the segment size."""
         return nodes - nodes % self.segment
 
 
 class Hello(NamedTuple):
-    """How a peer introduces itself, before it has proved its identity.
+    """The message with which a peer introduces itself before it has proved its identity.
 
-    `sender` is empty for an agent. An agent or elector also sends the name of its `job` and the
-    job's `settings`. `jobs` lists the jobs that a coordinator serves, unless there are too many.
+    The `sender` field is empty for an agent. An agent or an elector also sends the name of its
+    `job` and the job's `settings`. The `jobs` field lists the jobs that a coordinator serves,
+    unless there are too many.
     """
 
     sender: str = ""
@@ -85,8 +86,8 @@ class Received(NamedTuple):
 
 
 class NodeSilent(NamedTuple):
-    """Event: a node has been silent since the time `since`, because its connection ended or carries
-    no messages. This does not prove that the node is gone.
+    """Event: a node has been silent since the time `since`, because its connection was closed or
+    carries no messages. Silence does not prove that the node is lost.
     """
 
     node: str
@@ -101,14 +102,14 @@ class NodeHeard(NamedTuple):
 
 
 class Slept(NamedTuple):
-    """Event: this process was suspended for a while. Nodes that seemed silent in that time may be
-    fine.
+    """Event: this process was suspended for a while. Nodes that seemed silent during that time may
+    be running normally.
     """
 
 
 class NodeLost(NamedTuple):
-    """Event: a node and its workers are gone. Either this is proven, or the node is not in this
-    group.
+    """Event: a node and its workers are lost. Either this has been proven, or the node is not in
+    this group.
     """
 
     node: str
@@ -123,8 +124,8 @@ class Send(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Effect: drop a node. Its connection is closed and it receives no more messages, so that its
-    workers' lease expires.
+    """Effect: drop a node. The node's connection is closed and it receives no more messages, so
+    that its workers' lease expires.
     """
 
     node: str

@@ -1,7 +1,7 @@
-"""The connected nodes, and whether each of them may join, is ready for a generation, or has to
-wait.
+"""Keeps track of the connected nodes, and of whether each node may join, is ready for a generation,
+or has to wait.
 
-A newcomer is refused if it was started for another job. Otherwise it receives a note about any
+A newcomer is refused if it was started for another job. Any other newcomer receives a note about
 differences from the other nodes, and is put on probation if its host has flapping nodes
 (core/group/flapping).
 """
@@ -35,7 +35,7 @@ class Member:
 
     @property
     def admitted_after(self) -> float:
-        """When the node will have stayed long enough to be admitted."""
+        """The time when the node will have stayed for long enough to be admitted."""
         return self.arrived_at + self.probation_s
 
 
@@ -50,8 +50,8 @@ class Members:
         self.reachability: Reachability | None = None
         """The nodes that can reach each other, or None if no node has requested the check."""
         self.leaving: dict[str, bool] = {}
-        """Nodes that left the job while their generation's workers were being stopped, and whether
-        each of them waits until all workers have stopped.
+        """Nodes that left the job while their generation's workers were being stopped. The value is
+        whether the node waits until all workers have stopped.
         """
         self.silence = Silence(settings.lost_after_s)
         self._settings = settings
@@ -83,14 +83,14 @@ class Members:
     # Arrivals and departures.
 
     def refusal(self, join: Join) -> str:
-        """Return why a node can't join, or an empty string."""
+        """Return the reason why a node can't join, or an empty string."""
         holder = self.get(self._by_node_rank.get(join.node_rank, join.node))
         other = holder.join if holder is not None and holder.node != join.node else None
         return group_messages.refusal(self._settings, join, other)
 
     def silent_holder(self, join: Join) -> str:
         """Return the host of a silent node with the same node rank as a newcomer, or an empty
-        string. The silent node may be gone, and the newcomer may be its replacement.
+        string. The silent node may have been lost, and the newcomer may be its replacement.
         """
         holder = self._by_node_rank.get(join.node_rank, join.node)
         taken = self._settings.ordered and holder != join.node and holder in self.silence
@@ -105,8 +105,8 @@ class Members:
         return len(self._turned_back) > before
 
     def admit(self, join: Join, now: float) -> list[tuple[str, str]]:
-        """Add a node, or update one that joins again. Return the notes to send, as pairs of node
-        and text.
+        """Add a node, or update a node that joins again. Return the notes to send, as pairs of a
+        node and a text.
         """
         node, notes = join.node, list[tuple[str, str]]()
         if node not in self._by_node:
@@ -133,7 +133,7 @@ class Members:
         return notes
 
     def remove(self, member: Member, now: float) -> None:
-        """Remove a node that is gone or has finished the job."""
+        """Remove a node that has been lost or has finished the job."""
         del self._by_node[member.node]
         if self._by_node_rank.get(member.join.node_rank) == member.node:
             del self._by_node_rank[member.join.node_rank]
@@ -152,7 +152,7 @@ class Members:
         self._flapping.gone(member.join.host, now - member.arrived_at)
 
     def note_on(self, chosen: Sequence[Member]) -> str:
-        """Return a note about nodes in a generation that share a machine. The note is only returned
+        """Return a note about nodes in a generation that share a machine. The note is returned only
         once.
         """
         text = "" if self._told_shared else group_messages.shared_machine([m.join for m in chosen])
@@ -167,7 +167,7 @@ class Members:
         self._ready.pop(member.node, None)
 
     def hear(self, member: Member, now: float) -> None:
-        """Record that a message from a silent node has arrived over the same connection."""
+        """Record that a message from a silent node has arrived over its existing connection."""
         self.silence.end(member.node, now)
         if member.ready is not None:
             self._ready[member.node] = None
@@ -208,18 +208,18 @@ class Members:
         return [member for member in self.ready() if not member.probation_s]
 
     def latest_regular_arrival(self, default: float) -> float:
-        """Return when the most recent node that is not on probation joined."""
+        """Return the time when the most recent node that is not on probation joined."""
         members = reversed(self._by_node.values())
         return next((m.arrived_at for m in members if not m.probation_s), default)
 
     def count_ready_from(self, generation: GenerationId) -> int:
-        """Return how many of the ready nodes belonged to a generation."""
+        """Return how many of the ready nodes belonged to a given generation."""
         readies = (member.ready for member in self.ready())
         return sum(ready is not None and ready.generation == generation for ready in readies)
 
     def candidates(self, now: float) -> list[Member]:
         """Return the nodes for the next generation, in order of arrival. A node on probation is
-        included only if it is needed.
+        included only if the generation needs it.
         """
         ready = sorted(self.ready(), key=lambda member: member.number)
         settled = [member for member in ready if now >= member.admitted_after]

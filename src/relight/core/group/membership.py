@@ -1,8 +1,8 @@
-"""The group's state, which consists of its nodes, the live generation, when to form the next one,
-and the reason for a delay.
+"""The group's state. It consists of the nodes, the live generation, when to form the next
+generation, and the reason if that is delayed.
 
-One coordinator runs this for all agents in a job. It processes their messages and returns the
-messages to send.
+One coordinator runs this state machine for all agents in a job. The state machine processes the
+agents' messages and returns the messages to send.
 
     GATHERING   no workers run; nodes join
       | a node announces a live generation                         -> RECOVERING
@@ -37,38 +37,39 @@ Rules:
 - Survivors keep their order, a newcomer takes the place of a lost node, and other newcomers come
   last. In the first generation, nodes are sorted by host name in natural order. Numbered nodes are
   sorted by their numbers, and the group does not wait for missing numbers. A node that
-  `comes_first` hosts rank 0. On request, all nodes are sorted by network topology instead
-  (core/group/rank_order).
+  `comes_first` hosts rank 0. If the user requests it, all nodes are sorted by network topology
+  instead (core/group/rank_order).
 - A generation consists of whole segments (`--segment`). The remaining nodes are spares, and
-  newcomers wait until they fill a segment. A survivor that would need to wait is left out instead.
-- `restart` counts worker failures. Membership changes are not counted. If both happen during a
-  stop, the stop counts as a membership change. What happens after a failure is decided in
-  core/group/restart_decision, based on core/group/restart_budget.
-- A node that was lost and returns in time, with its workers, gets its place back.
-- A generation takes precedence if it has a node whose workers are running and whose lease had not
-  expired.
-- A new generation's number is higher than all numbers that nodes have reported. If two groups
-  formed generations with the same number, their `origin` differs. Nodes above the maximum are
-  spares.
+  newcomers wait until they fill a segment. The group does not wait for a survivor's segment to
+  fill; the survivor is left out instead.
+- `restart` counts worker failures, but not membership changes. If both happen during a stop, the
+  stop counts as a membership change. After a failure, core/group/restart_decision decides how to
+  continue, based on core/group/restart_budget.
+- A lost node gets its place back if it returns in time and its workers are still running.
+- A generation takes precedence over others if it has a node whose workers are running and whose
+  lease has not expired.
+- A new generation's number is higher than all numbers that nodes have reported. If two groups have
+  formed generations with the same number, the generations' `origin` differs. Nodes above the
+  maximum are spares.
 - A coordinator that learns about an unknown generation does not form a new one while workers of
   that generation may be running.
-- A node that is not ready although its workers must have exited is dropped: its connection is
-  closed, and the others wait until its lease has expired. If a stop takes long, all nodes receive a
-  message that names the nodes it is waiting for.
-- If the workers of some nodes have succeeded while others keep running for long, all nodes receive
-  one message (core/group/early_exits) and nothing else happens.
-- Nodes may report the share of time that their workers spend waiting for others. All nodes are then
-  notified which ranks are slow (core/group/straggler_detector), and nothing else happens.
-- Workers that can leave their group may keep their process in the next generation
-  (core/group/survivors). Their node reports itself as a node without workers.
-- On request, the nodes in the next generation first probe each other, and unreachable ones are left
-  out (core/group/reachability). Nodes with running workers are never left out. Newcomers probe
-  before those workers stop.
+- A node that is not ready although its workers must have exited is dropped. Its connection is
+  closed, and the other nodes wait until its lease has expired. If a stop takes a long time, all
+  nodes receive a message that names the nodes for which the stop is waiting.
+- If the workers on some nodes have succeeded while other workers keep running for a long time, all
+  nodes receive one message (core/group/early_exits). This has no other effect.
+- Nodes may report the fraction of time that their workers spend waiting for others. All nodes are
+  then notified of slow ranks (core/group/straggler_detector). This has no other effect.
+- Workers that can leave their process group may keep their process in the next generation
+  (core/group/survivors). Their node is reported as a node without workers.
+- If the user requests it, the nodes in the next generation first probe each other, and unreachable
+  nodes are left out (core/group/reachability). Nodes with running workers are never left out.
+  Newcomers probe before those workers stop.
 - The last call ends even if nodes keep joining. A host with flapping nodes (core/group/flapping)
   does not make other nodes wait or restart.
 
-The invariants are in `check`. Connections, heartbeats, leases and processes are deliberately kept
-out of this module.
+The invariants are in `check`. Connections, heartbeats, leases and processes are deliberately left
+to other modules.
 """
 
 from collections.abc import Iterable
@@ -127,23 +128,25 @@ if TYPE_CHECKING:
     from relight.core.group.restart_budget import RestartHistory
 
 _WAIT_EVERY_S = 1.0
-"""Minimum time between two messages with the reason why a node is waiting, so that many joins don't
-flood the nodes with messages. The time is longer if there are more than `_WAIT_REASONS` nodes.
+"""Minimum time between two messages with the reason why a node is waiting. It prevents a series of
+joins from flooding the nodes with messages. The time is longer if there are more than
+`_WAIT_REASONS` nodes.
 """
 _WAIT_REASONS = 1000
 _SUCCESSES_EVERY_S = 0.5
 """Minimum time between two messages about nodes that have succeeded."""
 _TELL_AFTER_S = 0.3
-"""A shorter wait is not reported."""
+"""A wait that is shorter than this is not reported."""
 _MAX_NUMBER = 1 << 40
 """Sanity limit. Higher generation numbers from nodes are ignored."""
 _TELL_STOP_AFTER_S = 5.0
-"""If a stop takes longer than this, all nodes receive a message that names the nodes it is waiting
-for.
+"""If a stop takes longer than this, all nodes receive a message that names the nodes for which the
+stop is waiting.
 """
 _STACKS_S = 1.0
 """How long a node leaves its workers running after it has captured their stacks, so that the other
-nodes can capture theirs. A worker exits within milliseconds after one of its peers is stopped.
+nodes can capture the stacks of their workers. Without this delay, workers would exit within
+milliseconds after one of their peers is stopped.
 """
 _READ_S = 1.0
 """Time limit for reading the message backlog after this process was suspended."""
@@ -152,11 +155,11 @@ _LAST_CALLS = 3
 
 
 class _StopDeadlines:
-    """A stop of all workers.
+    """The order to stop all workers, and its deadlines.
 
     Attributes:
         message: the order sent to the nodes.
-        report_at: when to report to all nodes which ones the stop is waiting for, or None if that
+        report_at: when to report to all nodes which nodes the stop is waiting for, or None if that
             has been reported.
         drop_at: when to drop nodes that are not ready, or None for never.
         dropped: the nodes that were dropped.
@@ -173,7 +176,7 @@ class _StopDeadlines:
         return [at for at in (self.report_at, self.drop_at) if at is not None]
 
     def wait_for(self, stop_s: float | None, now: float) -> None:
-        """Wait for one more node."""
+        """Make the stop wait for one more node."""
         if stop_s is not None:
             self.drop_at = max(self.drop_at or 0.0, now + stop_s + self.message.limit_s)
 
@@ -183,7 +186,7 @@ class _GenerationCounter:
 
     def __init__(self, origin: str) -> None:
         self.latest = NO_GENERATION
-        """The known generation with the highest number."""
+        """The known generation that has the highest number."""
         self.origin = origin
 
     def record_generation(self, generation: GenerationId) -> None:
@@ -226,7 +229,7 @@ class _Formation:
 
 class _Teardown:
     """The known facts about the end of a generation. These are the agreement on when workers save,
-    the order to stop the workers, the reasons for it, and the nodes' reports.
+    the order to stop the workers, the reasons for the stop, and the nodes' reports.
     """
 
     def __init__(self, formed_at: float) -> None:
@@ -276,8 +279,8 @@ class Membership:
 
     Args:
         settings: the user's settings.
-        origin: a random string, unique to this group, that becomes part of the ids of the
-            generations formed here.
+        origin: a random string that is unique to this group and becomes part of the ids of the
+            generations formed by it.
     """
 
     def __init__(self, settings: GroupSettings, origin: str) -> None:
@@ -323,7 +326,7 @@ class Membership:
         return effects
 
     def deadline(self) -> float | None:
-        """Return when the next Tick is due, or None."""
+        """Return the time when the next Tick is due, or None."""
         settings, times = self.settings, []
         reachability = self.members.reachability
         tries_until = None if reachability is None else reachability.until
@@ -373,22 +376,24 @@ class Membership:
         )
 
     def present(self) -> int:
-        """Count the nodes that are connected, those that left after their workers succeeded, and
-        those that left the job during this stop, while the workers of other nodes may still be
-        saving a checkpoint.
+        """Return the number of nodes that are connected, that left after their workers succeeded,
+        or that left the job during this stop while workers on other nodes may still be saving a
+        checkpoint.
         """
         left = len(self.members.leaving) if self.state is GroupState.STOPPING else 0
         return len(self.members) + self.roster.done_and_gone + left
 
     def lost(self) -> int:
-        """Return how many nodes of the live or most recent generation are gone, or may be gone,
+        """Return how many nodes in the live or most recent generation are lost, or may be lost,
         without having succeeded.
         """
         silent = sum(node in self.roster.active for node in self.members.silence)
         return self.roster.lost + silent
 
     def lacks_nodes_since(self) -> float | None:
-        """Return when the first generation began to lack nodes, or None if it does not."""
+        """Return the time at which the group began to wait for enough nodes to form the first
+        generation, or None if it isn't waiting.
+        """
         is_first = self.state is GroupState.GATHERING and self.generation == NO_GENERATION
         lacks = is_first and 0 < len(self.members) < self.settings.needed
         return self._gathering.since if lacks else None
@@ -495,7 +500,9 @@ class Membership:
                 self._stop_joined(join.node, now)
 
     def _on_announce(self, member: Member, announce: Announce, now: float) -> None:
-        """Handle a node that joins with workers of a generation, or after those workers ended."""
+        """Handle a node that joins with workers from a generation, or after those workers have
+        ended.
+        """
         generation, node = announce.generation, member.node
         place, size = announce.group_rank, announce.group_world_size
         possible = 0 <= place < size <= self.settings.max_nodes and generation.number < _MAX_NUMBER
@@ -541,8 +548,8 @@ class Membership:
             self._send(node, Confirm(self.generation, recovers=True))
 
     def _is_news(self, node: str, announce: Announce) -> bool:
-        """Return whether this announcement contains more than the arrival of a node without
-        workers.
+        """Return whether an announcement means more than that a node without workers has
+        arrived.
         """
         if not announce.ended or self.state is GroupState.RECOVERING:
             return True
@@ -552,8 +559,8 @@ class Membership:
         return stopping and node not in self.roster and announce.generation == self.generation
 
     def _outranks(self, announce: Announce) -> bool:
-        """Return whether the announced generation, rather than the one announced before, may be
-        live.
+        """Return whether the newly announced generation may be live instead of the one announced
+        before.
         """
         number, before = announce.generation.number, self.generation.number
         if self.state is GroupState.RECOVERING and announce.generation != self.generation:
@@ -563,8 +570,8 @@ class Membership:
 
     def _until_others_are_back(self, now: float) -> float:
         """Return the time until which nodes may join with workers that are running on a lease from
-        a former coordinator. Those leases expire within `lost_after_s` after this coordinator
-        started.
+        a former coordinator. Those leases expire at most `lost_after_s` after the start of this
+        coordinator.
         """
         assert self._began_at is not None
         return max(now + self.settings.rejoin_grace_s, self._began_at + self.settings.lost_after_s)
@@ -669,8 +676,8 @@ class Membership:
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
     def _compare_pace(self, node: str, pace: WaitSamples, now: float) -> None:
-        """Compare the ranks of all nodes while all of them are running, and report the slow
-        ones.
+        """While all nodes are running, compare the ranks on all nodes, and report the slow
+        ranks.
         """
         from relight.core.group import straggler_detector
 
@@ -774,7 +781,9 @@ class Membership:
             self._send_wait_reasons(now)
 
     def _release_departed(self) -> None:
-        """Notify departed nodes that all workers have stopped, if they are waiting for that."""
+        """If departed nodes are waiting for all workers to stop, notify them that this has
+        happened.
+        """
         for node, waits in self.members.leaving.items():
             if waits:
                 reason = "this node has left; the workers on the other nodes have stopped"
@@ -807,8 +816,9 @@ class Membership:
             self._confirm(self.roster.group_ranks)
 
     def _may_be_superseded(self) -> bool:
-        """Return whether nodes may announce a later generation. They can't if all nodes that may
-        belong to this generation are connected and have no workers.
+        """Return whether nodes may announce a later generation. Nodes can't announce a later
+        generation if all nodes that may belong to this generation are connected and have no
+        workers.
         """
         return self.roster.may_be_superseded and not self._are_all_here(self.generation)
 
@@ -818,7 +828,7 @@ class Membership:
 
     def _confirm(self, nodes: Iterable[str]) -> None:
         """Confirm the generation to nodes, and report to them which nodes have succeeded, because
-        the next coordinator has to learn this from them.
+        the next coordinator has to learn this from these nodes.
         """
         confirmation = Confirm(self.generation, self.roster.succeeded)
         for node in nodes:
@@ -885,7 +895,7 @@ class Membership:
         self._stop(cause, now, stop)
 
     def _agree(self, cause: str, limit_s: float, now: float) -> None:
-        """Start to agree with the workers on when they save and exit."""
+        """Start an agreement between the workers on when they save and exit."""
         from relight.core.group.checkpoint_barrier import Agreement
 
         agreement = self._ending.agreement = Agreement(self.roster.active, cause, limit_s, now)
@@ -967,8 +977,8 @@ class Membership:
             self._send(member.node, Note(text))
 
     def _after_stop(self, now: float) -> None:
-        """Decide how to continue now that all workers have stopped: restart after a failure, form
-        the next generation after a membership change, or end the job.
+        """Decide how to continue after all workers have stopped. The choices are to restart after a
+        failure, to form the next generation after a membership change, or to end the job.
         """
         ending = self._ending
         self.state, self._gathering.since = GroupState.GATHERING, now
@@ -989,7 +999,7 @@ class Membership:
 
     def _was_silent(self, failed_at: float) -> bool:
         """Return whether the peer blamed by a failed worker was silent when the worker failed. If
-        the worker does not name the peer, any silent node counts.
+        the worker's error does not name the peer, any silent node counts.
         """
         ending = self._ending
         reports = (failure.report for failure in ending.failures if failure.report is not None)
@@ -1044,8 +1054,8 @@ class Membership:
             self._finish(JobEnded(EXIT_GROUP, f"gave up after {after}: {reason}", (), None))
 
     def _forms_at(self) -> float:
-        """Return when the ready nodes will form a generation, unless nodes join or leave before
-        then.
+        """Return the time when the ready nodes will form a generation, unless nodes join or leave
+        before then.
         """
         if self.generation != NO_GENERATION:
             silence = self.members.silence  # because a silent survivor keeps its place
@@ -1063,9 +1073,10 @@ class Membership:
     def _foreign_lease_expiry(self) -> float:
         """Return the time until which workers from an unknown generation may be running, or 0 if
         there can't be any. Such workers may exist if nodes know about an earlier coordinator,
-        unless those nodes know its last generation and all nodes that may belong to that generation
-        are connected. Nodes without a generation prove nothing, because all of them may have
-        arrived after that generation's nodes.
+        unless those nodes know that coordinator's last generation and all nodes that may belong to
+        that generation are connected. If no node reports a generation, this doesn't prove that
+        there was none, because all of these nodes may have arrived after the nodes that belong to
+        it.
         """
         until, latest = self._gathering.unknown_may_run_until, self._numbers.latest
         return 0.0 if latest.number >= 0 and self._are_all_here(latest) else until
@@ -1084,8 +1095,8 @@ class Membership:
         )
 
     def _settle_deadline(self) -> float:
-        """Return how long the group waits for more nodes, as a point in time, unless another one
-        joins.
+        """Return the time until which the group waits for more nodes, unless another node joins
+        before then.
         """
         settle_timeout_s = self.settings.settle_timeout_s
         since = self._gathering.enough_since
@@ -1128,7 +1139,9 @@ class Membership:
             self._send(member.node, GenerationFormed(generation, place, survivors_stay=stays))
 
     def _select_survivors(self, members: list[Member]) -> tuple[set[str], dict[str, str]]:
-        """Return the nodes whose survivors stay, and why the survivors on other nodes don't."""
+        """Return the nodes whose survivors stay, and the reason why the survivors on other nodes
+        don't.
+        """
         if not any(member.ready is not None and member.ready.survivors for member in members):
             return set(), {}
         from relight.core.group import survivors
@@ -1142,8 +1155,8 @@ class Membership:
         )  # fmt: skip
 
     def _start_probe_if_needed(self, members: list[Member], now: float) -> bool:
-        """Return whether these nodes must first probe each other, as well as the nodes that run
-        workers and the other ready nodes.
+        """Return whether these nodes must first probe each other. If so, start the probes, which
+        also cover the nodes that run workers and the other ready nodes.
         """
         reachability = self.members.reachability
         if reachability is None:
@@ -1158,7 +1171,7 @@ class Membership:
         return reachability.until is not None
 
     def _leave_out_unreachable(self, reachability: "Reachability", now: float) -> None:
-        """Leave out the nodes that others could not reach."""
+        """Leave out the nodes that other nodes could not reach."""
         from relight.core.group.reachability import REMEDY
 
         hosts = {member.node: member.join.host for member in self.members}
@@ -1222,7 +1235,7 @@ class Membership:
 
     def _has_capacity(self) -> bool:
         """Return whether waiting nodes may be admitted. A job that is about to end does not admit
-        any.
+        any nodes.
         """
         may = self._room(self.members.count_ready()) > 0 and not self.roster.is_ending
         silent = any(node in self.roster for node in self.members.silence)
@@ -1233,8 +1246,8 @@ class Membership:
         return self.settings.whole(min(waiting, self.settings.max_nodes - len(self.roster)))
 
     def _admission_time(self) -> float:
-        """Return when to admit waiting nodes. Nodes that arrive during the same last call are
-        admitted together.
+        """Return the time at which to admit waiting nodes. Nodes that arrive during the same last
+        call are admitted together.
         """
         times = sorted(member.admitted_after for member in self.members.ready())
         segment_at = times[self.settings.segment - 1]

@@ -21,14 +21,15 @@ class Announce(NamedTuple):
     """The generation of a node's workers, sent when the node joins, in case the coordinator
     is new.
 
-    `done` is set if the workers have succeeded. `succeeded` contains the group ranks of all nodes
-    that this node knows to have succeeded. A new coordinator can't query those nodes themselves,
-    because they may have left. `lapsed` is set if the workers' lease has expired, so that other
-    nodes may have continued without them. `ended` is set if the workers have ended and at least one
-    has failed. In that case, a `NodeReady` with their failures follows. `saves` is set if the
-    workers were ordered to save a checkpoint and exit. `gone` contains the group ranks of nodes
-    whose workers have certainly ended. An example is a coordinator whose machine reports that all
-    processes of its agent are gone.
+    The `done` field is set if the workers have succeeded. The `succeeded` field contains the group
+    ranks of all nodes that this node knows to have succeeded. A new coordinator can't query the
+    succeeded nodes themselves, because they may have left. The `lapsed` field is set if the
+    workers' lease has expired, so that other nodes may have continued without them. The `ended`
+    field is set if the workers have ended and at least one of them has failed. In that case, a
+    `NodeReady` with the workers' failures follows. The `saves` field is set if the workers were
+    ordered to save a checkpoint and exit. The `gone` field contains the group ranks of nodes whose
+    workers are known to have ended. An example is a coordinator whose machine reports that all
+    processes of its agent have exited.
     """
 
     generation: GenerationId
@@ -49,22 +50,23 @@ class Announce(NamedTuple):
 
 
 class Join(NamedTuple):
-    """An agent offers its node to the job.
+    """With this message, an agent offers its node to the job.
 
-    `node` is random and unique to this agent process. `node_rank` is its rank in a static
-    rendezvous, or otherwise the number assigned by its scheduler, or -1. Ranks follow the order of
-    these numbers. `facts` should be equal on all nodes. `stop_s` is the maximum time between
-    `StopWorkers` and `NodeReady` before the node is dropped, or None if the group waits without a
-    limit. `answers` is set if the agent supports `Question`, unlike agents with an older version.
-    The agent, and any processes that outlive it, keep `udp_port` at `udp_address` bound while its
-    workers live. If the machine reports the port as closed, the workers are gone. Port 0 means no
-    port. `connection` is the number of this connection among the agent's
-    connections, because messages sent over an earlier one may arrive later. `met_coordinator` is
-    set if this agent has received a message from a coordinator before, so that the coordinator it
-    is joining now may be a successor. Nodes with equal `machine` and `host` share a machine.
-    `machine` is empty if that is unknown or intended. `comes_first` is set if the node's workers
-    must have the first ranks. `topology` is the path of network switches above the node, such as
-    `spine1.leaf3`, or empty if unknown.
+    The `node` field is random and unique to this agent process. The `node_rank` field is the node's
+    rank in a static rendezvous, or otherwise the number assigned by its scheduler, or -1. Ranks
+    follow the order of these numbers. The `facts` should be the same on all nodes. The `stop_s`
+    field is the maximum time between `StopWorkers` and `NodeReady` before the node is dropped, or
+    None if the group waits without a limit. The `answers` field is set if the agent supports
+    `Question`, which agents from older versions don't. The agent, and any processes that outlive
+    it, keep `udp_port` at `udp_address` bound while its workers are alive. If the machine reports
+    that the port is closed, the workers have exited. Port 0 means no port. The `connection` field
+    is the number of this connection among the agent's connections. It is needed because messages
+    sent over an earlier connection may arrive later. The `met_coordinator` field is set if this
+    agent has received a message from a coordinator before, so that the coordinator that it is
+    joining now may be a successor. Nodes with equal `machine` and `host` share a machine. The
+    `machine` field is empty if it is unknown, or if the user wants it to be empty. The
+    `comes_first` field is set if the node's workers must have the first ranks. The `topology` field
+    is the path of network switches above the node, such as `spine1.leaf3`, or empty if unknown.
     """
 
     node: str
@@ -101,17 +103,19 @@ class NodeReady(NamedTuple):
     """No workers are running on this node, and a store for the next generation is listening at
     `port`.
 
-    `generation` is the node's most recent generation, or NO_GENERATION. `failures` are its workers'
-    failures in that generation (`core/diagnosis/failure_text.shared`). `succeeded_ranks` are the
-    ranks of its workers that succeeded before the first failure. Those that printed an error are
-    listed among the failures, with exit code 0. `restart` is the job's restart count as known to
-    this node. `latest` is the latest generation that the node knows about, even if it did not take
-    part in that generation. `progressed` is whether its workers advanced beyond all earlier
-    ones, or None if unknown. `prober` has the ports at which other nodes can probe this one,
-    without an address, or None if no probes are needed. `survivors` is the number of its workers
-    that have left the group and will keep their process if allowed. If the workers were stopped
-    because of a hang, `waiting` contains the survivors and what each was doing at the time. None of
-    them has failed.
+    The `generation` field is the node's most recent generation, or NO_GENERATION. The `failures`
+    field contains the node's worker failures in that generation
+    (`core/diagnosis/failure_text.shared`). The `succeeded_ranks` field contains the ranks of the
+    node's workers that succeeded before the first failure. Succeeded ranks that printed an error
+    are listed among the failures, with exit code 0. The `restart` field is the job's restart count
+    as known to this node. The `latest` field is the latest generation that the node knows about,
+    even if the node did not take part in that generation. The `progressed` field says whether the
+    node's workers advanced beyond all earlier workers, and is None if that is unknown. The `prober`
+    field has the ports at which other nodes can probe this node, without an address, or None if no
+    probes are needed. The `survivors` field is the number of workers that have left the group and
+    will keep their process if allowed. If the workers were stopped because of a hang, the `waiting`
+    field contains the survivors and what each of them was doing at the time. None of the survivors
+    has failed.
     """
 
     generation: GenerationId
@@ -142,8 +146,9 @@ class NodesProbed(NamedTuple):
 
 
 class WorkerFailed(NamedTuple):
-    """A worker on this node failed, and the others are being stopped. `suspects_peer` is set if its
-    own error indicates that another worker is gone or late.
+    """A worker on this node failed, and the node's other workers are being stopped. The
+    `suspects_peer` field is set if the failed worker's error indicates that another worker has
+    exited or is late.
     """
 
     generation: GenerationId
@@ -158,8 +163,9 @@ class WorkersSucceeded(NamedTuple):
 
 
 class NodeIdle(NamedTuple):
-    """The workers on this node have been idle for `quiet_s` seconds, longer than the user allows
-    (`limit_s`, from core/workers/hang_detector). `quiet_s` is 0 once they are active again.
+    """The workers on this node have been idle for `quiet_s` seconds, which is longer than the user
+    allows (`limit_s`, from core/workers/hang_detector). The `quiet_s` field is 0 once the workers
+    are active again.
     """
 
     generation: GenerationId
@@ -170,9 +176,9 @@ class NodeIdle(NamedTuple):
 class WaitSamples(NamedTuple):
     """How the workers on this node spent the last window, by local rank.
 
-    `looks` is the number of samples taken from each worker. `waits` is how many of them
-    showed the worker waiting for its peers in a collective. `steps` is the number of training
-    steps, or -1 if it does not report them.
+    The `looks` field is the number of samples taken from each worker. The `waits` field is the
+    number of samples in which the worker was waiting for its peers in a collective. The `steps`
+    field is the number of training steps, or -1 if the worker does not report them.
     """
 
     generation: GenerationId
@@ -200,8 +206,8 @@ class CheckpointCalls(NamedTuple):
 
 
 class NodeLeaving(NamedTuple):
-    """The node leaves the job deliberately. If `waits` is set, it stays connected until a
-    `JobEnded` message reports that no worker in its generation is left on other nodes.
+    """The node leaves the job deliberately. If the `waits` field is set, the node stays connected
+    until a `JobEnded` message reports that no worker in its generation is left on other nodes.
     """
 
     reason: str
@@ -209,7 +215,7 @@ class NodeLeaving(NamedTuple):
 
 
 class NodesGone(NamedTuple):
-    """The workers on the nodes with these group ranks have certainly ended (`Announce.gone`)."""
+    """The workers on the nodes with these group ranks are known to have ended (`Announce.gone`)."""
 
     generation: GenerationId
     gone: tuple[int, ...]
@@ -217,15 +223,15 @@ class NodesGone(NamedTuple):
 
 class AskNodes(NamedTuple):
     """A client on this node queries the whole job. The query is a line in the format used on an
-    agent's socket (agent/status/job_socket). It is sent only to a coordinator whose hello announces
-    `relays`.
+    agent's socket (agent/status/job_socket). This message is sent only to a coordinator whose hello
+    announces `relays`.
     """
 
     question: str
 
 
 class Answer(NamedTuple):
-    """This node's reply to the `Question` with this number, in the format used on its own
+    """This node's reply to the `Question` with this number, in the format used on the agent's own
     socket.
     """
 
@@ -234,8 +240,8 @@ class Answer(NamedTuple):
 
 
 class StartProbes(NamedTuple):
-    """Probe these nodes. `number` is the receiver's own number. `cookie` is a hexadecimal secret
-    shared by all these nodes.
+    """Tells a node to probe these nodes. The `number` field is the receiver's own number. The
+    `cookie` field is a hexadecimal secret shared by all these nodes.
     """
 
     cookie: str
@@ -244,11 +250,10 @@ class StartProbes(NamedTuple):
 
 
 class GenerationFormed(NamedTuple):
-    """A new generation was formed, in which this node has this place. Start its workers.
-
-    `coordinator` is the group rank of the coordinating node, or -1. If `survivors_stay` is set, the
-    survivors reported by this node are part of the generation. Otherwise the node restarts all
-    workers.
+    """A new generation has been formed, and the `place` field is this node's place in it. The node
+    must start its workers. The `coordinator` field is the group rank of the coordinating node, or
+    -1. If `survivors_stay` is set, the survivors reported by this node are part of the generation.
+    Otherwise the node restarts all workers.
     """
 
     generation: Generation
@@ -258,7 +263,7 @@ class GenerationFormed(NamedTuple):
 
 
 class CheckpointLimit(NamedTuple):
-    """Block all workers in their `limit`-th call of `should_checkpoint`, and count their calls
+    """Block all workers in their `limit`-th call to `should_checkpoint`, and count their calls
     (core/group/checkpoint_barrier).
     """
 
@@ -267,14 +272,14 @@ class CheckpointLimit(NamedTuple):
 
 
 class StopWorkers(NamedTuple):
-    """Stop the workers of a generation and get ready for the next.
+    """Stop the workers of a generation and get ready for the next generation.
 
-    If `checkpoint_first` is set, they may first save a checkpoint at their `checkpoint_at`-th call
-    of `should_checkpoint`, or at the next call if `checkpoint_at` is 0. They have `limit_s` seconds
-    to do so, or the time set by this node's user if `limit_s` is 0. `cause` is shown to users. If
-    `capture_stacks` is set, the node captures the workers' stacks and stops them `limit_s` seconds
-    later. If `may_stay` is set, workers that can leave the group may keep their process
-    (core/group/survivors).
+    If `checkpoint_first` is set, the workers may first save a checkpoint at their
+    `checkpoint_at`-th call to `should_checkpoint`, or at the next call if `checkpoint_at` is 0.
+    They have `limit_s` seconds to do so, or the time set by this node's user if `limit_s` is 0. The
+    `cause` field is shown to users. If `capture_stacks` is set, the node captures the workers'
+    stacks and stops them `limit_s` seconds later. If `may_stay` is set, workers that can leave the
+    group may keep their process (core/group/survivors).
     """
 
     generation: GenerationId
@@ -287,10 +292,11 @@ class StopWorkers(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """This node's generation is still live, so its workers may run. `succeeded` contains the group
-    ranks of nodes whose workers have succeeded. `coordinator` is the group rank of the coordinating
-    node, or -1. `recovers` is set if the coordinator is new and is waiting for other nodes in the
-    generation, so that decisions that the workers here are waiting for are still pending.
+    """This node's generation is still live, so its workers may run. The `succeeded` field contains
+    the group ranks of nodes whose workers have succeeded. The `coordinator` field is the group rank
+    of the coordinating node, or -1. The `recovers` field is set if the coordinator is new and is
+    still waiting for other nodes in the generation. In that case, decisions for which the workers
+    on this node are waiting are still pending.
     """
 
     generation: GenerationId
@@ -300,9 +306,9 @@ class Confirm(NamedTuple):
 
 
 class SlowNode(NamedTuple):
-    """Ranks on a node that are slower than the others by the fraction `slower`. `is_whole` is set
-    if these are all ranks on the node. `waited` is the fraction of time that the others spend
-    waiting for them.
+    """Ranks on a node that are slower than other ranks by the fraction `slower`. The `is_whole`
+    field is set if these are all ranks on the node. The `waited` field is the fraction of time that
+    other ranks spend waiting for the slow ranks.
     """
 
     host: str
@@ -313,8 +319,8 @@ class SlowNode(NamedTuple):
 
 
 class SlowRanks(NamedTuple):
-    """The ranks that have been slower than the others for `age_s` seconds. The list is empty once
-    all of them have caught up.
+    """The ranks that have been slower than other ranks for `age_s` seconds. The list is empty once
+    all slow ranks have caught up.
     """
 
     generation: GenerationId
@@ -323,8 +329,9 @@ class SlowRanks(NamedTuple):
 
 
 class WaitReason(NamedTuple):
-    """Why this node does not have a generation yet, as text for users. `spare` is set if the node
-    is kept in reserve. `generation` is the latest generation, or NO_GENERATION.
+    """The reason why this node is not in a generation yet, as text for users. The `spare` field is
+    set if the node is kept in reserve. The `generation` field is the latest generation, or
+    NO_GENERATION.
     """
 
     text: str
@@ -339,12 +346,13 @@ class Note(NamedTuple):
 
 
 class JobEnded(NamedTuple):
-    """The job is over, at least for this node. `others_run` is set if other nodes continue.
-    `report` contains lines for users, and is empty if the job succeeded. `root` is the root cause
-    or None, `same_ranks` are the ranks that failed in the same way, and `verdict` states why the
-    job does not restart. `ranks` are the blamed ranks, `certainty` is how certain that is, and
-    `why` is the reason (core/diagnosis/causes). `symptom` is the failure that ended the job, if it
-    differs from `root`.
+    """The job is over, at least for this node. The `others_run` field is set if other nodes
+    continue. The `report` field contains lines for users, and is empty if the job succeeded. The
+    `root` field is the root cause or None, `same_ranks` contains the ranks that failed in the same
+    way, and `verdict` states why the job does not restart. The `ranks` field contains the blamed
+    ranks, the `certainty` field says how certain it is that they are to blame, and the `why` field
+    is the reason (core/diagnosis/causes). The `symptom` field is the failure that ended the job, if
+    it differs from `root`.
     """
 
     exit_code: int
@@ -361,7 +369,9 @@ class JobEnded(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """Why and where the job ended, in one line. All views of a failure show this line."""
+        """One line that says why and where the job ended. Every view of a failure shows this
+        line.
+        """
         if not self.report:
             return self.reason
         first, *others = self.report
@@ -381,12 +391,14 @@ class JobEnded(NamedTuple):
 
     @property
     def blamed(self) -> tuple[int, ...]:
-        """The ranks known to have caused the failure, or the hung ranks."""
+        """The ranks that are known to have caused the failure, or the hung ranks."""
         return self.ranks if self.hung or self.certainty in ("proven", "likely") else ()
 
     @property
     def hung(self) -> bool:
-        """Whether the job ended because no rank made progress. `root` is then the suspect."""
+        """Whether the job ended because no rank made progress. In that case, the `root` field is
+        the suspect.
+        """
         return self.exit_code == EXIT_HUNG and self.root is not None and self.root.stop_signal > 0
 
 
@@ -398,8 +410,8 @@ class Question(NamedTuple):
 
 
 class NodeAnswered(NamedTuple):
-    """A node's reply to this node's query, or None if it did not reply in time. Another `left`
-    replies follow.
+    """A node's reply to this node's query, or None if the node did not reply in time. Another
+    `left` replies will follow.
     """
 
     question: str
@@ -418,8 +430,8 @@ class Heartbeat(NamedTuple):
 
 
 class Redirect(NamedTuple):
-    """The sender is not, or no longer, the coordinator. `host` is the index of the coordinator in
-    the endpoint's list of hosts, or -1 if the sender does not know it.
+    """The sender isn't the coordinator, or is no longer the coordinator. The `host` field is the
+    coordinator's index in the endpoint's list of hosts, or -1 if the sender does not know it.
     """
 
     host: int

@@ -1,5 +1,5 @@
-"""Handles worker stacks from all nodes. Encodes each agent's reply to `Stacks`, and merges and
-describes the replies.
+"""Handles worker stacks from all nodes. This module encodes each agent's reply to `Stacks`, and
+merges and describes the replies.
 """
 
 import json
@@ -19,15 +19,16 @@ from relight.core.diagnosis.stack_text import (
 from relight.core.group.cluster_query import LIMIT_S
 
 _MAX_FRAMES = (100, 30, 10, 3)
-"""How many of the innermost frames to keep in each stack. The first limit that makes the reply fit
-into a message is used.
+"""How many of the innermost frames of each stack to keep. The first of these limits that makes the
+reply fit into a message is used.
 """
 
 
 class SharedStack(NamedTuple):
-    """A stack shared by several ranks on a node. It contains the process state, and the main
-    thread's frames with the system call that blocks the thread (core/diagnosis/stack_text). `why`
-    is the reason why the stack is missing, and empty otherwise. `pids` are in the order of `ranks`.
+    """A stack that is the same for several ranks on a node. It contains the process state, and the
+    main thread's frames with the system call that blocks the thread (core/diagnosis/stack_text).
+    The `why` field is the reason why the stack is missing, and empty otherwise. The `pids` field
+    has the same order as `ranks`.
     """
 
     ranks: tuple[int, ...]
@@ -39,7 +40,7 @@ class SharedStack(NamedTuple):
 
 
 class NodeStacks(NamedTuple):
-    """The worker stacks on one node and their generation (-1 without workers)."""
+    """The worker stacks on one node, and the workers' generation (-1 if there are no workers)."""
 
     generation: int
     stacks: tuple[SharedStack, ...]
@@ -57,7 +58,7 @@ def written(generation: int, stacks: Mapping[int, tuple[int, ProcessStack | str]
     """Encode a node's reply as JSON that is short enough for a message between nodes.
 
     Args:
-        generation: its workers' generation.
+        generation: the generation of the node's workers.
         stacks: for each rank, the pid and the stack, or the reason why the stack is missing.
     """
     text = ""
@@ -69,7 +70,7 @@ def written(generation: int, stacks: Mapping[int, tuple[int, ProcessStack | str]
 
 
 def read(answer: str | bytes | None) -> NodeStacks | None:
-    """Parse a node's reply. Return None if it is missing or malformed."""
+    """Parse a node's reply. Return None if the reply is missing or malformed."""
     try:
         found = fields.record(NodeStacks, fields.decode(answer or ""))
     except fields.Malformed:
@@ -94,7 +95,7 @@ def by_rank(nodes: Iterable[tuple[str, NodeStacks | None]]) -> dict[int, RankSta
 
 
 def named(found: Mapping[int, RankStack], ranks: Sequence[int]) -> str:
-    """Format ranks by name, with their node if they are all on the same one."""
+    """Format a list of ranks. If all ranks are on the same node, add the node's name."""
     nodes = {found[rank].node for rank in ranks}
     return few_or_many(ranks) + (f" on {nodes.pop()}" if len(nodes) == 1 else "")
 
@@ -105,7 +106,7 @@ def lines_of_nodes(
     count: int,
     world_size: int,
 ) -> Iterator[str]:
-    """Yield lines that list the ranks by location, and the missing stacks.
+    """Yield lines that list the ranks by location, and lines about missing stacks.
 
     Args:
         nodes: the name and answer of each node.

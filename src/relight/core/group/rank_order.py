@@ -1,15 +1,16 @@
 """Orders the nodes of a generation by network topology (`--rank-order=topology`).
 
-A node's place is the path of switches above it, starting from the top, such as `spine1.leaf3`.
-Nodes with equal places share a leaf switch, or whatever the last name in the path represents.
+A node's place is the path of network switches above it, starting from the top, such as
+`spine1.leaf3`. Nodes with equal places share a leaf switch, or whatever the last name in the path
+represents.
 
-- Nodes are sorted by place, and within a place by host, so that neighbouring ranks are neighbours
-  in the network. A node that `comes_first` hosts rank 0, and the nodes nearest to it follow. Nodes
-  that stay keep their order, unless the node that comes first changes.
+- Nodes are sorted by place, and within a place by host, so that neighbouring ranks are close to
+  each other in the network. A node that `comes_first` hosts rank 0, and the nodes nearest to it
+  follow. Nodes that stay keep their order, unless the node that comes first changes.
 - With a segment size (`--segment`), all segments that fit into one leaf are formed first. The
   remaining nodes form segments with nodes from the nearest leaves. These segments have the last
-  ranks. Thus the ranks of a segment share a leaf whenever possible.
-- Nodes without a place are treated as one leaf and come last.
+  ranks. As a result, the ranks in a segment share a leaf whenever possible.
+- Nodes without a place are treated as if they shared one leaf, and come last.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ def by_topology(nodes: Sequence[Member], size: int, segment: int) -> list[Member
     Args:
         nodes: the nodes to choose from. If there are too many, the last ones are left out.
         size: the number of nodes in the generation, a multiple of `segment`.
-        segment: how many nodes should share a leaf.
+        segment: the number of nodes that should share a leaf.
     """
     first = _first(nodes[:size])
     nodes = sorted(nodes, key=lambda member: member is not first)
@@ -57,7 +58,9 @@ def _first(nodes: Sequence[Member]) -> Member | None:
 
 
 def _key(member: Member, first: Member | None) -> tuple[object, ...]:
-    """Return a node's sort key. `first` comes first, followed by its neighbours on each level."""
+    """Return a node's sort key. The node `first` comes first, followed by its neighbours on each
+    level.
+    """
     join = member.join
     path = join.topology.split(".")
     nearest = [] if first is None else first.join.topology.split(".")

@@ -1,4 +1,4 @@
-"""Excludes nodes that others can't reach (--health-check=network).
+"""Excludes nodes that other nodes can't reach (--health-check=network).
 
     IDLE      the nodes of the next generation are unknown
       | the generation could be formed                          -> TRYING
@@ -7,11 +7,11 @@
     KNOWN     the remaining nodes may form a generation
       | one of them runs workers, or a node is new              -> IDLE
 
-A pair of nodes fails if one can't reach the other. The node with the most failed pairs is left out
-first, then the one with the most of the remaining pairs, until no failed pair is left. If there is
-a tie, the node that more nodes fail to connect to is left out, because firewalls block incoming
-connections. If there is still a tie, the node with the higher rank is left out. Sockets and
-generations are deliberately kept out of this module.
+A pair of nodes fails if one of them can't reach the other. The node with the most failed pairs is
+left out first, then the node with the most of the remaining failed pairs, until no failed pair is
+left. If there is a tie, the node to which more nodes fail to connect is left out, because firewalls
+block incoming connections. If there is still a tie, the node with the higher rank is left out.
+Sockets and generations are deliberately left to other modules.
 """
 
 from collections import Counter
@@ -24,8 +24,8 @@ from relight.core.group.messages import NodesProbed, StartProbes, Target
 _PATIENCE_S = 3.5
 """Time limit in seconds. The probes themselves end after 2.5 s."""
 _MAX_PEERS = 200
-"""The maximum number of nodes that each node probes. In larger groups it probes the nodes that
-follow it in rank order, because messages and open files have limits.
+"""The maximum number of nodes that each node probes. In larger groups, a node only probes the nodes
+that follow it in rank order, because messages and open files are limited.
 """
 _COOKIE_DIGITS = 32
 REMEDY = (
@@ -34,15 +34,17 @@ REMEDY = (
 )
 
 Failed = Mapping[tuple[int, int], str]
-"""Why the source could not connect to the target, by (source, target) number."""
+"""The reason why the source could not connect to the target, keyed by their (source, target)
+numbers.
+"""
 
 
 class Reachability:
-    """What the nodes know about the network between them.
+    """What the nodes know about the network between themselves.
 
     Args:
         secret: a secret of this group. The nodes recognize each other's probes by a digest derived
-            from it.
+            from this secret.
     """
 
     def __init__(self, secret: str) -> None:
@@ -76,13 +78,13 @@ class Reachability:
             self._probers[node] = prober
 
     def remove(self, node: str) -> None:
-        """Record that a node is gone. It may return with its reply."""
+        """Record that a node has left. The node may still return with its reply."""
         self._probers.pop(node, None)
         self._known.discard(node)
 
     def must_probe(self, nodes: Iterable[str]) -> bool:
-        """Return whether these nodes must probe each other, because it is not known whether they
-        can reach each other.
+        """Return whether these nodes must probe each other because it is unknown whether they can
+        reach each other.
         """
         probed = self._probers.keys() & set(nodes)
         return len(probed) > 1 and not probed <= self._known
@@ -97,8 +99,8 @@ class Reachability:
             now: the current time.
 
         Returns:
-            The message for each node. The node itself is number 0 in it, the next node is number 1,
-            and so on.
+            The message for each node. In that message, the node itself is number 0, the next node
+            is number 1, and so on.
         """
         self._tries += 1
         self._cookie = sha256(f"{self._secret} {self._tries}".encode()).hexdigest()[:_COOKIE_DIGITS]
@@ -154,7 +156,7 @@ def left_out(failed: Failed, may_leave: Collection[int]) -> dict[int, list[tuple
 
     Args:
         failed: the attempts that failed.
-        may_leave: the nodes that may be left out. Failed pairs that contain none of them are
+        may_leave: the nodes that may be left out. Failed pairs that contain none of these nodes are
             ignored.
     """
     left = {pair for pair in failed if not set(pair).isdisjoint(may_leave)}
@@ -169,7 +171,7 @@ def left_out(failed: Failed, may_leave: Collection[int]) -> dict[int, list[tuple
 
 
 def explain(number: int, failed: Failed, hosts: list[str]) -> str:
-    """Return why a node is left out.
+    """Return the reason why a node is left out.
 
     Args:
         number: the node's number.

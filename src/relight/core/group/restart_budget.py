@@ -9,19 +9,19 @@
 A budget with a time window (`--max-restarts=3/1h`) counts only the restarts within that window, and
 progress refills it under either policy.
 
-`--fail-on` lists exit codes that end the job. `--restart-on` lists the only exit codes after which
-the job restarts. Hangs and lost nodes have no exit code, so these rules do not apply to them.
+`--fail-on` lists exit codes that end the job. With `--restart-on`, the job restarts only after the
+listed exit codes. Hangs and lost nodes have no exit code, so these rules do not apply to them.
 
-Progress is a step that the job had not reached before (`relight.worker.progress`), or a new
+Progress means a step that the job had not reached before (`relight.worker.progress`), or a new
 checkpoint (`--checkpoints`). If neither is known, running for `_STABLE_S` counts as progress, but
 does not refill the budget.
 
 Invariants: the number of restarts in the window never exceeds the budget, unless there was progress
-between them. A wait is at most `_LONGEST_S`.
+in between. A wait is at most `_LONGEST_S`.
 
 A new coordinator knows how many restarts the job has had, but not when they happened. If the budget
-can be refilled, the coordinator counts them as if they had just happened, but keeps one restart in
-reserve, because losing a coordinator must not end the job.
+can be refilled, the coordinator counts these restarts as if they had just happened. It keeps one
+restart in reserve, because losing a coordinator must not end the job.
 
 This module is loaded only after a failure, or after a node was lost if the policy is `smart`.
 """
@@ -34,15 +34,17 @@ from relight.base.text import format_duration
 from relight.core.group.group_types import GroupSettings
 
 _FIRST_S, _LONGEST_S = 1.0, 60.0
-"""The second wait and the longest wait under `smart`. The first restart is immediate."""
+"""The wait before the second restart and the longest wait under `smart`. The first restart is
+immediate.
+"""
 _STABLE_S = 300.0
 _PRIME = 999_983
 _REPEATED = "same exception on the same line again, with no progress in between"
 
 
 class Decision(NamedTuple):
-    """Whether to restart, and after how many seconds (`delay_s`). `reason` contains the restart's
-    number and the maximum, or explains why the job does not restart.
+    """Whether to restart, and after how many seconds (`delay_s`). The `reason` field contains the
+    restart's number and the maximum, or explains why the job does not restart.
     """
 
     restarts: bool
@@ -51,12 +53,12 @@ class Decision(NamedTuple):
 
 
 class GenerationRun(NamedTuple):
-    """The facts about a generation on which restarts depend.
+    """The facts about a generation that determine whether the job restarts.
 
-    `progressed` is whether there was progress, or None if unknown. `symptoms` is a key
-    shared by equal failures if this failure is likely to recur, or None if it may have been an
-    accident (`core/diagnosis/failure_text.repeatable`). `exit_code` is the exit code of the root
-    cause, or 0 without a root cause.
+    The `progressed` field says whether there was progress, and is None if that is unknown. The
+    `symptoms` field is a key that equal failures share, if this failure is likely to recur, or None
+    if it may have been accidental (`core/diagnosis/failure_text.repeatable`). The `exit_code` field
+    is the exit code of the root cause, or 0 if there is no root cause.
     """
 
     seconds: float
@@ -71,7 +73,8 @@ class RestartHistory:
     Args:
         settings: the user's settings.
         restarts: the number of restarts under another coordinator.
-        origin: a random string, so that jobs that failed at the same time wait for different times.
+        origin: a random string, which makes jobs that failed at the same time wait for different
+            lengths of time.
         now: the current time.
     """
 
@@ -86,7 +89,7 @@ class RestartHistory:
         self._repeats = 0  # failures in a row that were equal to the previous one
 
     def after_failure(self, run: GenerationRun, restart: int, now: float) -> Decision:
-        """Decide whether to restart after workers failed.
+        """Decide whether to restart after a worker failure.
 
         Args:
             run: the generation that failed.
@@ -159,7 +162,7 @@ def _rule(settings: GroupSettings, exit_code: int) -> str:
 
 
 def restart_refusal(settings: GroupSettings) -> str:
-    """Return the reason for not restarting once all allowed restarts have been used."""
+    """Return the reason for not restarting after all allowed restarts have been used."""
     budget, within = settings.max_restarts, ""
     if budget == 0:
         return "no restarts were allowed (--max-restarts=0)"

@@ -1,7 +1,8 @@
 """Decides whether the workers restart or the job ends after a worker failure.
 
-The job has a single budget. `--max-restarts` counts failures on any node, but not membership
-changes (core/group/restart_budget). This module is loaded only after a failure.
+A job has a single restart budget for all of its nodes. `--max-restarts` counts failures on any
+node, but not membership changes (core/group/restart_budget). This module is loaded only after a
+failure.
 """
 
 from collections.abc import Sequence
@@ -25,11 +26,12 @@ _MAX_SAME = 1000
 class GenerationEnd(NamedTuple):
     """How a generation ended.
 
-    `succeeded_ranks` are the ranks that succeeded before the failures. Those that printed an error
-    are listed among the failures, with exit code 0. `stop_cause` is why the generation was stopped,
-    and is used if no failure was reported. `progressed` is described in
-    `core/group/restart_budget`. `hung` is set if the generation was stopped because its workers
-    were idle. `world_size` is 0 if unknown. `waiting` contains the survivors of a hang.
+    The `succeeded_ranks` field contains the ranks that succeeded before the failures. Succeeded
+    ranks that printed an error are listed among the failures, with exit code 0. The `stop_cause`
+    field is the reason why the generation was stopped, and is used if no failure was reported. The
+    `progressed` field is described in `core/group/restart_budget`. The `hung` field is set if the
+    generation was stopped because its workers were idle. The `world_size` field is 0 if unknown.
+    The `waiting` field contains the survivors of a hang.
     """
 
     failures: Sequence[Failure]
@@ -43,8 +45,8 @@ class GenerationEnd(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Restart the workers after `delay_s` seconds. `cause` is shown to users. `host` is the host of
-    the root cause, or empty if unknown.
+    """Restart the workers after `delay_s` seconds. The `cause` field is shown to users. The `host`
+    field is the host where the root cause occurred, or empty if unknown.
     """
 
     cause: str
@@ -81,7 +83,7 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
 
     Args:
         ended: how the generation ended.
-        reason: why the job does not restart.
+        reason: the reason why the job does not restart.
         now: the current time.
     """
     diagnosis, cause = _diagnose(ended), ended.stop_cause

@@ -1,8 +1,8 @@
-"""The nodes in a generation, by group rank.
+"""Keeps track of the nodes in a generation, by group rank.
 
-The group rank of a node that is gone becomes free, and another node may take it in the next
+The group rank of a node that has left becomes free, and another node may take it in the next
 generation. Each connected node is either active (its workers may run) or done (its workers have
-succeeded). A node that is done may leave, because the others don't need it.
+succeeded). A node that is done may leave, because the other nodes don't need it.
 
 The invariants are in `check`.
 """
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class AllQuiet(NamedTuple):
-    """All workers on all nodes have been idle since the time `since`. After `too_long_at`, this
-    counts as a failure.
+    """All workers on all nodes have been idle since the time `since`. If they are still idle at
+    `too_long_at`, this counts as a failure.
     """
 
     since: float
@@ -24,7 +24,7 @@ class AllQuiet(NamedTuple):
 
 
 class Roster:
-    """The nodes in a generation, and whether their workers are running, have succeeded or are gone.
+    """The nodes in a generation, and whether their workers are running, have succeeded or are lost.
 
     Args:
         nodes: the nodes by group rank, with None for a node that has not arrived yet.
@@ -32,13 +32,13 @@ class Roster:
 
     def __init__(self, nodes: Sequence[str | None] = ()) -> None:
         self.order = list(nodes)
-        """The nodes by group rank, with None for a node that is gone."""
+        """The nodes by group rank, with None for a node that has left."""
         self.group_ranks = {
             node: group_rank for group_rank, node in enumerate(nodes) if node is not None
         }
         self.active = set(self.group_ranks)
         self.done: dict[str, float] = {}
-        """Nodes whose workers have succeeded, and when they did."""
+        """Nodes whose workers have succeeded, and the time when they succeeded."""
         self.survivors: Collection[str] = ()
         """Nodes with workers that were already in the previous generation."""
         self.may_be_superseded = False
@@ -46,14 +46,16 @@ class Roster:
         generation rules it out.
         """
         self.slow_ranks: StragglerDetector | None = None
-        """Created once a node reports how its workers spend their time."""
+        """The straggler detector, which is created once a node reports how its workers spend their
+        time.
+        """
         self._quiet: dict[str, tuple[float, float]] = {}  # nodes with idle workers
         self._succeeded_at = 0.0  # when the most recent node's workers succeeded
         self._done_and_gone: set[int] = set()  # group ranks of nodes that succeeded and are gone
         self._gone: set[int] = set()  # group ranks of nodes whose workers have certainly ended
 
     def __len__(self) -> int:
-        """Return how many nodes the generation has, including those that are gone."""
+        """Return how many nodes the generation has, including nodes that have left."""
         return len(self.order)
 
     def __contains__(self, node: object) -> bool:
@@ -67,7 +69,9 @@ class Roster:
 
     @property
     def lost(self) -> int:
-        """How many nodes whose workers have not succeeded are gone or have not arrived yet."""
+        """How many nodes have left without their workers having succeeded, or have not arrived
+        yet.
+        """
         return self.order.count(None) - len(self._done_and_gone)
 
     @property
@@ -77,7 +81,7 @@ class Roster:
 
     @property
     def succeeded(self) -> tuple[int, ...]:
-        """The group ranks of nodes whose workers have succeeded, including nodes that are gone."""
+        """The group ranks of nodes whose workers have succeeded, including nodes that have left."""
         return tuple(
             sorted({*self._done_and_gone, *(self.group_ranks[node] for node in self.done)})
         )
@@ -88,7 +92,7 @@ class Roster:
         return bool(self.done or self._done_and_gone)
 
     def has_idle(self) -> bool:
-        """Return whether there is a node whose workers are neither running nor have succeeded."""
+        """Return whether there is a node whose workers are not running and have not succeeded."""
         return len(self.active) + len(self.done) < len(self.group_ranks)
 
     def take(self, node: str, group_rank: int) -> bool:
@@ -116,22 +120,22 @@ class Roster:
                 self._done_and_gone.add(group_rank)
 
     def mark_gone(self, group_ranks: Sequence[int]) -> None:
-        """Record the nodes whose workers have certainly ended, or are frozen for good."""
+        """Record the nodes whose workers are known to have ended, or are frozen for good."""
         for group_rank in group_ranks:
             if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
                 self._gone.add(group_rank)
 
     def set_quiet(self, node: str, since: float, limit_s: float) -> None:
-        """Record when a node's workers became idle, and how long they may be idle. `limit_s` is 0
-        once they are active again.
+        """Record when a node's workers became idle, and how long they may be idle. The argument
+        `limit_s` is 0 once the workers are active again.
         """
         self._quiet.pop(node, None)
         if limit_s and node in self.active:
             self._quiet[node] = since, limit_s
 
     def all_quiet(self) -> AllQuiet | None:
-        """Return when the last worker on any node became idle, or None if a worker is active or all
-        workers have finished.
+        """Return the time when the last worker on any node became idle, or None if a worker is
+        active or all workers have finished.
         """
         if not self.active or len(self._quiet) < len(self.active):
             return None
@@ -145,7 +149,7 @@ class Roster:
         self.done.pop(node, None)
 
     def remove(self, node: str) -> None:
-        """Remove a node. Its group rank becomes free."""
+        """Remove a node. The node's group rank becomes free."""
         group_rank = self.group_ranks.pop(node)
         self.order[group_rank] = None
         if node in self.done:
@@ -153,7 +157,9 @@ class Roster:
         self.deactivate(node)
 
     def reactivate(self) -> None:
-        """Mark nodes that are done as active, because they must restart with the others."""
+        """Mark nodes that are done as active, because they must restart together with the other
+        nodes.
+        """
         self.active.update(self.done)
         self.done.clear()
 

@@ -1,14 +1,15 @@
-"""Tracks silent nodes, how long the group waits for them, and the messages to users about them.
+"""Tracks silent nodes and how long the group waits for them, and creates the messages to users
+about them.
 
     HEARD    | no heartbeat arrives for a while, or the connection ends -> SILENT
     SILENT   | a message arrives                                        -> HEARD
              | the node has been silent for `lost_after_s`              -> lost
              | something proves that the node is gone                   -> lost
 
-Silence does not prove that a node is gone. A switch may be failing over, a virtual machine may be
+Silence does not prove that a node is lost. A switch may be failing over, a virtual machine may be
 migrating, or a data loader may be using every CPU core. Therefore the group waits for a silent
-node, and users receive a message after a second. All nodes may become silent at the same moment, so
-one line covers many nodes, and the cost of a step does not depend on the number of nodes.
+node, and users see a message after a second. All nodes may become silent at the same moment, so one
+line covers many nodes, and the cost of a step does not depend on the number of nodes.
 """
 
 import heapq
@@ -19,18 +20,21 @@ from typing import NamedTuple
 from relight.core.group import group_messages
 
 TELL_AFTER_S = 1.0
-"""A shorter silence is not reported and does not explain a failure."""
+"""A silence shorter than this is not reported and does not explain a failure."""
 _TELL_EVERY_S = 1.0
-"""Minimum time between two lines. Nodes rarely become silent at exactly the same moment."""
+"""Minimum time between two lines. Nodes rarely become silent at exactly the same moment, so one
+line covers those that do so at about the same time.
+"""
 _AFTERMATH_S = 2.0
-"""How long a silence may still be the reason for a worker failure after it has ended."""
+"""How long after its end a silence may still be the reason for a worker failure."""
 
 
 class Silent(NamedTuple):
-    """A node whose last message arrived at `heard_at`. `reason` is why its connection ended, or
-    empty if it did not. `since` is when the group began to wait for it. That is later than
-    `heard_at` if this process was suspended in the meantime. `began_at` is when its silence began.
-    It does not change if this process is suspended later.
+    """A node whose last message arrived at `heard_at`. The `reason` field says why the node's
+    connection ended, and is empty if the connection did not end. The `since` field is the time when
+    the group began to wait for the node, which is later than `heard_at` if this process was
+    suspended in the meantime. The `began_at` field is the time when the silence began. That time
+    does not change if this process is suspended later.
     """
 
     host: str
@@ -62,7 +66,8 @@ class Silence:
         self._awake_at = float("-inf")
         """When this process last resumed after a suspension."""
         self._past: list[tuple[str, float, float]] = []
-        """The nodes that were silent for long enough to report, with the silence's start and end.
+        """The nodes that were silent for long enough to be reported, each with the start and end of
+        its silence.
         """
 
     def __contains__(self, node: object) -> bool:
@@ -75,8 +80,8 @@ class Silence:
         return iter(self._nodes)
 
     def begin(self, node: str, silent: Silent) -> None:
-        """Record that a node is silent. If it was already silent, its connection may have ended in
-        the meantime.
+        """Record that a node is silent. If the node was already silent, its connection may have
+        ended in the meantime.
         """
         before = self._nodes.get(node)
         if before is None:
@@ -86,8 +91,8 @@ class Silence:
             self._nodes[node] = before._replace(reason=silent.reason or before.reason)
 
     def sleep(self, now: float) -> None:
-        """Record that this process was suspended until now. That time does not count as silence for
-        any node, but each node gets at most twice `lost_after_s` in total.
+        """Record that this process was suspended until now. The time of the suspension does not
+        count as silence for any node, but each node gets at most twice `lost_after_s` in total.
         """
         self._awake_at = now
         for node, silent in self._nodes.items():
@@ -102,7 +107,7 @@ class Silence:
             heapq.heappush(self._lost_at, (since + self._lost_after_s, node))
 
     def end(self, node: str, now: float) -> None:
-        """Record that a node is no longer silent, or is gone."""
+        """Record that a node is no longer silent, or is lost."""
         silent = self._nodes.pop(node, None)
         if silent is None:
             return
@@ -113,7 +118,7 @@ class Silence:
         self._untold.pop(node, None)
 
     def forget(self, node: str, now: float) -> None:
-        """Record that a node is gone. The reason is reported elsewhere."""
+        """Record that a node is lost. The reason is reported elsewhere."""
         silent = self._nodes.get(node)
         self.end(node, now)
         if silent is not None:
@@ -124,13 +129,13 @@ class Silence:
         self._past.clear()
 
     def reason(self, node: str, now: float) -> str:
-        """Return why a silent node is lost."""
+        """Return the reason why a silent node counts as lost."""
         silent = self._nodes[node]
         why = f" ({silent.reason})" if silent.reason else ""
         return f"no heartbeat for {now - silent.since:.1f} s{why}"
 
     def lost(self, now: float) -> list[str]:
-        """Return the nodes that have been silent for too long and are lost."""
+        """Return the nodes that are lost because they have been silent for too long."""
         overdue: dict[str, None] = {}  # the heap may contain a node twice
         while self._lost_at and self._lost_at[0][0] <= now:
             lost_at, node = heapq.heappop(self._lost_at)
@@ -139,7 +144,7 @@ class Silence:
         return list(overdue)
 
     def lost_at(self, node: str) -> float:
-        """Return when a silent node will be lost."""
+        """Return the time when a silent node will count as lost."""
         return self._nodes[node].since + self._lost_after_s
 
     def explains(self, failed_at: float, suspects: set[str]) -> bool:
@@ -153,7 +158,7 @@ class Silence:
         )
 
     def deadline(self) -> float | None:
-        """Return when the next node must be reported or considered lost, or None."""
+        """Return the time when the next node must be reported or considered lost, or None."""
         while self._lost_at and not self._is_current(*self._lost_at[0]):
             heapq.heappop(self._lost_at)
         times = [self._lost_at[0][0]] if self._lost_at else []

@@ -2,22 +2,23 @@
 
 Ranks that train together all take the same steps, so if one rank is slow, the others wait for it.
 The metric is the fraction of time that a rank is *busy*, i.e. not waiting for its peers in a
-collective. If a rank needs 20 % more time for its work than the others, its busy time is also 20 %
-longer than theirs, no matter how often the ranks synchronize and how expensive their communication
-is. If the ranks report their steps and the step counts differ, the busy time is measured per step.
+collective. If a rank needs 20 % more time for its work than the other ranks, its busy time is also
+20 % longer than theirs, no matter how often the ranks synchronize and how expensive their
+communication is. If the ranks report their steps and their step counts differ, the busy time is
+measured per step.
 
-All nodes report equal windows (`WaitSamples`). In each window, a rank is compared with the median
-of the others. It is slow if, in most of the recent windows, its excess is
+All nodes report windows of equal length (`WaitSamples`). In each window, a rank's busy time is
+compared with the median of the other ranks. The rank is slow if, in most of the recent windows, its
+excess is
 
 - at least 5 %,
-- greater than the noise, which means that the excess, in standard errors measured on the rank's own
-  windows, is higher than the maximum that would be plausible among the same number of identical
-  ranks, and
-- greater than the spread among the others, because no rank is an outlier if all differ.
+- greater than the noise: measured in standard errors of the rank's own windows, the excess is
+  higher than the maximum that would be plausible among the same number of identical ranks, and
+- greater than the spread among the other ranks, because no rank is an outlier if all ranks differ.
 
 Occasional events, such as a checkpoint written by rank 0, are ignored. A rank is reported once it
 has been slow for several consecutive windows, and cleared after it has not been slow for the same
-number of windows. Windows without training don't count.
+number of windows. Windows in which no training took place don't count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,36 +30,38 @@ from relight.core.group.messages import SlowNode, WaitSamples
 from relight.core.ranks import Place
 
 WINDOWS = 12
-"""Number of windows to compare."""
+"""Number of windows in which ranks are compared."""
 _PERSISTS = 12
 """A rank is reported as slow, or as no longer slow, after this many consecutive windows."""
 _MIN = 0.05
-"""Smaller excesses are not reported."""
+"""An excess smaller than this is not reported."""
 _LOW = 0.4
-"""The quantile of the windows that is used instead of the median, because some windows may contain
-a checkpoint.
+"""The quantile over the windows that is used instead of the median, because some windows may
+contain a checkpoint.
 """
 _MIN_LOOKS = 10
 _MAX_WAITING = 0.97
-"""If most ranks wait longer than this fraction of a window, one rank is in a different phase and is
-not training.
+"""If most ranks wait for longer than this fraction of a window, one rank is in a different phase
+and is not training.
 """
 _TO_DEVIATION = 1.4826
-"""Converts a median absolute deviation to the standard deviation of a normal distribution."""
+"""The factor that converts a median absolute deviation to the standard deviation of a normal
+distribution.
+"""
 _ERROR_OF_MEDIAN = 1.2533
 """The standard error of a median, as a multiple of the standard error of a mean."""
 _SPREADS = 2.0
-"""Minimum excess of a slow rank, in standard deviations among the others."""
+"""Minimum excess of a slow rank, in standard deviations of the other ranks."""
 _OTHER_STEPS = 0.05, 3
-"""Ranks don't take the same steps if their step counts differ by more than this fraction and also
-by more than this number.
+"""Ranks don't take the same number of steps if their step counts differ by more than this fraction
+and also by more than this number.
 """
 _MAX_NAMED = 4
-"""Maximum number of nodes in a line."""
+"""Maximum number of nodes that are named in a line."""
 
 
 class Change(NamedTuple):
-    """The slow ranks by node, and when they became slow, on the coordinator's clock."""
+    """The slow ranks by node, and the time on the coordinator's clock when they became slow."""
 
     nodes: tuple[SlowNode, ...]
     since: float
@@ -80,7 +83,7 @@ class StragglerDetector:
     """Compares the ranks of one generation.
 
     Args:
-        nodes: the place and host of each node, in group rank order.
+        nodes: each node's place and host, in group rank order.
     """
 
     def __init__(self, nodes: Iterable[tuple[Place, str]]) -> None:
@@ -157,8 +160,8 @@ class StragglerDetector:
         return found
 
     def _time_for_a_step(self) -> list[float]:
-        """Return each rank's time per step, relative to the median rank. It is 1 if all ranks take
-        the same steps or don't report them.
+        """Return each rank's time per step, relative to the median rank. The relative time is 1 if
+        all ranks take the same number of steps or don't report their steps.
         """
         sums = [sum(column) for column in zip(*(w.steps for w in self._windows), strict=True)]
         middle = _median(sorted(sums))
@@ -229,7 +232,7 @@ def _outliers(busy: Sequence[Sequence[float]]) -> list[int]:
 
 
 def _beside_others(busy: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the relative excess of each rank or node over the median of the others, window by
+    """Return each rank's or node's relative excess over the median of the others, window by
     window.
     """
     rows = [_beside_each_other(values) for values in zip(*busy, strict=True)]
@@ -255,7 +258,7 @@ def _without(order: Sequence[int], position: int) -> Sequence[int]:
 def _above(
     busy: Sequence[Sequence[float]], ranks: Sequence[int], others: Sequence[int]
 ) -> list[float]:
-    """Return the relative excess of some ranks over others, window by window."""
+    """Return the relative excess of one set of ranks over another, window by window."""
     pairs = ((_median_of(row, ranks), _median_of(row, others)) for row in zip(*busy, strict=True))
     return [own / theirs - 1 if theirs > 0 else 0.0 for own, theirs in pairs]
 

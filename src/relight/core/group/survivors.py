@@ -1,20 +1,22 @@
 """Decides on which nodes surviving workers keep their process in the next generation.
 
 A worker survives if it has left the process group of a stopped generation and is waiting for the
-next one (core/workers/supervision, LEFT). Its node reports it with `NodeReady`, in the same way as
-a node without workers, because none of its workers is in a group. `GenerationFormed` specifies
-whether a node's survivors stay. They do if
+next one (core/workers/supervision, LEFT). The survivor's node sends `NodeReady`, just as a node
+without workers does, because none of its workers is in a process group. `GenerationFormed`
+specifies whether a node's survivors stay. Survivors stay if
 
 - they belong to the generation immediately before the next one. This guarantees that all survivors
-  have the same past: a node that was cut off while the others continued restarts all of its ranks.
-- the group never considered their node lost. Otherwise its workers may have been frozen for a long
-  time.
-- other ranks are to blame for the hang, if the generation ended with a hang. Those are ranks that a
+  have the same history, because a node that was cut off while the others continued restarts all of
+  its ranks.
+- the group never considered their node lost. The workers on a lost node may have been frozen for a
+  long time.
+- other ranks are to blame for the hang, if the generation ended with a hang. These are ranks that a
   node ended because they were not waiting for their peers.
-- some rank advanced in their generation, if that generation began with survivors. Otherwise the
-  failure has recurred, or it happened during the recovery, and all ranks start from the checkpoint.
+- some rank advanced in their generation, if that generation began with survivors. If no rank
+  advanced, the failure has recurred or it happened during the recovery, and all ranks start from
+  the checkpoint.
 
-The decision may differ between nodes, because new ranks receive their state from the others
+The decision may differ between nodes, because new ranks receive their state from surviving ranks
 (worker/replicas).
 """
 
@@ -32,7 +34,8 @@ UNKNOWN_CULPRIT = "all ranks restart: the rank that hangs is unknown"
 
 
 def knows_culprit(failures: Iterable[Failure], waiting: Sequence[Failure]) -> bool:
-    """Return whether the rank that is to blame for a hang is among those ended by their nodes.
+    """Return whether the rank that is to blame for a hang is among the ranks that their nodes have
+    ended.
 
     Args:
         failures: the workers that have ended.
@@ -52,14 +55,14 @@ def choose(
     progressed: bool,
     knows_culprit: bool,
 ) -> tuple[set[str], dict[str, str]]:
-    """Return the nodes whose survivors stay in the next generation, and why the survivors on other
-    nodes don't.
+    """Return the nodes whose survivors stay in the next generation, and the reason why the
+    survivors on other nodes don't.
 
     Args:
         members: the nodes of the next generation.
         before: the nodes of the last generation.
         last: the last generation.
-        progressed: whether its ranks advanced beyond all earlier ones.
+        progressed: whether the ranks in the last generation advanced beyond all earlier ranks.
         knows_culprit: whether it is known which rank hung, if the last generation ended because of
             a hang.
     """

@@ -1,4 +1,5 @@
-"""Mutual authentication of two peers, with hellos, proofs of the job's token, and session keys.
+"""Mutual authentication of two peers, which exchange hellos and proofs that they know the job's
+token, and derive session keys.
 
 Each side sends a hello with a fresh 32-byte nonce. If there is a token, each side then proves that
 it knows the token with an HMAC-SHA256 over its role and both hellos, byte for byte. The side that
@@ -9,10 +10,10 @@ opened the connection goes first. Therefore
 
 After the proofs, each frame carries a 16-byte tag computed over the frame's number and content, so
 that an attacker who takes over the TCP stream can't add, change, drop or repeat a frame. The
-content is not encrypted. Use TLS for that.
+content is not encrypted. Use TLS if it needs to be.
 
-The module is pure, because the caller provides the nonce. hashlib is only loaded if there is a
-token, because importing it takes milliseconds.
+This module has no side effects, because the caller provides the nonce. The hashlib module is loaded
+only if there is a token, because importing it takes milliseconds.
 """
 
 import struct
@@ -40,7 +41,7 @@ class ProofRefused(Exception):  # noqa: N818
 
     Args:
         reason: the reason, for users.
-        answer: a last message to the peer as JSON, or empty.
+        answer: a last message to the peer as JSON, or an empty string.
         itself: whether this side connected to itself.
     """
 
@@ -65,8 +66,8 @@ class Opening:
         peer_hello: the peer's hello, once received. It can be trusted once `done` is set. The
             listening side keeps neither hello after `end`.
         done: whether the peer is authenticated.
-        session_key: 32 bytes shared by both ends once `done` is set. They are secret only if there
-            is a token.
+        session_key: 32 bytes shared by both ends once `done` is set. The key is secret only if
+            there is a token.
         seal: creates the payload of each later frame, or None without a token.
         unseal: verifies and unwraps the payload of received frames, or None without a token.
     """
@@ -101,10 +102,10 @@ class Opening:
         raise ProofRefused(f"the peer sent {kind[:40]!r} before it was authenticated")
 
     def end(self) -> Message:
-        """Return the peer's hello, once `done` is set.
+        """Return the peer's hello, which is available once `done` is set.
 
-        The listening side keeps neither hello, because the hellos of thousands of nodes would take
-        a quarter of a coordinator's memory.
+        After this call, the listening side keeps neither hello, because the hellos of thousands of
+        nodes would take up a quarter of a coordinator's memory.
         """
         hello = self.peer_hello
         assert hello is not None
@@ -155,7 +156,7 @@ class Opening:
 
 
 class Transcript:
-    """The hellos of both sides, which are covered by their proofs.
+    """The hellos of both sides, which each side's proof covers.
 
     Args:
         secret: the nonempty token.
@@ -194,7 +195,8 @@ def datagram_key(transcript: Transcript) -> bytes:
 
 
 class Seal:
-    """One direction of a connection after the proofs. Frames are in order, and each has a tag.
+    """One direction of a connection after the proofs. Frames arrive in order, and each frame has a
+    tag.
 
     Args:
         transcript: the hellos of both sides.
@@ -209,14 +211,14 @@ class Seal:
         self._count = 0
 
     def close(self, body: bytes) -> bytes:
-        """Return the payload of the next frame to send."""
+        """Return the payload for the next frame to send."""
         return body + self._tag(body)
 
     def open(self, payload: bytes) -> bytes:
         """Return the content of the next received frame.
 
         Raises:
-            Malformed: if this is not the next frame sent by the peer.
+            Malformed: if the frame is not the next frame sent by the peer.
         """
         body, tag = payload[:-TAG_BYTES], payload[-TAG_BYTES:]
         if not self._hmac.compare_digest(self._tag(body), tag):

@@ -1,9 +1,9 @@
 """Elects the coordinator among the hosts of a multi-host endpoint, based on leases.
 
-Each host in the list has at most one elector: the agent that holds the endpoint's port on
-that host. An elector is the coordinator as long as it holds unexpired votes from a majority of the
-hosts. If the number of hosts is even, half of the hosts form a majority if they include the first
-host.
+Each host in the list has at most one elector, which is the agent that holds the endpoint's port on
+that host. An elector is the coordinator for as long as it holds unexpired votes from a majority of
+the hosts. If the number of hosts is even, half of the hosts form a majority if they include the
+first host.
 
     FOLLOWER     a coordinator was seen, or this elector has just started
       | no coordinator was seen for `vote_s`                    -> CANDIDATE
@@ -21,16 +21,16 @@ host.
 candidate asks for votes only after a majority has replied to its probes.
 
 With `alone`, a host that has not seen a coordinator for three times `vote_s` needs only its own
-vote. The user has to enable this explicitly, because each half of a partitioned network may then
+vote. The user has to enable `alone` explicitly, because each half of a partitioned network may then
 have a coordinator. When the halves are connected again, the coordinator without a majority steps
-down. If neither has a majority, the one with the higher number steps down.
+down. If neither coordinator has a majority, the one with the higher number steps down.
 
 Invariants (`check`): A coordinator's lease is valid. A host that asks for votes or is the
-coordinator has its own vote. A follower holds no votes. Across all hosts, without `alone`, two
-leases are never valid at the same time.
+coordinator has its own vote. A follower holds no votes. Without `alone`, no two hosts have valid
+leases at the same time.
 
-If this process was suspended, its lease may have expired, but it notices this only in the next
-step. Call `coordinates` before acting as the coordinator.
+If this process was suspended, its lease may have expired, but the process notices this only in the
+next step. Always call `coordinates` before acting as the coordinator.
 """
 
 from collections.abc import Sequence
@@ -91,16 +91,16 @@ Effect = SendBallot | BecomeCoordinator
 
 
 class _Sightings:
-    """When the other hosts, and the coordinator among them, were last seen alive.
+    """When each of the other hosts, and the coordinator, was last seen alive.
 
     Args:
         now: the current time, before which no coordinator has been seen.
-        vote_s: how long a host may be silent before it counts as gone.
+        vote_s: how long a host may be silent before it counts as lost.
     """
 
     def __init__(self, now: float, vote_s: float) -> None:
         self.coordinator_at = now - vote_s
-        """When this host last knew a coordinator to be alive."""
+        """When this host last knew that a coordinator was alive."""
         self._vote_s = vote_s
         self._coordinator = -1
         self._host_at: dict[int, float] = {}
@@ -122,8 +122,8 @@ class _Sightings:
         return self._coordinator if now - self.coordinator_at < self._vote_s else -1
 
     def latest(self, now: float) -> tuple[int, float]:
-        """Return the coordinator from which this host last received a message directly, or -1, and
-        how many seconds ago the message arrived.
+        """Return the coordinator from which this host last received a message directly, and how
+        many seconds ago that message arrived. The coordinator is -1 if there is none.
         """
         coordinator, at = self._last_heard
         return (coordinator, now - at) if now - at < self._vote_s else (-1, 0.0)
@@ -133,8 +133,8 @@ class _Sightings:
         self._last_heard = (coordinator, now)
 
     def see(self, coordinator: int, at: float) -> bool:
-        """Record that a coordinator was alive at the time `at`. Return whether this was not yet
-        known.
+        """Record that a coordinator was alive at the time `at`. Return whether this is new
+        information.
         """
         if at < self.coordinator_at:
             return False
@@ -163,7 +163,7 @@ class Election:
         me: the index of this host.
         incarnation: a random string that identifies this process.
         now: the current time on this host's clock.
-        vote_s: how long a vote counts. It must be the same on all hosts.
+        vote_s: how long a vote counts. This time must be the same on all hosts.
         alone: whether one host may take over without a majority.
     """
 
@@ -193,17 +193,18 @@ class Election:
         self._send_at = now
         self._alone = False
         self._led_by: set[str] = set()
-        """Up to two coordinating processes that have sent this host a message directly."""
+        """Up to two coordinating processes from which this host has received a message directly."""
         self._follows_another = False
-        """Whether a host that votes for this one has received a message from a different
+        """Whether a host that votes for this host has received a message from a different
         coordinating process.
         """
         self._effects: list[Effect] = []
 
     @property
     def follows_another(self) -> bool:
-        """Whether this host or its voters know that another process was the coordinator before. Two
-        majorities share a host, so at least one host knows this, unless that host was restarted.
+        """Whether this host or its voters know that another process was the coordinator before. Any
+        two majorities share a host, so at least one host knows about the other process, unless that
+        host was restarted.
         """
         return bool(self._led_by) or self._follows_another
 
@@ -231,7 +232,7 @@ class Election:
         return self._effects
 
     def deadline(self) -> float:
-        """Return when the next Tick is due."""
+        """Return the time when the next Tick is due."""
         if self.state is ElectionState.COORDINATOR:
             return min(self._send_at, self.lease_until())
         if self.state is ElectionState.CANDIDATE:
@@ -243,8 +244,8 @@ class Election:
         return self.state is ElectionState.COORDINATOR and now < self.lease_until()
 
     def lease_until(self) -> float:
-        """Return the time until which this host holds enough votes, or minus infinity if it does
-        not.
+        """Return the time until which this host holds enough votes, or minus infinity if it doesn't
+        hold enough.
         """
         return self._campaign.own_vote_until if self._alone else self._campaign.majority_until
 
@@ -349,7 +350,7 @@ class Election:
             self.state = ElectionState.FOLLOWER
 
     def _advance(self, now: float) -> None:
-        """Do everything that is due."""
+        """Carry out everything that is due."""
         campaign = self._campaign
         if self.state is ElectionState.FOLLOWER and now >= self._stands_at():
             self.state = ElectionState.CANDIDATE
@@ -384,7 +385,9 @@ class Election:
         self._broadcast(VoteRequest(self.me, self._incarnation, now, stage))
 
     def _stands_at(self) -> float:
-        """Return when this host becomes a candidate, unless it sees a coordinator before then."""
+        """Return the time when this host becomes a candidate, unless it sees a coordinator before
+        then.
+        """
         return max(self._sightings.coordinator_at + self._vote_s, self._voter.votes_from)
 
     def _may_go_alone(self, now: float) -> bool:
@@ -408,7 +411,7 @@ class Election:
         self._effects.append(BecomeCoordinator())
 
     def _return_votes(self, now: float) -> None:
-        """Return all votes and promises to their voters, including this host's own."""
+        """Give all votes and promises back to their voters, including this host's own vote."""
         if self._campaign.end(now):
             self._voter.revoke(self.me)
             self._broadcast(VoteRelease(self.me, self._incarnation, now))

@@ -1,29 +1,31 @@
-"""Tracks this process's hold on a registry record. Determines how long this process is certain to
-be the coordinator, and when it may evict another holder's record.
+"""Tracks this process's hold on a registry record. The hold determines how long this process is
+certain to be the coordinator, and when the process may evict another holder's record.
 
 This process is the holder (`holds`) until the time `until` (0 if it is not the holder). The hold
-begins when the registry names this process (`held`), and is renewed regularly. It ends when
+begins when the registry names this process (`held`), and is renewed regularly. The hold ends when
 
 - the registry names another process,
 - the registry has not replied by the time `until`,
-- a node is silent or gone while the registry is not responding (`is_fresh`), or
-- too few nodes are left to train, and another holder may reach more of them (`has_too_few`).
+- a node is silent or lost while the registry is not responding (`is_fresh`), or
+- too few nodes are left to train, and another holder may be able to reach more of them
+  (`has_too_few`).
 
 A hold lapses in the registry if it is not renewed within its time to live. This process counts that
 time from *before* it sent the request, and subtracts a margin for clock differences. Therefore its
-hold ends before the registry can name a successor, even if either of them was suspended in between.
-Workers may still be running on leases that it has granted. The successor continues their
-generation, or forms another one after those leases are over (core/group/membership).
+hold ends before the registry can name a successor, even if this process or the registry was
+suspended in between. Workers may still be running on leases that this process has granted. The
+successor continues their generation, or forms another one after those leases are over
+(core/group/membership).
 
 As long as the registry does not respond, it can't name a successor, so the holder continues. There
 is one exception. A firewall on the holder's own machine may reject connections from its agents and
-also cut it off from the registry. A rejected agent may then have evicted it. Therefore a holder
-that has not reached the registry for `FRESH_S` ends its hold as soon as a node in its generation is
-silent or gone.
+also cut the holder off from the registry. A rejected agent may then have evicted the holder.
+Therefore a holder that has not reached the registry for `FRESH_S` ends its hold as soon as a node
+in its generation is silent or lost.
 
-If a connection to the holder is refused, the holder may have exited, but a firewall may also be the
-reason. Therefore a refusal only counts at the first address in the record, and only if this process
-has reached the same holder before or is on its machine (a loopback address may belong to a
+If a connection to the holder is refused, the holder may have exited, but the reason may also be a
+firewall. Therefore a refusal counts only at the first address in the record, and only if this
+process has reached the same holder before or is on its machine (a loopback address may belong to a
 different machine). The record is then evicted, unless the holder renews it while this process
 watches.
 
@@ -37,23 +39,27 @@ MARGIN_S = 0.5
 FRESH_S = 1.0
 """How long a hold stays fresh after the registry has confirmed a request."""
 LATE_S = 2.0
-"""Maximum time until a registry notices that a hold has lapsed (etcd checks twice a second)."""
+"""Maximum time until a registry notices that a hold has lapsed (etcd checks for this twice a
+second).
+"""
 SIGN_OF_LIFE_S = 0.8
-"""A holder that has not renewed its record for this long may have exited. This is more than two
-renewal intervals.
+"""A holder that has not renewed its record for this long may have exited. The limit is more than
+two renewal intervals.
 """
 
 
 _NOT_URGENT_S = 2.5
-"""The same limit if no workers are waiting for a new coordinator."""
+"""The limit that is used instead of `SIGN_OF_LIFE_S` if no workers are waiting for a new
+coordinator.
+"""
 
 
 class Refused(NamedTuple):
-    """A connection to the holder was refused. `at_first` is set if this happened at the first
-    address in its record. `is_ours` is set if the address belongs to this machine. `is_loopback` is
-    set if it is a loopback address, possibly of another machine. `same_host` is set if
-    the record was written on this host. `here` is set if workers in the holder's group are on this
-    machine.
+    """A connection to the holder was refused. The `at_first` field is set if this happened at the
+    first address in the holder's record. The `is_ours` field is set if the address belongs to this
+    machine. The `is_loopback` field is set if the address is a loopback address, which may be
+    another machine's. The `same_host` field is set if the record was written on this host. The
+    `here` field is set if workers in the holder's group are on this machine.
     """
 
     revision: str
@@ -74,7 +80,9 @@ class Candidacy:
 
     def __init__(self, ttl_s: float) -> None:
         self.until = 0.0
-        """The time until which this process is certainly the holder, or 0 if it is not."""
+        """The time until which this process is certain to be the holder, or 0 if it is not the
+        holder.
+        """
         self.confirmed_at = 0.0
         """When the most recent confirmed request was sent."""
         self._held_s = ttl_s - MARGIN_S
@@ -130,7 +138,9 @@ class Candidacy:
         return SIGN_OF_LIFE_S if here or is_ours else _NOT_URGENT_S
 
     def is_alive(self, now: float) -> bool:
-        """Return whether a holder that refuses connections is alive, judging by its renewals."""
+        """Return whether a holder that refuses connections is still alive, judging by its
+        renewals.
+        """
         return now - self._refused[1] > self._ttl_s + LATE_S
 
     def check(self) -> None:

@@ -1,22 +1,22 @@
 """A node's worker lease, which limits how long its workers may run.
 
-A lease begins when the coordinator confirms the workers' generation, either over the connection to
-it or within this process. The lease time counts from the moment when the echoed heartbeat was
-*sent*. The coordinator received that heartbeat later, and waits `MARGIN_S` longer than the lease
-before it counts a silent node as lost. Therefore the lease expires before the other nodes continue,
-even if the process that freezes the workers is late by that margin.
+A lease begins when the coordinator confirms the workers' generation, either over the agent's
+connection or within this process. The lease time counts from the moment when the echoed heartbeat
+was *sent*. The coordinator received that heartbeat later, and waits `MARGIN_S` longer than the
+lease before it counts a silent node as lost. Therefore the lease expires before the other nodes
+continue, even if the process that freezes the workers is late by `MARGIN_S`.
 
 The lease is renewed if
 
 - a heartbeat is echoed over a connection that has confirmed the generation,
-- the coordinator is in this process, has confirmed the generation, and is certain to remain the
-  only coordinator for longer,
+- the coordinator is in this process, has confirmed the generation, and is now certain to remain the
+  only coordinator until a later time,
 - a connection to the only endpoint is refused on the endpoint's own machine, so that no coordinator
   can have continued, or
 - this process becomes the host of the only endpoint, so that no other node can have continued
   without it.
 
-It is not renewed
+The lease is not renewed
 
 - by `StopWorkers`, which doesn't confirm the generation, because other nodes may already be running
   the next one,
@@ -27,7 +27,7 @@ It is not renewed
 
 The lease ends `REFUSALS_S` after the first refusal by another machine, unless a coordinator has
 confirmed the workers by then. The refusal may come from a firewall that also made the coordinator
-assume that this node is gone (docs/decisions/0027).
+assume that this node was lost (docs/decisions/0027).
 
 Invariants (`check`): Unless the coordinator is in this process, a lease never ends later than
 `lease_s` from now.
@@ -39,7 +39,7 @@ from relight.core.workers.supervision import FOR_EVER
 
 MARGIN_S = 1.0
 """How many seconds longer than a lease the group waits for a silent node. The process that freezes
-the workers may be late by this amount.
+the workers may be late by this time.
 """
 REFUSALS_S = 5.0
 """How long workers may run while another machine refuses connections. This is long enough to
@@ -55,7 +55,7 @@ def lease_s(lost_after_s: float) -> float:
 
 
 class Refusal(Enum):
-    """How certain it is that the coordinator has ended, given a refused connection."""
+    """How certain it is that the coordinator has ended if it refuses a connection."""
 
     NOTHING = "nothing"
     HINT = "no process listens there, unless a firewall sent the refusal"
@@ -73,13 +73,13 @@ class Lease:
         self.until = float("-inf")
         self._lease_s = lease_s
         self._doubtful = False
-        """Whether other nodes may have continued without the workers here."""
+        """Whether other nodes may have continued without the workers on this node."""
         self._refused_since: float | None = None
-        """When another machine first refused a connection after the last renewal."""
+        """When another machine refused a connection for the first time since the last renewal."""
         self._hosted_until = float("-inf")
-        """The coordinator was certainly in this process until this time."""
+        """The time until which the coordinator is known to have been in this process."""
         self._confirmed_here = False
-        """Whether the coordinator in this process has confirmed the workers here."""
+        """Whether the coordinator in this process has confirmed the workers on this node."""
 
     def on_unconfirmed_coordinator(self) -> None:
         """Record that this node reached a coordinator that has yet to confirm the workers."""
@@ -100,8 +100,8 @@ class Lease:
         self.until = echoed_at + self._lease_s
 
     def on_refused_connection(self, refusal: Refusal, now: float) -> None:
-        """Renew the lease if a refusal proves that no coordinator can have continued. Otherwise
-        make sure that the lease ends in time.
+        """Renew the lease if a refused connection proves that no coordinator can have continued.
+        Otherwise make sure that the lease ends in time.
         """
         if refusal is Refusal.PROOF and not self._doubtful and now < self.until:
             self.until = now + self._lease_s
@@ -111,7 +111,7 @@ class Lease:
             self.until = min(self.until, self._refused_since + REFUSALS_S)
 
     def begin_hosting(self, until: float, now: float) -> None:
-        """Record that the coordinator is now in this process, and certainly remains here until
+        """Record that the coordinator is now in this process, and is certain to stay here until
         `until`.
         """
         # No other process can have become the coordinator at the only endpoint in between, unless
@@ -121,9 +121,9 @@ class Lease:
         self.host(until)
 
     def host(self, until: float) -> None:
-        """Record that the coordinator is certainly in this process until the time `until`. The
-        workers here get the same lease as the last node that the coordinator could reply to until
-        then.
+        """Record that the coordinator is certain to be in this process until the time `until`. The
+        workers on this node get the same lease as a node that receives a reply from the coordinator
+        at that time.
         """
         self._hosted_until, self._refused_since = until, None
         if self._confirmed_here:
@@ -135,8 +135,8 @@ class Lease:
         self.until = self._hosted_until + self._lease_s
 
     def stop_hosting(self, now: float) -> None:
-        """Record that the coordinator is no longer in this process. The workers here may run for as
-        long as those on the last node that the coordinator replied to.
+        """Record that the coordinator is no longer in this process. The workers on this node may
+        run for as long as the workers on the last node that received a reply from this coordinator.
         """
         if self._confirmed_here:
             self.until = min(self.until, now + self._lease_s)

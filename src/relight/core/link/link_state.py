@@ -1,5 +1,6 @@
-"""One agent's link to its job's coordinator. This covers the state of the link, the lease for the
-workers on this node, and the time of the next attempt.
+"""The state machine of one agent's link to its job's coordinator. The state machine determines the
+state of the link, the lease for the workers on this node, and the time of the next attempt to
+connect.
 
     SEEKING    no coordinator is known; the finder searches for it
       | it is in this process                                  -> HOSTING
@@ -21,17 +22,18 @@ workers on this node, and the time of the next attempt.
 
 TCP retransmits lost packets after 0.2 s, 0.4 s and so on. After an 8 s network outage, a connection
 stays silent for another 4.6 s, while a new one opens immediately. Until then, datagrams show each
-end that the other one is alive. However, some firewalls drop all datagrams, and messages can only
+end that the other end is alive. However, some firewalls drop all datagrams, and messages can only
 be sent over a connection.
 
 After the coordinator has reported the end of the job, this node does not search for another
-coordinator. When the connection or the hosting ends, the state becomes OVER. Otherwise this node
-could join another run of the job, in which no workers would ever start here.
+coordinator. When the connection is closed or this process stops hosting the coordinator, the state
+becomes OVER. Otherwise this node could join another run of the job, in which its workers would
+never be started.
 
-The rules in `core/link/lease` use these states to determine how long the workers may run.
+The rules in `core/link/lease` use the states above to determine how long the workers may run.
 
 Invariants (`check`): a session exists only in JOINING and CONNECTED, and OVER is final. Sockets,
-timers, names and message contents are deliberately kept out of this module.
+timers, names and message contents are deliberately left to other modules.
 """
 
 from enum import Enum
@@ -53,24 +55,26 @@ _SHOW_TIMES = 5
 _SHOW_AFTER_S = 0.2
 """The delay before the first datagram, which imports hashlib for its authentication code."""
 BURST_S = 0.05
-"""Seconds between heartbeats while the last one has not been echoed."""
+"""Seconds between heartbeats while the last heartbeat has not been echoed."""
 REDIAL_S = 1.5
-"""A connection without an echo for this long is replaced, since there may be a new coordinator."""
+"""A connection that carries no echo for this long is replaced, because there may be a new
+coordinator.
+"""
 REDIAL_LIMIT_S = 2.0
 """Time limit for a second connection before the next attempt. The peer may be far away or busy."""
 STALL_S = 0.5
-"""If a timer in this process fires later than this, this process itself may be the reason for an
-apparent silence.
+"""If a timer in this process fires later than this, an apparent silence may be due to this process
+itself.
 """
 LATE_INTERVALS = 1.6
-"""How late an echo may be, in heartbeat intervals. If it takes longer, packets may have been lost.
-TCP would then delay later heartbeats, so these are also sent as datagrams. A firewall may drop the
-datagrams, so the connection still carries as many heartbeats as usual.
+"""How late an echo may be, in heartbeat intervals. If an echo is later than this, packets may have
+been lost. TCP would then delay the following heartbeats, so these are also sent as datagrams. A
+firewall may drop the datagrams, so the connection still carries as many heartbeats as usual.
 """
 FIRST_DATAGRAMS = 3
-"""Number of datagrams sent in a row when an echo is late. With an echo time of 0.4 s, echoes of
-further datagrams would arrive after the end of the shortest lease (1 s). Fewer datagrams might all
-be lost.
+"""Number of datagrams that are sent in a row when an echo is late. With a round-trip time of 0.4 s,
+the echoes of further datagrams would arrive after the end of the shortest lease (1 s). If there
+were fewer datagrams, all of them might be lost.
 """
 FIRST_DATAGRAMS_S = 0.01
 """Seconds between these datagrams."""
@@ -89,10 +93,10 @@ class LinkState(Enum):
 class LinkSettings(NamedTuple):
     """The job settings that affect the link. Times are in seconds.
 
-    `where` is the endpoint, as shown to users. `interval_s` is the time between heartbeats. A
-    coordinator counts as lost after `lost_after_s` of silence. The agent gives up if it does not
-    find a first coordinator within `seek_s`, or a new one within `join_timeout_s` after losing the
-    last one.
+    The `where` field is the endpoint, as shown to users. The `interval_s` field is the time between
+    heartbeats. A coordinator counts as lost after `lost_after_s` of silence. The agent gives up if
+    it does not find a first coordinator within `seek_s`, or a new coordinator within
+    `join_timeout_s` after losing the last one.
     """
 
     where: str
@@ -110,17 +114,17 @@ class Opened(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """Event: the coordinator sent a message. `confirms_lease` is set if the workers here may
-    run.
+    """Event: the coordinator sent a message. The `confirms_lease` field is set if the workers on
+    this node may run.
     """
 
     confirms_lease: bool
 
 
 class Echoed(NamedTuple):
-    """Event: a heartbeat echo arrived, over the connection or as a datagram. `extra_s` is how much
-    longer than usual the coordinator wants the interval to be (core/link/heartbeat_rate). An echo
-    that arrives as a datagram does not contain this.
+    """Event: a heartbeat echo arrived, over the connection or as a datagram. The `extra_s` field
+    says how much longer than usual the coordinator wants the interval to be
+    (core/link/heartbeat_rate). An echo that arrives as a datagram does not contain `extra_s`.
     """
 
     number: int
@@ -129,9 +133,9 @@ class Echoed(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """Event: the connection ended or could not be established. `turned_away` is set if the
-    coordinator rejected this node. `stepped_down` is set if the coordinator announced that it is
-    stepping down.
+    """Event: the connection ended or could not be established. The `turned_away` field is set if
+    the coordinator rejected this node. The `stepped_down` field is set if the coordinator announced
+    that it is stepping down.
     """
 
     reason: str
@@ -141,15 +145,15 @@ class Broken(NamedTuple):
 
 
 class SecondFailed(NamedTuple):
-    """Event: a second connection, opened next to a silent one, did not lead to a coordinator. It
-    was refused, or the peer does not know a coordinator.
+    """Event: a second connection, opened alongside a silent one, did not lead to a coordinator.
+    Either the connection was refused, or the peer does not know a coordinator.
     """
 
     refusal: Refusal
 
 
 class NothingFound(NamedTuple):
-    """Event: the finder did not find a coordinator. Search again after `again_s`."""
+    """Event: the finder did not find a coordinator. The next search begins after `again_s`."""
 
     reason: str
     again_s: float = RETRY_S
@@ -160,15 +164,17 @@ class Dialing(NamedTuple):
 
 
 class Hosting(NamedTuple):
-    """Event: the coordinator is in this process, at least until `until`. The event is repeated when
-    this time is extended.
+    """Event: the coordinator is in this process, at least until `until`. This event is repeated
+    whenever that time is extended.
     """
 
     until: float
 
 
 class SteppedDown(NamedTuple):
-    """Event: the coordinator is no longer in this process. Search again after `again_s`."""
+    """Event: the coordinator is no longer in this process. The next search begins after
+    `again_s`.
+    """
 
     again_s: float = 0.0
 
@@ -198,7 +204,7 @@ Event = (
 
 
 class Seek(NamedTuple):
-    """Effect: start the finder. If `beside` is set, keep the existing connection until a
+    """Effect: start the finder. If the `beside` field is set, keep the existing connection until a
     coordinator responds over another one, within `REDIAL_LIMIT_S`.
     """
 
@@ -214,7 +220,7 @@ class SendHeartbeat(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """Effect: close the connection, if open, without sending a message."""
+    """Effect: close the connection, if there is one, without sending a message."""
 
 
 class LetWorkersRun(NamedTuple):
@@ -224,7 +230,7 @@ class LetWorkersRun(NamedTuple):
 
 
 class CoordinatorLost(NamedTuple):
-    """Effect: the coordinator to which this node was connected is gone."""
+    """Effect: the coordinator to which this node was connected has been lost."""
 
 
 class Say(NamedTuple):
@@ -252,7 +258,7 @@ class _Session:
         self.heard = False
         """Whether a coordinator has sent a message over this connection or the previous one."""
         self.late = 0
-        """The number of consecutive heartbeats sent while the echo was late."""
+        """The number of consecutive heartbeats that were sent while an echo was late."""
         self.over_connection_at = now
         """The time of the last echo over the connection."""
         self.redial_at = now + REDIAL_S
@@ -264,7 +270,7 @@ class _Session:
         self._number = 0
 
     def shows_address(self, now: float) -> bool:
-        """Return whether to send a datagram just to show its source address to the other end, and
+        """Return whether to send a datagram just to show its source address to the coordinator, and
         to find out whether datagrams arrive.
         """
         if (
@@ -283,8 +289,8 @@ class _Session:
         return self._number
 
     def echo(self, number: int) -> float | None:
-        """Record an echo. Return when its heartbeat was sent, or None if a later heartbeat has
-        already been echoed.
+        """Record an echo. Return the time when the echoed heartbeat was sent, or None if a later
+        heartbeat has already been echoed.
         """
         sent_at = self._sent_at.get(number)
         if sent_at is not None:
@@ -293,8 +299,8 @@ class _Session:
 
 
 class _Search:
-    """The search for a coordinator, from the loss of the last one until the next one sends a
-    message.
+    """The search for a coordinator, from the loss of the previous coordinator until the next
+    coordinator sends a message.
     """
 
     def __init__(self, now: float) -> None:
@@ -310,8 +316,8 @@ class _Search:
             self.turned_away, self.turned_away_since = reason, now
 
     def is_news(self, reason: str, now: float) -> bool:
-        """Return whether to print this reason for the ongoing search. Each reason is printed once,
-        and nothing is printed in the first second.
+        """Return whether to print this reason why the search is still going on. Each reason is
+        printed once, and nothing is printed in the first second.
         """
         if reason in self._said or now - self.since < 1:
             return False
@@ -320,7 +326,7 @@ class _Search:
 
 
 class Link:
-    """The state machine of one agent's link.
+    """The state machine for one agent's link.
 
     Args:
         settings: the job's settings.
@@ -331,7 +337,7 @@ class Link:
         self.state = LinkState.SEEKING
         self.settings = settings
         self.echoed_at = float("-inf")
-        """When the last heartbeat that has been echoed was sent."""
+        """When the most recent echoed heartbeat was sent."""
         self._awake_at = float("-inf")
         """When this process last resumed after a suspension."""
         self._job_over = False
@@ -350,7 +356,7 @@ class Link:
     def step(self, event: Event, now: float) -> list[Effect]:
         """Process one event and return the effects.
 
-        The following are ignored: any event after OVER, unknown echoes, and early Ticks.
+        The following events are ignored: any event after OVER, unknown echoes, and early Ticks.
         """
         self._effects, self._last = [], now
         if self.state is LinkState.OVER:
@@ -401,7 +407,7 @@ class Link:
         return self._effects
 
     def deadline(self) -> float | None:
-        """Return when the next Tick is due, or None."""
+        """Return the time when the next Tick is due, or None."""
         return self._due
 
     def unheard_s(self, now: float) -> float:
@@ -444,7 +450,7 @@ class Link:
             self._lease.check(self._last, hosting=self.state is LinkState.HOSTING)
 
     def _wait(self, reason: str, seconds: float, now: float) -> None:
-        """Search again after `seconds`, or give up. Print the reason if it is new."""
+        """Schedule the next search after `seconds`, or give up. Print the reason if it is new."""
         settings, search = self.settings, self._search
         waited = now - search.since
         if search.turned_away and now - search.turned_away_since > TURNED_AWAY_S:

@@ -1,11 +1,11 @@
 """Votes with a time limit. A host casts one vote and may receive several.
 
-A host votes for one candidate at a time. Its vote is binding for `vote_s` after it receives the
-request. The candidate relies on the vote for a tenth less than that, and starts counting when it
-*sent* the request. Therefore the vote always expires first for the candidate. This doesn't require
-synchronized clocks, only clocks that run at about the same speed. A restarted host does not know
-about its earlier votes, so it does not vote during its first `vote_s`. As a result, two hosts never
-hold unexpired votes from a majority at the same time.
+A host votes for one candidate at a time. The vote is binding for `vote_s` after the host receives
+the request. The candidate relies on the vote for a tenth less than that, counted from the moment
+when it *sent* the request. Therefore the vote always expires for the candidate before it expires
+for the voter. The hosts' clocks don't need to be synchronized, but they must run at about the same
+speed. A restarted host does not know about its earlier votes, so it does not vote during its first
+`vote_s`. As a result, no two hosts ever hold unexpired votes from a majority at the same time.
 """
 
 from collections.abc import Collection
@@ -19,16 +19,17 @@ ROUND = 0.7
 """How long a candidate asks for votes before it gives them back, as a fraction of `vote_s`."""
 
 PROBE, VOTE, LEAD, ALONE = "probe", "vote", "lead", "alone"
-"""Kinds of requests. A candidate asks `would you vote for me` (PROBE) and `vote for me` (VOTE). A
-coordinator elected by a majority (LEAD) or by its own vote only (ALONE) renews its votes. All
-requests except probes are binding for the voter.
+"""Kinds of requests. A candidate asks whether a host would vote for it (PROBE), and then asks for
+the vote (VOTE). A coordinator that was elected by a majority (LEAD) or by only its own vote (ALONE)
+renews its votes. All requests except probes are binding for the voter.
 """
 
 
 class VoteRequest(NamedTuple):
-    """A candidate or the coordinator asks for a vote. `sent` is the time on its own clock.
+    """A candidate or the coordinator asks for a vote. The `sent` field is the time on the sender's
+    own clock.
 
-    `incarnation` is random and unique to one process.
+    The `incarnation` field is random and unique to one process.
     """
 
     candidate: int
@@ -38,12 +39,13 @@ class VoteRequest(NamedTuple):
 
 
 class VoteReply(NamedTuple):
-    """The reply to a request. `candidate`, `incarnation`, `sent` and `stage` are copied from the
-    request.
+    """The reply to a request. The fields `candidate`, `incarnation`, `sent` and `stage` are copied
+    from the request.
 
-    If `leads` is set, `holder` is a coordinator whose message reached the voter directly `age_s`
-    seconds ago. Otherwise it is the candidate that has the voter's vote, or -1. `knows_another` is
-    set if the voter has received a message from a coordinating process that is not the candidate.
+    If the `leads` field is set, the `holder` field is a coordinator whose message reached the voter
+    directly `age_s` seconds ago. Otherwise, the `holder` field is the candidate that has the
+    voter's vote, or -1. The `knows_another` field is set if the voter has received a message from a
+    coordinating process that is not the candidate.
     """
 
     voter: int
@@ -70,10 +72,10 @@ Ballot = VoteRequest | VoteReply | VoteRelease
 
 
 class Voter:
-    """The vote that this host casts. To become coordinator, it also needs its own vote.
+    """The vote that this host casts. A host also needs its own vote to become the coordinator.
 
     Args:
-        votes_from: the earliest time it may vote.
+        votes_from: the earliest time at which this host may vote.
         vote_s: how long a vote counts.
     """
 
@@ -81,14 +83,14 @@ class Voter:
         self.votes_from = votes_from
         self._vote_s = vote_s
         self._given: VoteRequest | None = None
-        """The request that has the vote."""
+        """The request that this host has voted for."""
         self._until = float("-inf")
-        """The vote is binding until this time, on this host's clock."""
+        """The time on this host's clock until which the vote is binding."""
         self._latest: dict[int, tuple[str, float]] = {}
         """The incarnation and send time of each candidate's last request."""
 
     def is_news(self, request: VoteRequest) -> bool:
-        """Record a request. Return False if it is outdated or repeated."""
+        """Record a request. Return False if the request is outdated or a repetition."""
         candidate, incarnation, sent, _ = request
         last = self._latest.get(candidate)
         if last is not None and last[0] == incarnation and sent <= last[1]:
@@ -97,15 +99,15 @@ class Voter:
         return True
 
     def is_free_for(self, candidate: int, now: float) -> bool:
-        """Return whether the vote may be given to a candidate."""
+        """Return whether this host may give its vote to a candidate."""
         return now >= self.votes_from and self.candidate(now) in (-1, candidate)
 
     def is_for(self, candidate: int) -> bool:
-        """Return whether a candidate has the vote, or was the last one to have it."""
+        """Return whether a candidate has this host's vote, or was the last candidate to have it."""
         return self._given is not None and self._given.candidate == candidate
 
     def candidate(self, now: float) -> int:
-        """Return the candidate that has the vote, or -1."""
+        """Return the candidate that has this host's vote, or -1."""
         return self._given.candidate if self._given is not None and now < self._until else -1
 
     def grant(self, request: VoteRequest, now: float) -> None:
@@ -130,8 +132,8 @@ class Voter:
 
 
 class Campaign:
-    """The votes that this host has been promised and given, and how long it has been asking for
-    them.
+    """The votes that this host has been promised and the votes that it has received, and how long
+    it has been asking for votes.
 
     Args:
         me: the index of this host.
@@ -144,15 +146,17 @@ class Campaign:
         self._hosts = hosts
         self._vote_s = vote_s
         self._promised_at: dict[int, float] = {}
-        """The hosts that would vote for this one, and when each was sent the request."""
+        """The hosts that would vote for this host, and the time when each of them was sent the
+        request.
+        """
         self._ready_since: float | None = None
-        """When a majority had promised its votes."""
+        """The time since which this host has had promises from a majority."""
         self._asking_since: float | None = None
         self._until: dict[int, float] = {}
-        """The hosts that vote for this one, and until when each vote counts."""
+        """The hosts that vote for this host, and the time until which each vote counts."""
         self._void_until = float("-inf")
-        """Replies to requests sent up to this time are ignored, because those votes were given
-        back.
+        """Replies to requests that were sent up to this time are ignored, because the votes in them
+        have been given back.
         """
 
     @property
@@ -162,7 +166,7 @@ class Campaign:
 
     @property
     def has_votes(self) -> bool:
-        """Whether this host has any votes, its own or from others."""
+        """Whether this host has any votes, either its own or from other hosts."""
         return bool(self._until)
 
     @property
@@ -172,7 +176,9 @@ class Campaign:
 
     @property
     def majority_until(self) -> float:
-        """When the votes from a majority expire, or minus infinity without a majority."""
+        """The time when the votes from a majority expire, or minus infinity if there is no
+        majority.
+        """
         voters: set[int] = set()
         for until, voter in sorted(((u, v) for v, u in self._until.items()), reverse=True):
             voters.add(voter)
@@ -181,8 +187,8 @@ class Campaign:
         return float("-inf")
 
     def is_ready(self, now: float, *, own_vote_is_free: bool) -> bool:
-        """Return whether to ask for votes. This requires promises from a majority, and each
-        lower-numbered host must have had time to go first.
+        """Return whether it is time to ask for votes. This host must have promises from a majority,
+        and each lower-numbered host must have had time to go first.
         """
         fresh = {v for v, at in self._promised_at.items() if now - at < ROUND * self._vote_s}
         if not (own_vote_is_free and is_majority({*fresh, self._me}, self._hosts)):
@@ -209,7 +215,7 @@ class Campaign:
         self._until[self._me] = now + MARGIN * self._vote_s
 
     def add(self, reply: VoteReply, now: float) -> bool:
-        """Count another host's reply. Return False if it arrived too late to count."""
+        """Count another host's reply. Return False if the reply arrived too late to count."""
         voter, sent = reply.voter, reply.sent
         if not self._void_until < sent <= now:
             return False
@@ -246,6 +252,6 @@ class Campaign:
 
 
 def is_majority(voters: Collection[int], hosts: int) -> bool:
-    """Return whether these hosts' votes are a majority. Two majorities always share a host."""
+    """Return whether these hosts' votes are a majority. Any two majorities share a host."""
     twice = 2 * len(voters)
     return twice > hosts or (twice == hosts and 0 in voters)

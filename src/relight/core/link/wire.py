@@ -1,12 +1,13 @@
 """Encodes and decodes messages between agents and their coordinator.
 
 Each side first sends the line `relight 3`, with the name and version of the protocol. A peer with a
-different version is refused with a reason. A new release of relight may add fields with defaults,
-as well as messages that are only sent to peers whose hello announces support for them (`relays`,
-`answers`). Any other change requires a higher `PROTOCOL`. The line is followed by frames. A frame
-is a 4-byte big-endian length, followed by that many bytes of JSON. The JSON is an object whose key
-`type` names the message. No other data is ever decoded, which rules out pickle, classes and
-references. Oversized frames, invalid JSON and other values are `Malformed` and end the connection.
+different protocol version is refused, and is sent the reason. A new release of relight may add
+fields with defaults, as well as messages that are only sent to peers whose hello announces support
+for them (`relays`, `answers`). Any other change requires a higher `PROTOCOL`. The line is followed
+by frames. A frame is a 4-byte big-endian length, followed by that many bytes of JSON. The JSON is
+an object whose key `type` names the message. No other kind of data is ever decoded, which rules out
+pickles, classes and references. An oversized frame, invalid JSON or any other value raises
+`Malformed` and ends the connection.
 
 The first byte of a stream identifies the client: 0 is a torch TCPStore client, 0x16 is TLS.
 """
@@ -52,8 +53,8 @@ def encode_body(message: Message, limit: int = MAX_FRAME) -> bytes:
 
 
 def _heartbeat(message: Message) -> bytes:
-    """Encode a heartbeat or its echo. A coordinator sends thousands of them per second, and a third
-    of the time to send one would be spent in the JSON encoder.
+    """Encode a heartbeat or its echo. A coordinator sends thousands of echoes per second, and the
+    JSON encoder would take up a third of the time needed to send an echo.
     """
     body = _HEARTBEAT + b"%d" % message["number"]
     extra_s = message.get("extra_s")
@@ -75,14 +76,14 @@ def encode(message: Message) -> bytes:
 
 
 class Decoder:
-    """Splits a byte stream into messages.
+    """Splits a stream of bytes into messages.
 
     Args:
-        limit: maximum frame size in bytes. It may be raised once the peer is authenticated.
+        limit: maximum frame size in bytes. This limit may be raised once the peer is authenticated.
 
     Attributes:
-        unseal: turns a frame's payload into JSON, or raises `Malformed`. If set between two
-            messages, it applies to the messages that follow.
+        unseal: turns a frame's payload into JSON, or raises `Malformed`. If `unseal` is set between
+            two messages, it applies to all later messages.
         body: the last message as JSON.
     """
 
@@ -94,7 +95,8 @@ class Decoder:
         self._greeted = False
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages completed by `data`, each under the limits in effect at that moment.
+        """Yield the messages that `data` completes. Each message is subject to the limits in effect
+        when it is decoded.
 
         Raises:
             Malformed: if the peer does not use this protocol. The stream is then unusable.
@@ -116,7 +118,7 @@ class Decoder:
 
 
 def _cut_greeting(buffer: bytearray) -> bool:
-    """Remove the first line from the buffer. Return whether it was complete."""
+    """Remove the first line from the buffer. Return whether that line was complete."""
     if buffer.startswith(GREETING):
         del buffer[: len(GREETING)]
         return True
@@ -154,7 +156,7 @@ def parse(body: bytes) -> Message:
     """Parse a frame's body as a message.
 
     Raises:
-        Malformed: if it is not a message.
+        Malformed: if the body is not a message.
     """
     if body.startswith(_HEARTBEAT):  # without the decoder, as in `_heartbeat`
         number = body[len(_HEARTBEAT) : -1]

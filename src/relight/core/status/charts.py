@@ -1,8 +1,9 @@
-"""Keeps a job's numbers over time, in bounded memory. These are its speed and the values that its
-script reports.
+"""Keeps a job's numbers over time, in bounded memory. These numbers are the job's speed and the
+values that its script reports.
 
-Each node's agent samples them (agent/status/numbers). A chart starts with one value per second.
-When a chart is full, pairs of values are merged into one, so that it always covers the whole job.
+Each node's agent samples the numbers (agent/status/numbers). A chart starts with one value per
+second. When a chart is full, each pair of values is merged into one value, so that the chart always
+covers the whole job.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,14 +17,14 @@ STEPS = "steps/s"
 MAX_VALUES = 120
 _MAX_CHARTS = 16
 _RECENT_S = 600.0
-"""The remaining time is computed from the mean speed over this period, including pauses for
-checkpoints.
+"""The job's remaining time is computed from its mean speed over this period, which includes pauses
+for checkpoints.
 """
 
 
 class Progress(NamedTuple):
-    """A job's progress. `step` is the step that all ranks have reached, out of `total` steps.
-    `rate` is the slowest rank's rate in steps per second.
+    """A job's progress. The `step` field is the step that all ranks have reached, and `total` is
+    the total number of steps. The `rate` field is the slowest rank's rate in steps per second.
     """
 
     step: int
@@ -46,8 +47,8 @@ class ChartBuffer:
         self._series: dict[str, list[float | None]] = {}
 
     def add(self, age_s: float, numbers: Mapping[str, float]) -> None:
-        """Add the numbers sampled `age_s` seconds after the charts began. They replace earlier
-        numbers from the same interval.
+        """Add the numbers that were sampled `age_s` seconds after the charts began. They replace
+        earlier numbers from the same interval.
         """
         age_s = max(0.0, age_s)
         while age_s >= MAX_VALUES * self.every_s:
@@ -62,7 +63,7 @@ class ChartBuffer:
             values[place] = float(f"{value:.6g}") if isfinite(value) else None
 
     def charts(self) -> tuple[Chart, ...]:
-        """Return the charts, starting with those about steps."""
+        """Return the charts. The charts about steps come first."""
         size = max(map(len, self._series.values()), default=0)
         return tuple(
             Chart(name, self._began, self.every_s, (*values, *[None] * (size - len(values))))
@@ -93,7 +94,7 @@ def numbers_in(reported: Iterable[str]) -> dict[str, float]:
 
 
 class StepRate:
-    """One node's steps per second. It is measured from step to step, because samples rarely
+    """One node's steps per second. The rate is measured from step to step, because samples rarely
     coincide with a step.
     """
 
@@ -120,8 +121,8 @@ class StepRate:
 
 
 def job_charts(job: WholeJob) -> tuple[Chart, ...]:
-    """Return a job's charts. Each chart is taken from the first node, in rank order, that has
-    it.
+    """Return a job's charts. Each chart is taken from the first node in rank order that has this
+    chart.
     """
     found: dict[str, Chart] = {}
     for node in sorted(job.nodes, key=lambda node: (node.node < 0, node.node)):
@@ -152,7 +153,9 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Iterable[float | None], width: int) -> str:
-    """Draw a line of at most `width` block characters, with blanks for unknown values."""
+    """Draw a chart as a line of at most `width` block characters, with blanks for unknown
+    values.
+    """
     every = list(values)
     size = -(-len(every) // width) or 1
     shown = [mean(every[at : at + size]) for at in range(0, len(every), size)]

@@ -1,5 +1,5 @@
-"""Explains a slow start or restart. Finds out why workers imported modules that should have been
-available in a warm process.
+"""Explains a slow start or restart, by finding out why workers imported modules that should have
+been available in a warm process.
 """
 
 from relight.base.text import format_duration
@@ -9,10 +9,10 @@ _LONG_S = 1.0
 
 
 class ColdCause:
-    """Finds the cause in the events of the latest generation.
+    """Finds the cause of a cold start in the latest generation's events.
 
     Attributes:
-        is_surprise: whether there was a warm process that could not be used.
+        is_surprise: whether there was a warm process, but it could not be used.
     """
 
     def __init__(self) -> None:

@@ -13,9 +13,10 @@ on one agent's events.
     detect      from a failure until it is noticed
     teardown    until all workers have exited
 
-A phase whose end is unknown is None, and its time counts as `unknown`. This affects imports and
-init without init_process_group or if the store is on another node, and first_step and productive
-without progress(). `lost` requires --checkpoints. `detect` is known for failures on this node.
+A phase whose end is unknown is None, and its time counts as `unknown`. The ends of imports and init
+are unknown if the script does not call init_process_group, or if the store is on another node. The
+ends of first_step and productive are unknown if the script does not call progress(). The `lost`
+phase requires --checkpoints. The `detect` phase is known only for failures on this node.
 """
 
 from typing import Any, NamedTuple
@@ -40,15 +41,18 @@ from relight.events.event_types import (
 )
 
 _SHORT_S = 60.0
-"""If a job is shorter than this and has not reported steps, its account is not worth showing."""
+"""If a job is shorter than this and has not reported steps, its time account is not worth
+showing.
+"""
 _MAX_SHOWN = 20
-"""Maximum number of generations, and of nodes, in an account."""
+"""Maximum number of generations, and maximum number of nodes, in an account."""
 _MAX_HOSTS = 1000
 
 
 class Phases(NamedTuple):
-    """The length of each phase in seconds. A phase is None if its length is not known. Its time is
-    then part of `unknown`, or of `productive` in the case of `lost` and `detect`.
+    """The length of each phase in seconds. A phase is None if its length is not known. In that
+    case, its time is part of `unknown`. The time of the `lost` and `detect` phases is part of
+    `productive` instead.
     """
 
     rendezvous: float | None = None
@@ -71,7 +75,7 @@ class GenerationPhases(NamedTuple):
 
 
 class NodeFailures(NamedTuple):
-    """The number of failures caused by a node, and the workers' running time per failure."""
+    """The number of failures that a node caused, and the workers' running time per failure."""
 
     host: str
     failures: int
@@ -81,12 +85,13 @@ class NodeFailures(NamedTuple):
 class Account(NamedTuple):
     """How the job has spent its time so far, according to one agent.
 
-    Times are in seconds. `goodput` is the productive fraction of the wall time, or None if no
-    worker called progress(). `is_most` marks it as an upper bound, because the time lost to
-    failures is unknown. `mttr_s` is the mean time between a failure and the end of the phase
-    `repaired_by` in the next generation (first_step, init or spawn, depending on the available
-    events). `mtbf_s` is the workers' running time per failure. `nodes` are the nodes with the most
-    failures, at most 20. `latest` are the last 20 generations.
+    Times are in seconds. The `goodput` field is the productive fraction of the wall time, or None
+    if no worker called progress(). The `is_most` field marks `goodput` as an upper bound, because
+    the time lost to failures is unknown. The `mttr_s` field is the mean time between a failure and
+    the end of the phase `repaired_by` in the next generation (first_step, init or spawn, depending
+    on the available events). The `mtbf_s` field is the workers' running time per failure. The
+    `nodes` field contains the nodes with the most failures, at most 20. The `latest` field contains
+    the last 20 generations.
     """
 
     wall_s: float
@@ -103,10 +108,10 @@ class Account(NamedTuple):
 
 
 class _Generation:
-    """The times of one generation, each None until it is known.
+    """The times of one generation, each of which is None until it is known.
 
     Args:
-        formed: the event about its formation.
+        formed: the event that reports the generation's formation.
         at: the time of that event.
         since: when the previous workers ended, or when the job began.
         failed_before: when the previous generation failed, or None if it did not fail.
@@ -168,17 +173,19 @@ class _Generation:
             self.noticed = t
 
     def worked_until(self, now: float) -> float:
-        """Return when the workers failed, were stopped or ended, or `now` if they are running."""
+        """Return the time when the workers failed, were stopped or ended, or `now` if they are
+        still running.
+        """
         known = (self.failed, self.noticed, self.ended, now)
         return next(at for at in known if at is not None)
 
     def ran_s(self, now: float) -> float:
-        """Return how long the generation's workers have been running."""
+        """Return for how many seconds the generation's workers ran, or have been running so far."""
         return 0.0 if self.started is None else max(0.0, self.worked_until(now) - self.started)
 
     def repair(self) -> tuple[float, str] | None:
-        """Return the time between the previous failure and the moment when this generation's
-        workers resumed work, and the phase whose end marks that moment.
+        """Return the time from the previous failure until this generation's workers resumed work,
+        and the name of the phase that ended when they did.
         """
         if self.failed_before is not None:
             marks = ((self.first, "first_step"), (self.met, "init"), (self.started, "spawn"))
@@ -188,7 +195,7 @@ class _Generation:
         return None
 
     def phases(self, now: float, *, knows_checkpoints: bool) -> Phases:
-        """Return the generation's phases until `now`."""
+        """Return the generation's phases up to the time `now`."""
         until = self.worked_until(now)
         found = {"rendezvous": self.formed_at - self.since}
         at, unknown, is_told = self.formed_at, 0.0, True
@@ -222,7 +229,7 @@ class _Generation:
 
 
 class Ledger:
-    """Keeps the time account of one agent's job.
+    """Keeps the time account for one agent's job.
 
     Args:
         began: when the agent started, on the events' clock.
@@ -278,8 +285,8 @@ class Ledger:
         return now.met - now.failed_before, now.reached - now.started
 
     def cold_start_s(self) -> float | None:
-        """Return how long the first workers took until one of them connected to the store, or None
-        after a restart.
+        """Return how long it took until one of the job's first workers connected to the store.
+        Return None after a restart.
         """
         now = self._generation
         if now is None or now.started is None or now.reached is None:
@@ -323,7 +330,7 @@ class Ledger:
         )
 
     def _begin(self, formed: Formed, t: float) -> None:
-        """Close the last generation and begin the next one."""
+        """Close the previous generation and begin the next one."""
         last, since, failed_before = self._generation, self._began, None
         if last is not None:
             since = last.ended if last.ended is not None else t
@@ -352,7 +359,7 @@ class Ledger:
 
 
 def _sum(one: Phases, other: Phases) -> Phases:
-    """Add the phases up. An unknown phase counts as zero."""
+    """Add up the phases. An unknown phase counts as zero."""
 
     def add(first: float | None, second: float | None) -> float | None:
         return first if second is None else second if first is None else first + second
@@ -362,7 +369,9 @@ def _sum(one: Phases, other: Phases) -> Phases:
 
 
 def is_worth_telling(account: Account) -> bool:
-    """Return whether an account is worth showing. It is not if a short job reported no steps."""
+    """Return whether an account is worth showing. An account isn't worth showing if the job was
+    short and reported no steps.
+    """
     known = account.goodput is not None
     return account.generations > 0 and (known or account.wall_s >= _SHORT_S)
 

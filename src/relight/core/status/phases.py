@@ -1,8 +1,8 @@
-"""The phases that a job's time is divided into, with their names on the status page, in `relight
+"""The phases into which a job's time is divided, with their names on the status page, in `relight
 status` and in the docs.
 
-The timeline, `goodput` in JSON and the metrics use the same keys. docs/watching.md describes when
-each phase begins and ends, and the page's style sheet has a colour for each phase.
+The timeline, the JSON object `goodput` and the metrics use the same keys. When each phase begins
+and ends is described in docs/watching.md, and the page's style sheet has a colour for each phase.
 """
 
 PHASES = {

@@ -5,8 +5,9 @@ from typing import NamedTuple
 from relight.base.text import format_duration, pluralize
 
 WAITING, IMPORTING, READY, UNUSABLE = "waiting", "importing", "ready", "unusable"
-"""In the first state, the import has not started. In the second, it is running. In the third, the
-next workers will have the modules. In the last, they never will.
+"""The states of the imports. While `waiting`, the imports have not started. While `importing`, they
+are running. If `ready`, the next workers will have the modules. If `unusable`, workers will never
+have them.
 """
 _MAX_SHOWN = 5
 
@@ -21,9 +22,10 @@ class LeftOut(NamedTuple):
 class PreloadStatus(NamedTuple):
     """The imports on one node.
 
-    `modules` is the number of known modules, `imported` is how many of them have been imported,
-    `importing` is the current one, and `seconds` is the time since the import began. `reason` is
-    why restarts are cold.
+    The `modules` field is the number of known modules, and the `imported` field says how many of
+    them have been imported. The `importing` field is the module that is being imported, and the
+    `seconds` field is the time since the imports began. The `reason` field is the reason why
+    restarts are cold.
     """
 
     state: str
@@ -36,7 +38,7 @@ class PreloadStatus(NamedTuple):
 
 
 def describe(status: PreloadStatus) -> list[str]:
-    """Return the lines for `relight status`."""
+    """Return the lines to show in `relight status`."""
     known = pluralize(status.modules, "module")
     if status.state == IMPORTING:
         took = format_duration(status.seconds)

@@ -10,7 +10,7 @@ _WINDOW_S = 15.0
 
 
 class Pace(NamedTuple):
-    """The number of CPUs that a rank uses, and its steps per second. Each is None until there are
+    """The number of CPUs that a rank uses, and its steps per second. Both are None until there are
     two samples.
     """
 
@@ -25,7 +25,7 @@ class Uses:
         self._seen: deque[RankUse] = deque()
 
     def take(self, latest: RankUse) -> Pace:
-        """Add a sample and return the pace since the oldest sample kept."""
+        """Add a sample and return the pace since the oldest sample that is still kept."""
         seen = self._seen
         if seen and (latest.cpu_s < seen[-1].cpu_s or (latest.step or 0) < (seen[-1].step or 0)):
             seen.clear()  # the worker has been restarted
@@ -56,7 +56,7 @@ class Rates:
         self._paces: dict[tuple[str, int], Pace] = {}
 
     def take(self, nodes: Iterable[NodeSnapshot]) -> None:
-        """Add a sample of all nodes, and forget workers that are not in it."""
+        """Add a sample of all nodes, and forget workers that are not in the sample."""
         found = {
             (node.host, rank.pid): rank.use
             for node in nodes
@@ -67,5 +67,5 @@ class Rates:
         self._paces = {key: self._uses[key].take(use) for key, use in found.items()}
 
     def pace(self, node: NodeSnapshot, rank: RankSnapshot) -> Pace:
-        """Return a worker's pace at the last sample."""
+        """Return a worker's pace as of the last sample."""
         return self._paces.get((node.host, rank.pid), Pace())

@@ -1,8 +1,9 @@
 """An agent's view of its job at one moment, for `relight status`, `list`, `logs` and other
 commands.
 
-It is sent as JSON over a Unix socket (agent/status/job_socket), and kept in a small file for a
-while after the job has ended (processes/running_jobs). base/fields validates it.
+A snapshot is sent as JSON over a Unix socket (agent/status/job_socket), and kept in a small file
+for a while after the job has ended (processes/running_jobs). Snapshots are validated by
+base/fields.
 """
 
 from typing import NamedTuple
@@ -11,17 +12,18 @@ from relight.core.status.goodput import Account
 from relight.core.status.preload_status import PreloadStatus
 
 WAITING, RUNNING, STOPPING, DONE, ENDED = "waiting", "running", "stopping", "done", "ended"
-"""The states of a node, in this order: without workers, with running workers, stopping its workers,
-waiting for other nodes after its workers have succeeded, and after the end of the job.
+"""The states of a node. In order, the node has no workers, has running workers, is stopping its
+workers, is waiting for other nodes after its workers have succeeded, or is in a job that has ended.
 """
 
 
 class RankUse(NamedTuple):
-    """Resource usage by a worker and its descendants until `seen_at`. This is their CPU time in
-    seconds, and their current memory in bytes, with shared pages counted once per process. `step`
-    is the last reported step (`relight.worker.progress`), reported `step_age_s` seconds before
-    `seen_at`, or None. `total` is the total number of steps, if the script reports it. `reported`
-    contains the numbers from `relight.worker.report` and `--watch-metric`, such as `loss=0.31`.
+    """The resource usage of a worker and its descendants until `seen_at`. It consists of their CPU
+    time in seconds and their current memory in bytes, with shared pages counted once per process.
+    The `step` field is the last step that the worker reported (`relight.worker.progress`), or None,
+    and `step_age_s` is how many seconds before `seen_at` it was reported. The `total` field is the
+    total number of steps, if the script reports it. The `reported` field contains the numbers from
+    `relight.worker.report` and `--watch-metric`, such as `loss=0.31`.
     """
 
     seen_at: float
@@ -34,11 +36,12 @@ class RankUse(NamedTuple):
 
 
 class RankSnapshot(NamedTuple):
-    """One worker. `exitcode` is None while it is running. `stop_signal` is the stop signal that it
-    was sent before it ended, or 0. `stdout` and `stderr` are the paths of its log
-    files, or empty. `last_line` is the last line of its output that the agent has seen. After the
-    worker has ended, `use` is the agent's last sample, or None without an earlier query.
-    `ended` is when the worker ended, or 0 while it is running.
+    """One worker. The `exitcode` field is None while the worker is running. The `stop_signal` field
+    is the stop signal that the worker was sent before it ended, or 0. The fields `stdout` and
+    `stderr` are the paths of the worker's log files, or empty. The `last_line` field is the last
+    line of the worker's output that the agent has seen. After the worker has ended, the `use` field
+    is the agent's last sample, or None if there was no earlier query. The `ended` field is the time
+    when the worker ended, or 0 while it is running.
     """
 
     rank: int
@@ -54,8 +57,9 @@ class RankSnapshot(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A node's number over time. There is one value for every `every_s` seconds, starting at
-    `began` (in seconds since 1970), or None if the value is unknown (core/status/charts).
+    """A time series of one of a node's numbers. There is one value for every `every_s` seconds,
+    starting at `began` (in seconds since 1970), or None if the value is unknown
+    (core/status/charts).
     """
 
     name: str
@@ -67,15 +71,18 @@ class Chart(NamedTuple):
 class NodeSnapshot(NamedTuple):
     """One agent and its workers. Times are in seconds since 1970.
 
-    `id` is `NAME-PID`. `command` is the script and its arguments, without secrets. `directory` is
-    the command's working directory. `generation` is -1 before the first generation. `cause` is why
-    the generation was formed. `exit_code` is None until the job has ended here, and `reason`
-    explains the end. `blamed` are the ranks on any node that are known to have caused a failure.
-    `run_directory` contains the logs and the event log, if they are kept. `account` is how the job
-    spent its time. `first_step` is when a worker on this node reported the generation's first step.
-    `version` is the agent's version of relight. `topology` is the node's place in the network, with
-    --rank-order=topology. `scheduler` and `scheduler_job` are empty for a job that was started
-    without a scheduler. `preload` is None for a job that has ended or does not import ahead.
+    The `id` field has the form `NAME-PID`. The `command` field is the script and its arguments,
+    without secrets. The `directory` field is the command's working directory. The `generation`
+    field is -1 before the first generation. The `cause` field is the reason why the generation was
+    formed. The `exit_code` field is None until the job has ended on this node, and `reason`
+    explains why it ended. The `blamed` field contains the ranks on any node that are known to have
+    caused a failure. The `run_directory` contains the logs and the event log, if they are kept. The
+    `account` field says how the job spent its time. The `first_step` field is the time when a
+    worker on this node reported the generation's first step. The `version` field is the agent's
+    version of relight. The `topology` field is the node's place in the network, if
+    --rank-order=topology is set. The fields `scheduler` and `scheduler_job` are empty for a job
+    that was started without a scheduler. The `preload` field is None for a job that has ended or
+    does not import modules in advance.
     """
 
     id: str
@@ -113,9 +120,9 @@ class NodeSnapshot(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A query to an agent for the end of a worker's output, for output that is not in a file.
-    `stream` is stdout, stderr or combined. The reply is empty if the rank is not on the agent's
-    node.
+    """A query to an agent for the end of a worker's output. It is used for output that is not in a
+    file. The `stream` field is stdout, stderr or combined. The reply is empty if the rank is not on
+    the agent's node.
     """
 
     local_rank: int
@@ -125,7 +132,8 @@ class Output(NamedTuple):
 
 class EventsAfter(NamedTuple):
     """A query to an agent for the events in its memory whose numbers are above `number`, as lines.
-    If `follow` is set, the agent also sends later events until the job is over here.
+    If the `follow` field is set, the agent also sends later events, until the job has ended on its
+    node.
     """
 
     number: int
@@ -137,8 +145,8 @@ class Stacks(NamedTuple):
 
 
 class ClusterQuery(NamedTuple):
-    """A query to the agents on all nodes in the job. `question` is the query in the form that each
-    agent receives.
+    """A query to the agents on all nodes in the job. The `question` field is the query in the form
+    in which each agent receives it.
     """
 
     question: str
@@ -155,14 +163,14 @@ class NodeAnswer(NamedTuple):
 
 
 class NodeAnswers(NamedTuple):
-    """The reply to `ClusterQuery`. It is empty without a coordinator."""
+    """The reply to `ClusterQuery`. The reply is empty if there is no coordinator."""
 
     nodes: tuple[NodeAnswer, ...]
 
 
 class WholeJob(NamedTuple):
-    """A job on all its nodes, as seen by one of its agents. That agent's own node comes first.
-    `silent` are the hosts whose agents have not replied.
+    """A job on all its nodes, as seen by one of its agents. This agent's own node comes first. The
+    `silent` field lists the hosts whose agents have not replied.
     """
 
     nodes: tuple[NodeSnapshot, ...]
@@ -170,8 +178,8 @@ class WholeJob(NamedTuple):
 
 
 def early_exits(job: WholeJob) -> str:
-    """Describe in one line which ranks have finished while others are still running, or return an
-    empty string.
+    """Describe in one line which ranks have finished while other ranks are still running. Return an
+    empty string if there are none.
     """
     own = job.nodes[0]
     ranks = [
@@ -190,9 +198,9 @@ def early_exits(job: WholeJob) -> str:
 
 
 def ranked_workers(job: WholeJob) -> list[tuple[NodeSnapshot, RankSnapshot]]:
-    """Return the ranks on all nodes, each with its node, sorted by rank. If two of them have the
-    same number, the later generation wins, because a waiting node still reports how its last
-    workers ended.
+    """Return the ranks on all nodes, each with its node, sorted by rank. If two ranks have the same
+    number, the one from the later generation is returned, because a waiting node still reports how
+    its last workers ended.
     """
     found = {
         each.rank: (node, each)

@@ -1,8 +1,9 @@
 """Turns a node's events into its lane on a timeline, with a bar for each phase and marks for
 individual events.
 
-A lane shows what one agent has recorded. If a node's first events have been lost, because the ring
-buffer only keeps the latest ones, its lane begins with the first known generation.
+A lane shows only what one agent has recorded. The ring buffer keeps only the latest events. If a
+node's first events have been dropped from it, the node's lane begins with the first known
+generation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,15 +35,15 @@ RENDEZVOUS, SPAWN, RUNNING = "rendezvous", "spawn", "running"
 TEARDOWN, FROZEN = "teardown", "frozen"
 IMPORTS, INIT, FIRST_STEP = "imports", "init", "first_step"
 PRODUCTIVE, LOST = "productive", "lost"
-"""Phases (core/status/phases). Some phases are only known on the node with the store, or if workers
-report their steps. Until a phase is known, workers are shown as `running`.
+"""Phases (core/status/phases). Some phases are known only on the node with the workers' store, or
+only if workers report their steps. Until a phase is known, workers are shown as `running`.
 """
 _AT_WORK = (RUNNING, IMPORTS, INIT, PRODUCTIVE)
 
 
 class TimedEvent(NamedTuple):
-    """A node's event and its time, both in seconds since 1970 and on the node's monotonic clock,
-    which is also used for the times within some events.
+    """An event on a node. Its time is given both in seconds since 1970 and on the node's monotonic
+    clock, because the times inside some events are on the monotonic clock.
     """
 
     at: float
@@ -51,7 +52,7 @@ class TimedEvent(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A phase of a generation on a node. `ended` is None until the phase has ended."""
+    """One phase of a generation on one node. `ended` is None until the phase has ended."""
 
     generation: int
     phase: str
@@ -60,7 +61,7 @@ class Bar(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A momentary event."""
+    """An event that is shown as a single point in time."""
 
     at: float
     kind: str
@@ -68,15 +69,15 @@ class Mark(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """The phases and marks of one node."""
+    """One node's lane on the timeline, with its phases and marks."""
 
     bars: tuple[Bar, ...]
     marks: tuple[Mark, ...]
 
 
 class GenerationRow(NamedTuple):
-    """A generation as it was formed, after `restart` restarts caused by failures. `ended` is None
-    until the generation has ended.
+    """A generation of the job. `restart` is the number of restarts due to failures before it, and
+    `ended` is None until the generation has ended.
     """
 
     number: int
@@ -89,14 +90,14 @@ class GenerationRow(NamedTuple):
 
 
 class Happened(NamedTuple):
-    """A description of a failure."""
+    """A failure, with its time and a description."""
 
     at: float
     text: str
 
 
 class History(NamedTuple):
-    """A job's history: the lane of each node by name, the generations and the failures."""
+    """A job's history: the nodes' lanes by node name, the generations, and the failures."""
 
     lanes: dict[str, Lane]
     generations: Sequence[GenerationRow]
@@ -137,7 +138,7 @@ def lane(records: Iterable[TimedEvent], began: float, first_step: float | None =
 
 
 def generations(records: Iterable[TimedEvent]) -> list[GenerationRow]:
-    """Return the generations that a node has been part of, in order."""
+    """Return the generations that a node has taken part in, in order."""
     found: list[GenerationRow] = []
     for at, event, _ in records:
         if isinstance(event, Formed | Ended) and found and found[-1].ended is None:
@@ -150,8 +151,8 @@ def generations(records: Iterable[TimedEvent]) -> list[GenerationRow]:
 
 
 def failures(nodes: Iterable[Sequence[TimedEvent]]) -> list[Happened]:
-    """Return the failures that restarted or ended the job. Each failure is returned only once, even
-    though all nodes report it.
+    """Return the failures that made the job restart or end. Each failure is returned only once,
+    even though every node reports it.
     """
     found: dict[str, Happened] = {}
     for records in nodes:
@@ -169,7 +170,7 @@ def failures(nodes: Iterable[Sequence[TimedEvent]]) -> list[Happened]:
 
 
 class _Drawing:
-    """A lane that is built up while the events are read."""
+    """Builds a lane from a node's events, one event at a time."""
 
     def __init__(self, began: float) -> None:
         self.bars: list[Bar] = []
@@ -248,7 +249,9 @@ class _Drawing:
             self.bars[-1] = self.bars[-1]._replace(ended=max(at, self.bars[-1].began))
 
     def split(self, at: float, phase: str) -> None:
-        """Split a bar in which workers of this generation were active, and begin a phase there."""
+        """Split the bar of an active phase of this generation at a point in time, and begin a phase
+        there.
+        """
         met = any(bar.phase == INIT for bar in self._generation_bars())
         for bar in self._generation_bars():
             ended = inf if bar.ended is None else bar.ended

@@ -1,10 +1,10 @@
-"""The workers of one node in one generation.
+"""One node's workers in one generation.
 
 `supervision` is the state machine. Its inputs are exits, signals and deadlines, and its outputs are
 signals to workers and timers. `hang_detector` determines whether workers are idle, and
 `worker_command` builds one worker's command line and environment. `held_traceback`,
-`traceback_groups`, `status_text` and `colours` format the terminal output. `shared_words` defines
-the layout of the memory shared by an agent and a worker.
+`repeated_lines`, `traceback_groups`, `status_text` and `colours` format the terminal output.
+`shared_words` defines the layout of the memory shared by an agent and a worker.
 
 The drivers are processes/supervisor.py, agent/watchdogs.py and output/.
 """

@@ -1,6 +1,6 @@
 """Colours tracebacks in terminal output in the same way as CPython 3.13 (Lib/traceback.py,
-Lib/_colorize.py). Only output to a terminal is coloured. `FORCE_COLOR` enables colours on a
-terminal whose TERM is `dumb`. This module is loaded only after a failure.
+Lib/_colorize.py). Output is coloured only if it goes to a terminal. `FORCE_COLOR` enables colours
+even if TERM is `dumb`. This module is loaded only after a failure.
 """
 
 import re
@@ -23,7 +23,7 @@ _MARKED = re.compile(r"~+|\^+")
 
 
 def are_wanted(get: Callable[[str], str]) -> bool:
-    """Return whether the user of a terminal wants colours.
+    """Return whether the environment asks for colours on a terminal.
 
     Args:
         get: returns an environment variable, or an empty string if it is not set.

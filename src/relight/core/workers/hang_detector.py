@@ -1,5 +1,5 @@
 """Determines whether the workers on a node are still making progress (--hang-timeout). This module
-is pure and does not use a clock.
+has no side effects and does not read the clock.
 
 A worker is
 
@@ -7,18 +7,18 @@ A worker is
     computing   it only uses CPU time; it may be training on a GPU, or spinning
     idle        neither
 
-A *sign* is a deliberate sign of life. This is either a byte of output, or a step reported with
+A *sign* is a deliberate sign of life: either a byte of output, or a step reported with
 `relight.worker.progress`.
 
 The workers on a node are quiet
 
 - after all of them have been idle for `idle_s` without giving a sign, or
-- after `silent_s` without a sign and without a working worker, if signs occurred regularly before.
-  Without this rule, a rank in an endless loop would look busy forever.
+- after `silent_s` in which there was no sign and no worker was working, if there were regular signs
+  before. Without this second rule, a rank in an endless loop would look busy forever.
 
-Both times adapt to the job. They increase to ten times the longest pause that the job has recovered
-from. `idle_s` increases only if the user did not set it. The job has hung if the workers on all
-nodes are quiet. core/group/membership determines whether this is the case.
+Both times adapt to the job: they increase to ten times the longest pause after which the job has
+continued. `idle_s` increases only if the user did not set it. The job has hung if the workers on
+all nodes are quiet. core/group/membership determines whether this is the case.
 """
 
 from collections.abc import Mapping
@@ -35,18 +35,18 @@ _BUSY_FAULTS = 100.0
 _MIN_CPU_S = 0.05
 """The system counts CPU time in steps of 0.01 s. A single step proves nothing."""
 _WINDOW_S = 1.0
-"""Usage is measured over this time in seconds, or over the time between two observations if that is
+"""Usage is measured over this many seconds, or over the time between two observations if that is
 longer.
 """
 _TIMES = 10
-"""A pause counts as a hang once it reaches this multiple of the longest earlier pause."""
+"""A pause counts as a hang once it is this many times as long as the longest earlier pause."""
 _REGULAR = 5
-"""The number of signs after which signs count as regular."""
+"""Signs count as regular once there have been this many."""
 
 
 class Usage(NamedTuple):
-    """Cumulative resource usage by a worker and all its descendants. This is their CPU time in
-    seconds, the bytes passed to read(2) and write(2), and their page faults.
+    """The total resource usage of a worker and all its descendants: CPU time in seconds, bytes
+    transferred by read(2) and write(2), and page faults.
     """
 
     cpu_s: float
@@ -57,8 +57,8 @@ class Usage(NamedTuple):
 class Observation(NamedTuple):
     """One observation of a node's workers.
 
-    `workers` is the usage by local rank, for running workers only. `signs` consists of the number
-    of output bytes and the highest step, and a change in either counts as a sign of life.
+    `workers` is the usage of each running worker, by local rank. `signs` consists of the number of
+    output bytes and the highest step, and a change in either counts as a sign of life.
     """
 
     workers: Mapping[int, Usage]
@@ -66,14 +66,14 @@ class Observation(NamedTuple):
 
 
 class Quiet(NamedTuple):
-    """How many seconds the workers have been quiet, and how long they may be quiet."""
+    """How many seconds the workers have been quiet, and how many seconds they may be quiet."""
 
     seconds: float
     limit_s: float
 
 
 class Activity:
-    """The activity of one node's workers in one generation.
+    """Tracks the activity of one node's workers in one generation.
 
     Args:
         limits: the limits set by the user.
@@ -92,7 +92,8 @@ class Activity:
         self._longest_silence_s = 0.0  # without a sign
 
     def observe(self, seen: Observation | None, now: float) -> Quiet | None:
-        """Return how long the workers have been quiet, or None while that is within the limits.
+        """Process an observation. Return how long the workers have been quiet, or None while the
+        limits have not been exceeded.
 
         Args:
             seen: the observation, or None while the workers can't run because they are frozen.
@@ -143,7 +144,7 @@ class Activity:
 
 
 def _works(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float) -> bool:
-    """Return whether a worker has read, written or mapped memory, or one of its processes ended."""
+    """Return whether a worker is reading, writing or mapping memory, or has lost a process."""
     if before.keys() != now.keys():
         return True
     for rank, usage in now.items():

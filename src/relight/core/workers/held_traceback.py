@@ -1,13 +1,14 @@
 """Holds back a worker's fatal traceback on a terminal.
 
-The failure report shows that traceback, and often several workers end with the same one. Therefore
-it is held back until the workers have ended, and then shown once (core/workers/traceback_groups).
-All other output, including tracebacks of caught exceptions, is shown immediately.
+The failure report shows that traceback as well, and several workers often end with the same
+traceback. The traceback is therefore held back until the workers have ended, and then shown once
+(core/workers/traceback_groups). All other output, including tracebacks of caught exceptions, is
+shown immediately.
 
-The worker's stack distinguishes the two cases. While the worker prints a caught exception, its main
-thread is in the middle of its program. While Python prints the fatal exception and then shuts down,
-which takes seconds with torch, the program is no longer on the stack. The agent inspects the stack
-from outside (host/stacks).
+The worker's stack shows whether an exception was caught. While the worker prints a caught
+exception, its main thread is still running the program. While Python prints the fatal exception and
+then shuts down (which takes seconds with torch), the program is no longer on the stack. The agent
+reads the stack from outside the process (stacks/).
 
     state     meaning                          events
     PASSING   nothing is held                  a traceback begins: HELD, and inspect the worker
@@ -19,8 +20,8 @@ from outside (host/stacks).
                                                nothing is held
 
 Invariants: The bytes shown so far, followed by the bytes held, are the worker's complete output.
-While the worker is running, bytes are held for at most five seconds, while the agent inspects its
-stack.
+While the worker is running, bytes are held for at most five seconds, during which the agent
+inspects the worker's stack.
 
 A chunk of output without a traceback only costs a few byte searches. The agent inspects the stack
 at most four times per second, no matter how many tracebacks the worker prints.
@@ -37,29 +38,31 @@ _FILE = b"  File "
 
 
 class HeldTraceback:
-    """The part of one worker's output that is held back. Times are in seconds, on one clock."""
+    """The part of one worker's output that is held back. All times are in seconds on the same
+    clock.
+    """
 
     def __init__(self) -> None:
         self._held = bytearray()
         self._is_certain = True
-        """Whether a traceback certainly begins there. If not, the line is still too short to
+        """Whether a traceback is certain to begin there. If False, the line is still too short to
         tell.
         """
         self._began = 0.0
         self._looked_at = float("-inf")
         self._due: float | None = None
         self._seen: list[bool | None] = []
-        """The results of inspecting the worker since then."""
+        """The results of the inspections of the worker since then."""
         self._has_ended = False
 
     @property
     def held(self) -> bytes:
-        """The output held back."""
+        """The output that is held back."""
         return bytes(self._held)
 
     @property
     def ends(self) -> bool:
-        """Whether the worker has ended, or was seen ending."""
+        """Whether the worker has ended, or was ending when it was inspected."""
         return self._has_ended or True in self._seen
 
     def is_late(self, now: float) -> bool:
@@ -88,7 +91,9 @@ class HeldTraceback:
         return shown + self.release() if len(self._held) > _MAX else shown
 
     def deadline(self) -> float | None:
-        """Return when to inspect the worker and call `on_inspected`, or None for never."""
+        """Return when to inspect the worker and call `on_inspected`, or None if that isn't
+        necessary.
+        """
         return self._due
 
     def on_inspected(self, ends: bool | None, now: float) -> bytes:
@@ -108,12 +113,12 @@ class HeldTraceback:
         return b""
 
     def worker_ended(self) -> None:
-        """Record that the worker has failed, which settles all pending decisions."""
+        """Record that the worker has ended, so that it no longer needs to be inspected."""
         self._has_ended = True
         self._due = None
 
     def release(self) -> bytes:
-        """Return all held output, to be shown now."""
+        """Return all held output, which must be shown now."""
         held = bytes(self._held)
         self._held.clear()
         self._due = None
@@ -127,7 +132,9 @@ class HeldTraceback:
 
 
 def _beginning(data: bytes) -> tuple[int, bool]:
-    """Return where a traceback begins (`len(data)` without one), and whether that is certain."""
+    """Return where a traceback begins (`len(data)` if there is none), and whether that is
+    certain.
+    """
     header = data.find(_HEADER)
     end = len(data) if header < 0 else header
     place, is_whole = _place_of_syntax_error(data[:end], is_cut=header < 0)
@@ -142,7 +149,7 @@ def _beginning(data: bytes) -> tuple[int, bool]:
 
 def _place_of_syntax_error(data: bytes, *, is_cut: bool) -> tuple[int, bool]:
     """Return where a SyntaxError in the script itself begins, and whether its first line is
-    complete. Such an error lacks a header and begins with a location that does not name a function.
+    complete. Its traceback has no header, and begins with a location that does not name a function.
     """
     at = data.find(_FILE)
     while at >= 0:

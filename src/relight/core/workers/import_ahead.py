@@ -1,5 +1,5 @@
-"""Decides when to import modules ahead, when to repeat this, and when to wait for it
-(--preload=auto, --keep-warm).
+"""Decides when to import modules ahead of time, when to import them again, and when to wait for
+these imports (--preload=auto, --keep-warm).
 
 learned     the first worker's imports are complete at its first optimizer step or, if no step can
             be detected (without torch, or with a compiled step), after a while without a new import
@@ -17,18 +17,18 @@ QUIET_S = 5.0
 and there has been no new import for `QUIET_S`.
 """
 SETTLE_S = 1.0
-"""How long to wait after a step, because a step is often followed by a few more imports, for
-example by a logger.
+"""How long to wait after a step, because a few more imports often follow it, for example by a
+logger.
 """
 STEP_LIMIT_S = 30.0
 """How long a worker that has imported torch's optimizers may take until its first step, without
-further imports. If it takes longer, it may be reading data for a long time and import more modules
-later, in which case the process is replaced. It is also possible that no step can be detected,
-because compiled steps don't run hooks and some scripts update the parameters themselves.
+further imports. If the worker takes longer, it may be reading data for a long time and import more
+modules later, in which case the process is replaced. Or its steps can't be detected, because
+compiled steps don't run hooks and some scripts update the parameters themselves.
 """
 SHARE = 0.01
-"""A process is replaced only if more than this fraction of its modules is missing. If fewer are
-missing, importing all modules again would cost more than it saves.
+"""A process is replaced only if more than this fraction of its modules is missing. If fewer modules
+are missing, importing all modules again would cost more than it saves.
 """
 UNKNOWN_S = 20.0
 """How long a job waits for imports whose duration is unknown. A cold start takes ten seconds."""
@@ -37,7 +37,7 @@ SLOW_START_S = 2.0
 
 
 class WorkerImports(NamedTuple):
-    """The first worker's import state.
+    """The state of the first worker's imports.
 
     Attributes:
         modules: number of imported modules.
@@ -57,12 +57,12 @@ class WorkerImports(NamedTuple):
 
 
 class ImportProgress(NamedTuple):
-    """The progress of a process that imports `modules` modules and has imported `imported` of them
-    so far.
+    """The progress of a process that is importing `modules` modules, of which it has imported
+    `imported` so far.
 
     Attributes:
-        elapsed_s: how long ago it began.
-        expected_s: how long it takes at most on an idle machine, or None if unknown.
+        elapsed_s: how long the process has been importing.
+        expected_s: how long the imports take at most on an idle machine, or None if unknown.
         is_low_priority: whether other processes take precedence over it.
     """
 
@@ -74,7 +74,9 @@ class ImportProgress(NamedTuple):
 
 
 def are_complete(seen: WorkerImports) -> bool:
-    """Return whether it is time to import the first worker's modules ahead."""
+    """Return whether the first worker's imports are complete, so that the modules can be imported
+    ahead of time.
+    """
     if not seen.modules:
         return False
     if seen.has_stepped or seen.is_restarted:
@@ -85,10 +87,10 @@ def are_complete(seen: WorkerImports) -> bool:
 
 
 def pays_to_replace(lacking: int, modules: int, quiet_s: float, replaced: int) -> bool:
-    """Return whether to replace a process that has imported the modules with a complete one.
+    """Return whether to replace a process that lacks some of the modules with a complete one.
 
     Args:
-        lacking: number of the workers' modules that are missing from the process.
+        lacking: number of modules that the workers have and the process lacks.
         modules: number of modules in the process.
         quiet_s: time since a worker's last new import.
         replaced: number of processes replaced so far.
@@ -98,7 +100,7 @@ def pays_to_replace(lacking: int, modules: int, quiet_s: float, replaced: int) -
 
 
 def pays_to_wait(made: ImportProgress, waited_s: float, cold_s: float | None) -> bool:
-    """Return whether to wait for a process that imports the modules, instead of a cold start.
+    """Return whether to wait for a process that is importing the modules, instead of starting cold.
 
     Args:
         made: the progress of that process.

@@ -1,8 +1,7 @@
 """Decides whether a node's surviving ranks can leave their process group and keep their processes.
 
-They join the next process group (worker/recovery) if the coordinator lets them
-(core/group/survivors). All other cases end in an ordinary restart, with new processes for all ranks
-on the node.
+The surviving ranks join the next process group (worker/recovery) if the coordinator allows it
+(core/group/survivors). Otherwise, the node restarts as usual, with a new process for every rank.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,8 +11,8 @@ from relight.core.failure import WorkerState
 
 
 def hanging(alive: Collection[int], doing: Mapping[int, WorkerState]) -> tuple[int, ...]:
-    """Return the local ranks that can't leave their process group when a job hangs, because they
-    were not seen waiting for their peers. The coordinator determines whether one of them is to
+    """Return the local ranks that can't leave their process group when a job has hung, because they
+    don't appear to be waiting for their peers. The coordinator determines whether one of them is to
     blame (core/group/survivors).
 
     Args:
@@ -26,8 +25,8 @@ def hanging(alive: Collection[int], doing: Mapping[int, WorkerState]) -> tuple[i
 def why_not(
     alive: Collection[int], inside: Collection[int], hanging: Collection[int] = ()
 ) -> str | None:
-    """Return why survivors can't stay, or None if they can. The reason is empty if no rank is
-    running a recoverable function, because users don't expect survivors then.
+    """Return why the surviving ranks can't keep their processes, or None if they can. The reason is
+    empty if no rank is running a recoverable function, because users expect a restart in that case.
 
     Args:
         alive: the local ranks that have not failed.
@@ -47,7 +46,7 @@ def why_not(
 
 
 def why_stopped(finished: Collection[int], late: Collection[int], limit_s: float) -> str:
-    """Return why the ranks that were leaving their group have to restart.
+    """Return why the ranks that were leaving their process group must be restarted.
 
     Args:
         finished: the local ranks that exited with code 0 while leaving.

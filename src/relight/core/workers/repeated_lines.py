@@ -6,12 +6,12 @@
 
 Lines are never delayed. A line that another rank printed within the last 0.1 s is dropped, but a
 rank's own repetitions are shown. The note follows 0.1 s after the first line, so that one note
-covers a block. It quotes the line if there was other output in between.
+covers a block. The note quotes the line if there was other output in between.
 
 Only complete lines that consist of text, tabs and colours are compared. Lines with cursor
-movements, such as progress bars, are passed through unchanged. In each 0.1 s window, at most 2000
-lines and 256 kB are compared, which bounds memory and time. This module is loaded only if output is
-written to a terminal.
+movements, such as progress bars, are passed through unchanged. At most 2000 lines and 256 kB are
+compared in each 0.1 s window, which limits the memory and time needed. This module is loaded only
+if output is written to a terminal.
 """
 
 import re
@@ -32,8 +32,8 @@ _COLOUR = re.compile(rb"\x1b\[[\d;:]*m|\r")
 
 
 class _Shown:
-    """A line shown on the terminal, with its arrival time, its position and the ranks that printed
-    it.
+    """A line shown on the terminal, with its arrival time, its position, and the ranks that have
+    printed it.
     """
 
     __slots__ = ("at", "first", "line", "others", "place")
@@ -47,13 +47,13 @@ class _Shown:
 
 
 class RepeatedLines:
-    """The most recent lines on one terminal. Times are in seconds, on one clock."""
+    """The most recent lines on one terminal. All times are in seconds on the same clock."""
 
     def __init__(self) -> None:
         self._shown: deque[_Shown] = deque()
         self._by_line: dict[bytes, list[_Shown]] = {}
-        """The entries for each line, in order. A rank that has printed one of a line's entries has
-        also printed all earlier ones.
+        """The entries for each distinct line, in order. A rank that has printed one entry for a
+        line has also printed all earlier entries for that line.
         """
         self._size = 0
         self._place = 0
@@ -84,11 +84,11 @@ class RepeatedLines:
         return b"\n".join(shown)
 
     def interrupt(self) -> None:
-        """Record that other output was shown."""
+        """Record that other output has been shown."""
         self._place += 1
 
     def deadline(self) -> float | None:
-        """Return when to call `notes`, or None for never."""
+        """Return when to call `notes`, or None if no note is pending."""
         return self._due
 
     def notes(self, now: float) -> list[str]:
@@ -99,7 +99,7 @@ class RepeatedLines:
         )
 
     def all_notes(self) -> list[str]:
-        """Return the notes on all lines, and forget the lines."""
+        """Return the notes for all lines, and forget the lines."""
         return self._notes(lambda _: True)
 
     def check(self) -> None:

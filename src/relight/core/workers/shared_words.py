@@ -1,13 +1,13 @@
-"""The memory that an agent shares with one worker: one page of 8-byte words in the machine's byte
+"""The memory that an agent shares with one worker: a single page of 8-byte words in native byte
 order.
 
-The worker creates it next to its error file (shared_page) when it first calls a function from
-`relight.worker`. If the agent has to write something earlier, the agent creates it. Each word has
-one writer, which never reads the word back to base a decision on it. Because of a bug, the script
-may write anything anywhere in this memory, so readers access words through the functions below,
+The worker creates the page next to its error file (shared_page) when it first calls a function from
+`relight.worker`. If the agent has to write something before that, the agent creates the page. Each
+word has a single writer, which never bases a decision on a value that it reads back. A bug in the
+script may overwrite any part of this memory, so readers access words through the functions below,
 which ignore values that are out of bounds. Change `SUFFIX` whenever the meaning of a word changes.
-Workers that start after an upgrade may import a different version of relight from their agent's,
-and must not share memory with the agent in that case.
+Workers that start after an upgrade may import a newer version of relight than their agent runs. In
+that case they must not share memory with the agent.
 """
 
 import struct
@@ -16,7 +16,7 @@ from collections.abc import Callable
 SIZE = 4096
 """File size in bytes."""
 SUFFIX = ".shared"
-"""Suffix that is appended to the name of the error file to get the name of this file."""
+"""The name of this file is the error file's name with this suffix."""
 
 LIMIT = 0
 """Written by the agent: no worker may return from this call of `should_checkpoint` before AGREED is
@@ -27,19 +27,19 @@ AGREED = 1
 never.
 """
 DEADLINE = 2
-"""Written by the agent: when the worker will be stopped, in nanoseconds on the monotonic clock. 0
+"""Written by the agent: when it will stop the worker, in nanoseconds on the monotonic clock. 0
 means never.
 """
 LEAVE = 3
-"""Written by the agent: how many groups the worker must have left by now (worker/recovery), or 0
-for none.
+"""Written by the agent: how many process groups the worker must have left by now (worker/recovery).
+0 means none.
 """
 JOIN = 4
-"""Written by the agent: how many of these groups it has replaced with a new group, whose variables
+"""Written by the agent: how many of these groups have been replaced by a new group, whose variables
 are in a file.
 """
 MAX_LEFT_S = 2e6
-"""How far in the future a deadline may be, in seconds. The limit is the same as on the command line
+"""How many seconds in the future a deadline may be. The limit is the same as on the command line
 (`values.MAX_SECONDS`).
 """
 
@@ -60,7 +60,7 @@ LEFT = 13
 JOINED = 14
 """Written by the worker: the latest value of JOIN that it has acted on."""
 VARIABLES_SUFFIX = ".group.json"
-"""Suffix that is appended to the error file's name to get the file with a new group's variables."""
+"""The file with a new group's variables has the error file's name with this suffix."""
 WRITES = 15
 """Written by the worker: a counter that is incremented before and after each write to VALUES, and
 is therefore odd during a write.
@@ -72,12 +72,12 @@ NAME_WORDS words long, and a float.
 MAX_VALUES = 8
 NAME_WORDS = 3
 TOTAL = VALUES + MAX_VALUES * (NAME_WORDS + 1)
-"""Written by the worker: the total number of steps in its run, or 0 if it does not report this
-number.
+"""Written by the worker: the total number of steps that it will run, or 0 if it does not report a
+total.
 """
 MAX_NAME_BYTES = 8 * NAME_WORDS
 MAX_CALLS = 1 << 60
-"""The highest number of calls that base/fields accepts."""
+"""The highest call count that base/fields accepts."""
 MAX_STEP = 1 << 62
 """The highest step that base/fields accepts."""
 
@@ -89,7 +89,7 @@ def calls(page: memoryview) -> int:
 
 
 def progress(page: memoryview, began: float, now: Callable[[], float]) -> tuple[int, float] | None:
-    """Return the last step reported by the worker and its time, or None.
+    """Return the last step that the worker reported and when it did so, or None if there is none.
 
     Args:
         page: the memory.
@@ -101,13 +101,13 @@ def progress(page: memoryview, began: float, now: Callable[[], float]) -> tuple[
 
 
 def total(page: memoryview) -> int | None:
-    """Return the total number of steps in the worker's run, or None if unknown."""
+    """Return the total number of steps that the worker will run, or None if unknown."""
     return page[TOTAL] if 0 < page[TOTAL] <= MAX_STEP else None
 
 
 def values(page: memoryview) -> tuple[str, ...]:
-    """Return the last reported values, such as `loss=0.31`. Return an empty tuple while the worker
-    is writing them.
+    """Return the values that the worker reported last, such as `loss=0.31`. Return an empty tuple
+    while the worker is writing them.
     """
     writes, width = page[WRITES], NAME_WORDS + 1
     data = page[VALUES : VALUES + MAX_VALUES * width].tobytes()
@@ -123,14 +123,16 @@ def values(page: memoryview) -> tuple[str, ...]:
 
 
 def span(page: memoryview, began: float, now: Callable[[], float]) -> tuple[float, float] | None:
-    """Return when the worker reported its first and its last step, or None."""
+    """Return when the worker reported its first and last steps, or None if it has not reported
+    any.
+    """
     first, last = page[FIRST_AT] / 1e9, page[STEP_AT] / 1e9
     return (first, last) if first and began <= first <= last <= now() else None
 
 
 def left_s(page: memoryview, now: float) -> float | None:
     """Return how many seconds remain until the agent's deadline for the worker, or None if there is
-    no deadline. The result is negative after the deadline.
+    no deadline. The number is negative once the deadline has passed.
     """
     deadline = page[DEADLINE]
     left = deadline / 1e9 - now
@@ -138,8 +140,8 @@ def left_s(page: memoryview, now: float) -> float | None:
 
 
 def leaves(page: memoryview, call: int) -> bool | None:
-    """Return whether a worker saves and exits at this call of `should_checkpoint`, or None while it
-    must wait for the decision.
+    """Return whether a worker must save and exit at this call of `should_checkpoint`, or None while
+    it must wait for a decision.
     """
     agreed = page[AGREED]
     if agreed:

@@ -1,5 +1,5 @@
-"""Formats the status line on a terminal while the agent is waiting, and determines when the line
-changes.
+"""Formats the status line that a terminal shows while the agent is waiting, and determines when
+that line changes.
 """
 
 import re
@@ -12,7 +12,7 @@ _CLEAR, _DIM, _PLAIN = "\r\x1b[K", "\x1b[2m", "\x1b[0m"
 
 
 def line(what: str, waited_s: float, columns: int) -> str:
-    """Return the status line, which fits into one row of the terminal.
+    """Return a status line that fits into one row of the terminal.
 
     Args:
         what: the event that the agent is waiting for.
@@ -26,18 +26,18 @@ def line(what: str, waited_s: float, columns: int) -> str:
 
 
 def drawn(text: str, *, coloured: bool) -> str:
-    """Return what to write to a terminal to replace its current line with another one."""
+    """Return what to write to a terminal to replace its current line with this text."""
     return _CLEAR + (f"{_DIM}{text}{_PLAIN}" if coloured and text else text)
 
 
 def until_next(waited_s: float) -> float:
-    """Return how many seconds remain until the line changes."""
+    """Return how many seconds remain until the status line changes."""
     return 1.0 - waited_s % 1.0
 
 
 def counted_down(text: str, passed_s: float) -> str:
-    """Update the time left in a line from `core/group/group_messages` that was written some time
-    ago.
+    """Update the remaining time in a line that `core/group/group_messages` formatted `passed_s`
+    seconds ago.
     """
 
     def now_left(match: "re.Match[str]") -> str:

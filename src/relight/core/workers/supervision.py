@@ -12,7 +12,7 @@ States and transitions:
       | and workers can stay; those that hang are killed       -> LEAVING
       | the order to save a checkpoint and leave arrives       -> SAVING
       | the last one exits with code 0                         -> ENDED
-    LEAVING   workers leave the group and keep their process; others may fail
+    LEAVING   workers leave the group and keep their processes; others may fail
       | all of them have left it                               -> LEFT
       | one exits with code 0, the time limit passes, or the
       | agent receives a signal                                -> STOPPING
@@ -39,9 +39,8 @@ States and transitions:
       | the spawner is lost, and its workers count as killed   -> ENDED
 
 Invariants (`check`): A worker exits once, and may be replaced from LEFT on. No worker is signalled
-after its exit. ENDED is final.
-All workers share one grace time. Processes, time and restarts are deliberately kept out of this
-module.
+after its exit. ENDED is final. All workers share one grace time. This module deliberately does not
+deal with processes, clocks or restarts.
 """
 
 import signal
@@ -61,35 +60,39 @@ from relight.events.event_types import (
 )
 
 FOR_EVER = float("inf")
-"""When a lease ends that never expires, as in a single-node job."""
+"""The end of a lease that never expires, as in a single-node job."""
 UNKILLABLE_AFTER_S = 60.0
 """How long the agent waits for a process to exit after SIGKILL."""
 
 
 NOTICE_S = 120.0
-"""How long workers that were notified of a preemption may save after another worker exited, unless
-the grace time is longer. By default, Slurm sends the notice this long before the end.
+"""How long workers that were notified of a preemption may keep saving after another worker has
+exited, unless the grace time is longer. By default, Slurm sends the notice this long before it ends
+the job.
 """
 _LONGEST_S, _SHORTEST_S, _SHORTEST_REFUSED_S = 30.0, 10.0, 1.0
 
 
 def patience_s(grace_s: float, *, refused: bool) -> float:
-    """Return how long to wait for the workers' leftover processes after SIGKILL. This is the grace
-    time, with a lower and an upper limit.
+    """Return how long to wait for the workers' leftover processes after SIGKILL: the grace time,
+    within a lower and an upper limit.
 
     The kernel may need seconds to free the memory of a large process, and the next worker needs
-    that memory. It would be useless to wait for processes that can't be killed at all.
+    that memory. There is no point in waiting long for processes that can't be killed at all.
 
     Args:
         grace_s: the grace time (--shutdown-timeout).
-        refused: whether the system refused to signal any of them because another user owns it.
+        refused: whether the system refused to signal any of the processes because another user owns
+            it.
     """
     shortest = _SHORTEST_REFUSED_S if refused else _SHORTEST_S
     return min(max(grace_s, shortest), _LONGEST_S)
 
 
 def saving_s(grace_s: float) -> float:
-    """Return how long workers may save after a notice, once another worker has exited."""
+    """Return how long workers with a preemption notice may keep saving after another worker has
+    exited.
+    """
     return max(grace_s, NOTICE_S)
 
 
@@ -106,9 +109,9 @@ class SupervisionState(Enum):
 
 
 UNSTOPPED = SupervisionState.RUNNING, SupervisionState.SAVING
-"""The states before any worker is stopped."""
+"""The states in which no worker has been asked to stop yet."""
 _STAYING = SupervisionState.LEAVING, SupervisionState.LEFT
-"""The states in which survivors keep their process outside of a group."""
+"""The states in which surviving workers keep their processes outside of any process group."""
 
 
 class SaveAndLeave(NamedTuple):
@@ -116,14 +119,17 @@ class SaveAndLeave(NamedTuple):
 
 
 class Noticed(NamedTuple):
-    """Event: these workers received a signal that announces a preemption, and can handle it."""
+    """Event: these workers received a signal that announces a preemption, and have a handler for
+    it.
+    """
 
     local_ranks: Sequence[int]
 
 
 class SurvivorsLeave(NamedTuple):
-    """Event: the workers leave their group within `limit_s` seconds. One of them may be about to be
-    reported as failed. The workers listed in `hanging` can't leave the group, and are replaced.
+    """Event: the workers are to leave their process group within `limit_s` seconds. One of them may
+    have failed without having been reported yet. The workers listed in `hanging` can't leave the
+    group, and are replaced.
     """
 
     limit_s: float
@@ -135,7 +141,7 @@ class SurvivorsLeft(NamedTuple):
 
 
 class WorkersReplaced(NamedTuple):
-    """Event: a new generation has formed, and workers that had ended are started again."""
+    """Event: a new generation has formed, and the workers that had ended are being replaced."""
 
 
 class Signal(NamedTuple):
@@ -158,7 +164,7 @@ class Supervision:
 
     Args:
         size: number of workers.
-        grace_s: seconds between telling workers to stop and killing them.
+        grace_s: seconds between asking workers to stop and killing them.
     """
 
     def __init__(self, size: int, grace_s: float) -> None:
@@ -191,16 +197,15 @@ class Supervision:
 
     @property
     def may_leave(self) -> bool:
-        """Whether workers may leave their group, because they are running and none of them may be
-        saving.
+        """Whether workers may leave their process group, because they are running and none of them
+        can be saving a checkpoint.
         """
         return self.state is SupervisionState.RUNNING and not self._noticed & self._alive.keys()
 
     def step(self, event: Event | SaveAndLeave | Noticed | Recovering, now: float) -> list[Effect]:
         """Process one event and return the effects.
 
-        The following are ignored: any event after ENDED, a second exit of the same worker, and
-        early Ticks.
+        Events after ENDED, a second exit of the same worker, and early Ticks are ignored.
         """
         if self.state is SupervisionState.ENDED:
             return []
@@ -262,7 +267,7 @@ class Supervision:
         return self._deadline
 
     def explain(self, now: float) -> str:
-        """Describe the event that the agent is waiting for."""
+        """Describe what the agent is waiting for."""
         from relight.base.text import format_ranks
 
         alive = f"local {format_ranks(self.alive)}"

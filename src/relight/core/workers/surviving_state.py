@@ -1,8 +1,9 @@
-"""Decides which surviving ranks send their state to the ranks in the next generation.
+"""Decides which surviving ranks send their state to which ranks in the next generation.
 
-Ranks with the same shard of the state are replicas of each other. A rank may have finished a step
-in which another rank saw the failure, so survivors may be one step apart. Shards from different
-steps are never combined. State without shards counts as a single shard that every rank has.
+Ranks with the same shard of the state are replicas of each other. One rank may have finished the
+step in which another rank noticed the failure, so survivors may be one step apart. Shards from
+different steps are never combined. Unsharded state is treated as a single shard that every rank
+has.
 """
 
 from collections.abc import Hashable, Sequence
@@ -12,7 +13,7 @@ from relight.base.text import format_ranks
 
 
 class RankState(NamedTuple):
-    """The state that a rank has, and the state that it needs.
+    """The state that one rank has kept, and the state that it needs.
 
     Args:
         step: the step of the state that the rank has kept, or None.
@@ -49,9 +50,9 @@ def keeps(rank: RankState, step: int) -> bool:
 
 
 def transfers(ranks: Sequence[RankState], step: int) -> list[tuple[int, int]]:
-    """Return the pairs of sending and receiving ranks, in the order of transfer. A rank that has
-    received a shard sends it to other ranks, so the time grows logarithmically with the number of
-    new ranks.
+    """Return the transfers in order, each as a pair of the sending and the receiving rank. A rank
+    that has received a shard sends it on to other ranks, so the total time grows only
+    logarithmically with the number of new ranks.
 
     Args:
         ranks: the state of each rank.
@@ -60,7 +61,7 @@ def transfers(ranks: Sequence[RankState], step: int) -> list[tuple[int, int]]:
     pairs: list[tuple[int, int]] = []
     for shard in dict.fromkeys(each.needed for each in ranks):
         waiting = [n for n, e in enumerate(ranks) if e.needed == shard and not keeps(e, step)]
-        # Ranks that keep the shard come first, because they have it until the end.
+        # Ranks that keep the shard come first, because they still have it after all transfers.
         senders = [n for n, e in enumerate(ranks) if e.held == shard and keeps(e, step)]
         senders += [
             n for n, e in enumerate(ranks)
@@ -75,7 +76,7 @@ def transfers(ranks: Sequence[RankState], step: int) -> list[tuple[int, int]]:
 
 
 def why_lost(ranks: Sequence[RankState]) -> str:
-    """Return why the survivors can't provide the state for all ranks."""
+    """Return why the surviving ranks can't provide the state that all ranks need."""
     held = {each.held for each in ranks if each.step is not None}
     missing = [rank for rank, each in enumerate(ranks) if each.needed not in held]
     if len(missing) == len(ranks):

@@ -1,11 +1,11 @@
-"""Shows the fatal tracebacks from a node's workers. Each traceback is shown once, with the ranks
-that printed it, unless the failure report shows it anyway.
+"""Shows the fatal tracebacks from a node's workers. Each distinct traceback is shown once, with the
+ranks that printed it, unless it is already in the failure report.
 
-Two tracebacks are the same if their frames are the same and their messages differ only in numbers,
-because addresses and ranks differ between workers that fail in the same way. The report counts as
-showing a traceback if it contains all of the traceback's lines, except for those that are left out
-of long tracebacks (torch frames and marks under the source). This module is loaded only after a
-failure.
+Two tracebacks count as the same if their frames are equal and their messages differ only in
+numbers, because workers that fail in the same way print different addresses and ranks. A traceback
+counts as shown by the report if the report contains all its lines, except those that are always
+left out of long tracebacks (torch frames and marks under source lines). This module is loaded only
+after a failure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +20,8 @@ _LONG = 25
 
 
 def split(held: bytes) -> tuple[tuple[str, ...], bytes]:
-    """Return the lines of the traceback at the start of a worker's last output, and the output that
-    follows it. If the traceback is incomplete, return no lines and all of it as output.
+    """Split a worker's last output into the lines of the traceback at its start and the output
+    after it. If the traceback is incomplete, return no lines and the whole output.
     """
     raw = held.split(b"\n")
     lines, end = last_raised([line.decode(errors="replace") for line in raw])
@@ -36,7 +36,7 @@ def grouped(tracebacks: Mapping[int, Sequence[str]], report: str) -> list[str]:
 
     Args:
         tracebacks: the lines of each rank's traceback.
-        report: the report that is shown anyway, or empty.
+        report: the failure report, which is shown in any case, or an empty string.
     """
     shown = {_key(line) for line in report.split("\n")}
     groups: dict[tuple[str, ...], list[int]] = {}

@@ -1,9 +1,9 @@
-"""Computes the command line and environment of one worker. They depend only on the request and the
-worker's place.
+"""Computes one worker's command line and environment, which depend only on the launch request and
+the worker's rank.
 
-They are the same as torchrun's (torch 2.13), with one exception: only `${local_rank}` is replaced
-in arguments. Other patterns that `string.Template` would replace, such as `$$` and `$local_rank`,
-are left unchanged.
+The command line and the environment are the same as with torchrun (torch 2.13), with one exception:
+`${local_rank}` is the only pattern that is replaced in arguments. Other patterns that
+`string.Template` would replace, such as `$$` and `$local_rank`, are left unchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,23 +34,23 @@ OF_ONE_WORKER = (
 """Environment variables that differ between workers or generations."""
 FLAGS = "-uXfaulthandler"
 """Interpreter options for workers: unbuffered output, and the Python stack after a crash.
-Environment variables would also affect the programs that the worker starts. This must be a single
-argument, like torchrun's `-u`, because scripts and wrappers rely on the script's position in the
-command line.
+Environment variables would also affect the programs that the worker starts. The options must be a
+single argument, like torchrun's `-u`, because scripts and wrappers rely on the script's position in
+the command line.
 """
 LAUNCH_PASSES = "relight launch passes --local-rank; accept it too, or use --use-env"
 """Remedy for a script that only supports the flag used by the old torch.distributed.launch."""
 RECOVERY = "RELIGHT_RECOVERY"
-"""This variable is set if ranks can keep their process. Its value is how many seconds a rank
-whose collective has failed waits for its agent to report that another rank has failed.
+"""This variable is set if ranks can keep their processes. A rank whose collective has failed waits
+this many seconds for its agent to report that another rank has failed.
 """
 _NOTICE_S, _NOTICE_OF_NODES_S = "5", "15"
-"""With several nodes, this is longer than the default time to wait for a silent node
-(decisions/0027).
-"""
+"""In a multi-node job, this is longer than a node may be silent by default (decisions/0027)."""
 _MACRO = "${local_rank}"
 _OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
-"""Variables hidden from the workers, because they are credentials of agents and users."""
+"""Variables that are hidden from the workers, because they contain credentials of agents and
+users.
+"""
 
 
 class Command(NamedTuple):
@@ -71,7 +71,7 @@ class Command(NamedTuple):
     threads: int
     """The value of OMP_NUM_THREADS, or 0 to leave it unchanged."""
     timer_file: str
-    """The FIFO for the workers' timers, or empty."""
+    """The FIFO for the workers' timers, or an empty string."""
     breakpoint: Mapping[str, str]
     """The variables that make `breakpoint()` wait for relight debug."""
     host: str = ""
@@ -81,7 +81,7 @@ class Command(NamedTuple):
 
 
 def why_all_restart(spec: LaunchSpec) -> str:
-    """Return why this job's ranks can't keep their process when another rank fails, or an empty
+    """Return why this job's ranks can't keep their processes when another rank fails, or an empty
     string if they can.
     """
     if spec.health_check is not None:
@@ -114,15 +114,13 @@ def with_local_rank(argument: str, local_rank: int) -> str:
 
 
 def suggest_replacement(flag: str) -> str:
-    """Return what to do about a script that expects its local rank as an argument but doesn't
-    receive it.
-    """
+    """Return a hint for a script that expects its local rank as an argument but doesn't get one."""
     return f"read LOCAL_RANK, or add {flag} '{_MACRO}' after the script"
 
 
 def same_local_rank(arguments: Sequence[str]) -> str:
-    """Return the argument that gives all workers the same local rank, such as `--local_rank 0`, or
-    an empty string.
+    """Return the argument that would give every worker the same local rank, such as `--local_rank
+    0`, or an empty string if there is none.
     """
     for word, value in zip(arguments, (*arguments[1:], ""), strict=False):
         flag, joined, its_value = word.partition("=")
@@ -135,7 +133,8 @@ def same_local_rank(arguments: Sequence[str]) -> str:
 def common_variables(command: Command) -> dict[str, str]:
     """Return the environment variables that are the same for all workers in all generations.
 
-    It may contain variables for a single worker (`OF_ONE_WORKER`) if an outer launcher set them.
+    The result may contain variables that belong to a single worker (`OF_ONE_WORKER`) if an outer
+    launcher set them.
     """
     spec, env = command.spec, command.env
     result = dict(env.variables)
@@ -178,7 +177,9 @@ def variables(
 def group_variables(
     command: Command, generation: Generation, assignment: Assignment
 ) -> dict[str, str]:
-    """Return the variables that change for a worker that keeps its process in a new generation."""
+    """Return the variables whose values change for a worker that keeps its process in a new
+    generation.
+    """
     return worker_variables(
         assignment,
         generation,
@@ -190,9 +191,9 @@ def group_variables(
 def prefix(command: Command, assignment: Assignment) -> bytes:
     """Return the prefix of each tee'd line from a worker.
 
-    A template replaces torchrun's `[<role><local rank>]:`. It supports `${role_name}`, `${rank}`,
-    `${local_rank}` and `${hostname}`. As in torch 2.14, the flag takes precedence over the
-    variable.
+    A template replaces torchrun's `[<role><local rank>]:`. The template supports `${role_name}`,
+    `${rank}`, `${local_rank}` and `${hostname}`. As in torch 2.14, the flag takes precedence over
+    the variable.
     """
     variable = command.env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
     template = command.spec.log_line_prefix_template or variable

@@ -1,4 +1,4 @@
-"""The access rules for the status page. No I/O.
+"""Implements the access rules for the status page. This module does no I/O.
 
 The page listens on TCP, so other users can connect to it, and a browser may connect on behalf of
 any site that its user visits. Therefore:
@@ -28,7 +28,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
-"""Headers that are sent with every response. They prohibit scripts from other origins, inline
+"""Headers that are sent with every response. They forbid scripts from other origins, inline
 scripts, and framing.
 """
 _LOCAL = frozenset({"localhost", "localhost.localdomain"})
@@ -36,14 +36,14 @@ _BEARER = "Bearer "
 
 
 class HttpRefusal(NamedTuple):
-    """The reason why a request is rejected, with an HTTP status and a message for the user."""
+    """The HTTP status and the message for the user with which a request is rejected."""
 
     status: int
     why: str
 
 
 def check_get(headers: Mapping[str, str], names: Collection[str], path: str) -> HttpRefusal | None:
-    """Return why a read request is rejected, or None.
+    """Return why a read request is rejected, or None if it is allowed.
 
     Args:
         headers: the request's headers, names in lower case.
@@ -59,7 +59,7 @@ def check_get(headers: Mapping[str, str], names: Collection[str], path: str) -> 
 
 
 def refusal_without_token(headers: Mapping[str, str], token: str) -> HttpRefusal | None:
-    """Return why a request that requires the token is rejected, or None.
+    """Return why a request that requires the token is rejected, or None if it is allowed.
 
     Args:
         headers: the request's headers, names in lower case.
@@ -77,7 +77,7 @@ def refusal_without_token(headers: Mapping[str, str], token: str) -> HttpRefusal
 def check_post(
     headers: Mapping[str, str], names: Collection[str], token: str
 ) -> HttpRefusal | None:
-    """Return why a request that acts on the job is rejected, or None.
+    """Return why a request that acts on the job is rejected, or None if it is allowed.
 
     Args:
         headers: the request's headers, names in lower case.

@@ -1,8 +1,9 @@
-"""Computes deltas for browsers, so that 1,000 ranks are not sent every second.
+"""Computes what has changed since the last snapshot that a browser received, so that the rows of
+1,000 ranks are not sent every second.
 
 A snapshot of a job is a JSON object. Its `ranks` are rows that begin with the rank number, and its
-`events` are numbered by `n`, in ascending order. For these two keys, only new entries are sent. For
-every other key, the whole value is sent if it has changed.
+`events` have ascending numbers `n`. For these two keys, only changed rows and new events are sent.
+For every other key, the whole value is sent if it has changed.
 """
 
 from typing import Any
@@ -11,7 +12,8 @@ ROWS, LINES = "ranks", "events"
 
 
 def changes(sent: dict[str, Any], look: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes from `sent` to `look`. The result is empty if they are equal.
+    """Return the changes from the snapshot `sent` to the snapshot `look`. The result is empty if
+    the two are equal.
 
     Args:
         sent: the last snapshot that the browser received. It is initially empty, in which case

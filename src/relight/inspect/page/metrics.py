@@ -1,4 +1,4 @@
-"""A job's Prometheus metrics, exported with `prometheus-client`. docs/metrics.md lists them.
+"""Exports a job's Prometheus metrics with `prometheus-client`. docs/metrics.md lists the metrics.
 
 Names and units follow the Prometheus conventions (https://prometheus.io/docs/practices/naming/).
 """
@@ -50,7 +50,7 @@ COUNTERS = frozenset({
 })  # fmt: skip
 """Metrics that only increase. In Prometheus, their names end in `_total`."""
 Samples = list[tuple[dict[str, str], float]]
-"""Label sets, each with a value."""
+"""Pairs of a label set and a value."""
 _STATES = ("waiting", "running", "stopping", "done", "succeeded", "failed", "cancelled", "lost")
 _RANK_STATES = ("running", "succeeded", "failed", "killed", "hung", "stopped", "unknown")
 
@@ -101,18 +101,18 @@ class _Collector:
 
 
 def job_labels(reading: Reading) -> dict[str, str]:
-    """Return the labels that are common to all metrics of a job."""
+    """Return the labels that all metrics of a job have in common."""
     job = reading.job.nodes[0]
     return {"job_name": job.name, "job_id": unique_id(job)}
 
 
 def unique_id(job: NodeSnapshot) -> str:
-    """Return a job id that is unique across a fleet. A pid alone is only unique within its host."""
+    """Return a job id that is unique across a fleet. A pid alone is unique only on its host."""
     return f"{job.id}@{job.host}"
 
 
 def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
-    """Yield each metric whose values are known, with its samples."""
+    """Yield the name and the samples of each metric whose values are known."""
     job, state = reading.job.nodes[0], shown_state(reading)
     counted = Counter(
         rank_state(rank, node).split(" ")[0] for node, rank in ranked_workers(reading.job)

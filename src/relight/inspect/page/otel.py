@@ -2,9 +2,9 @@
 standard variables
 (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/).
 
-Each job is one trace. Its root span has a child span for each generation, which in turn has a child
-span for each phase on each node. Spans are sent when they end. Metrics have the same names as in
-`metrics`.
+Each job is exported as one trace. The root span has a child span for each generation, which in turn
+has a child span for each phase on each node. Spans are sent when they end. Metrics have the same
+names as in `metrics`.
 """
 
 import logging
@@ -24,7 +24,7 @@ _PROTOCOL = "http/protobuf"
 
 
 def wanted(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return which of TRACES and METRICS the environment enables."""
+    """Return which signals the environment enables (TRACES, METRICS)."""
     if variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return ()
     common = bool(variables.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
@@ -115,11 +115,11 @@ class _Trace:
         self._job: Any = None
         self._generations: dict[int, Any] = {}
         self._sent: set[tuple[str, int, str, float]] = set()
-        """The phases sent so far, each with its node, generation, name and start time."""
+        """The phases that have been sent, each with its node, generation, name and start time."""
         self._taken = 0.0
 
     def take(self, reading: Reading) -> None:
-        """Begin and end spans to match a reading."""
+        """Begin and end spans so that they match this state of the job."""
         own = reading.job.nodes[0]
         self._taken = own.taken
         if self._job is None:
@@ -180,7 +180,9 @@ class _Trace:
 
 
 def _meters(read: Callable[[], Reading], resource: Any) -> Any:
-    """Return the metrics exporter, whose interval is set by OTEL_METRIC_EXPORT_INTERVAL."""
+    """Return the meter provider, which exports metrics at the interval in
+    OTEL_METRIC_EXPORT_INTERVAL.
+    """
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.metrics import Observation
     from opentelemetry.sdk.metrics import MeterProvider

@@ -1,4 +1,5 @@
-"""The status page server: HTTP for a few browsers, with Server-Sent Events for changes.
+"""Implements the status page's HTTP server, which serves a few browsers and streams changes as
+Server-Sent Events.
 
     GET  /           the page, with /page.js and /page.css; contains no job data without the token
     GET  /stream     the job's state, then its changes every second (Server-Sent Events)
@@ -8,8 +9,9 @@
     POST /stacks     captures the stacks of the ranks on all nodes
     POST /cancel     stops the job like ctrl-C
 
-All of these except the first require the token. On a public page, only POST requests require it.
-The job is only read when a request arrives. `access` decides which requests are allowed.
+All of these requests except the first require the token. On a public page, only POST requests
+require the token. The job's state is read only when a request arrives. `access` decides which
+requests are allowed.
 """
 
 import contextlib
@@ -30,18 +32,20 @@ from relight.inspect.page.changes import changes
 
 _EVERY_S = 1.0
 _ALIVE_S = 15.0
-"""The interval between keep-alives on an idle stream, because proxies close idle connections."""
+"""The interval between keep-alive messages on an idle stream, because proxies close idle
+connections.
+"""
 _LIMIT_S = 10.0
 """How long a client may take to send its request, or to read the response."""
 _MAX_CONNECTIONS, _MAX_STREAMS = 64, 16
 _MAX_BODY = 4096
 _MAX_UNREAD, _LINGER_S = 1 << 20, 1.0
 """The limits for draining the rest of a request if the response was sent before the request was
-fully read. If the server closed the connection while data was unread, the client would lose the
-response (RFC 9112, 9.6).
+fully read. If the server closed the connection while there was unread data, the client would lose
+the response (RFC 9112, 9.6).
 """
 _LAST_S = 1.0
-"""How long streams may take to send the job's last state before the server closes."""
+"""How long streams may take to send the job's last state before the server closes them."""
 _UNAUTHORIZED = 401
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 _ASSETS = {
@@ -57,7 +61,7 @@ _STREAMS = ("stdout", "stderr", "combined")
 
 
 class Served(NamedTuple):
-    """The job that is being served, with its data and its actions.
+    """The job that the server shows, as functions that return its data and perform actions on it.
 
     `look` returns the job as a JSON object. It may be called often, and from any thread. `output`
     takes a rank and a stream. `metrics` returns a content type and a body. `actions` maps the name
@@ -106,13 +110,17 @@ class PageServer(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def server_bind(self) -> None:
-        """Bind without looking up this machine's name in DNS, unlike the base class."""
+        """Bind the socket without looking up this machine's name in DNS, as the base class
+        would.
+        """
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection, or close the connection if there are too many."""
+        """Start a thread for a connection, or close the connection if there are too many
+        connections.
+        """
         if not self._connections.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -126,7 +134,7 @@ class PageServer(ThreadingHTTPServer):
             self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect. `_Request` reports internal errors."""
+        """Ignore the error when a client disconnects. `_Request` reports internal errors."""
 
     def finish(self) -> None:
         """Make the streams send the job's last state, and then close them."""
@@ -143,8 +151,8 @@ class _Request(BaseHTTPRequestHandler):
     server_version, sys_version = "relight", ""
 
     def handle_one_request(self) -> None:
-        """Handle a request if its head arrives in time. Without this limit, a client that sends the
-        head byte by byte could occupy a connection slot forever.
+        """Handle a request if its headers arrive in time. Without this time limit, a client that
+        sends its headers byte by byte could occupy a connection slot forever.
         """
         self._head_limit = threading.Timer(_LIMIT_S, self._give_up)
         self._head_limit.daemon = True
@@ -155,7 +163,9 @@ class _Request(BaseHTTPRequestHandler):
             self._head_limit.cancel()
 
     def parse_request(self) -> bool:
-        """Parse the request head. If it is malformed, send an error and return False."""
+        """Parse the request line and the headers. If they are malformed, send an error and return
+        False.
+        """
         try:
             is_parsed = super().parse_request()
         finally:
@@ -175,7 +185,9 @@ class _Request(BaseHTTPRequestHandler):
         return True
 
     def finish(self) -> None:
-        """Drain the rest of the request briefly, so that the client receives the response."""
+        """Read and discard the rest of the request for a short time, so that the client receives
+        the response.
+        """
         super().finish()
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
@@ -212,7 +224,7 @@ class _Request(BaseHTTPRequestHandler):
             self._refuse(access.HttpRefusal(404, "there is no such page"))
 
     def do_HEAD(self) -> None:
-        """Respond as for a GET request, but without a body."""
+        """Respond in the same way as to a GET request, but without a body."""
         if self._url.path == "/stream":
             self._refuse(access.HttpRefusal(405, "GET only"))
         else:
@@ -251,7 +263,7 @@ class _Request(BaseHTTPRequestHandler):
         return self.server_version
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing, because the terminal belongs to the job."""
+        """Do nothing, because log messages would appear on the job's terminal."""
 
     def _headers(self) -> dict[str, str]:
         return {name.lower(): value for name, value in self.headers.items()}
@@ -336,6 +348,8 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def _names(host: str) -> frozenset[str]:
-    """Return the names by which clients may address this server, in addition to IP addresses."""
+    """Return the host names by which clients may address this server. They may also use its IP
+    addresses.
+    """
     own = socket.gethostname()
     return frozenset(name.lower() for name in (host, own, socket.getfqdn(own)) if name)

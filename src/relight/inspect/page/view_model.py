@@ -1,6 +1,7 @@
-"""The content of a status page at one point in time, as a JSON object that `page.js` renders.
+"""Builds the content of a status page at one point in time, as a JSON object that `page.js`
+renders.
 
-Secrets in the job's text are redacted (base/redaction). Pure.
+Secrets in the job's text are redacted (base/redaction). This module has no side effects.
 """
 
 from collections import deque
@@ -37,12 +38,12 @@ _MAX_EVENTS = 1000
 _MAX_BARS, _MAX_MARKS, _MAX_FAILURES, _MAX_GENERATIONS = 2000, 500, 50, 200
 _MAX_TEXT = 2000
 _RECOVERED_S = 60.0
-"""After this many seconds, a restarted job that reports no steps counts as recovered."""
+"""A restarted job that doesn't report steps counts as recovered after this many seconds."""
 
 
 class Reading(NamedTuple):
-    """A job's state at one point in time. `answers` is true if the agent responds or the job has
-    ended, and `gone` is true if the agent was killed. `gpus` maps the pids of processes on this
+    """A job's state at one point in time. `answers` is true if the agent is responding or the job
+    has ended, and `gone` is true if the agent was killed. `gpus` maps the pids of processes on this
     machine to their GPU usage.
     """
 
@@ -97,7 +98,7 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
 
 
 class Events:
-    """The events from all nodes of a job in order of arrival, numbered for the page.
+    """The events from all nodes of a job, in order of arrival and numbered for the page.
 
     Args:
         most: how many events to keep.
@@ -117,7 +118,7 @@ class Events:
         )  # fmt: skip
 
     def shown(self) -> list[dict[str, Any]]:
-        """Return the kept events."""
+        """Return the events that have been kept."""
         return list(self._kept)
 
 
@@ -162,7 +163,7 @@ def _progress(job: WholeJob) -> dict[str, Any]:
 
 
 def _notice(reading: Reading, state: str) -> tuple[str, str]:
-    """Return the headline and its severity."""
+    """Return the page's headline and its severity."""
     own, silent = reading.job.nodes[0], reading.job.silent
     if own.state == ENDED:
         return f"exit code {own.exit_code}: {own.reason}", "bad" if own.exit_code else "good"
@@ -181,8 +182,8 @@ def _notice(reading: Reading, state: str) -> tuple[str, str]:
 
 
 def _has_recovered(reading: Reading) -> bool:
-    """Return whether the workers in the latest generation are making progress. This is the case if
-    they have reported a step or have been running for a while.
+    """Return whether the workers in the latest generation are making progress, which is assumed
+    once they have reported a step or have been running for a while.
     """
     own, generations = reading.job.nodes[0], reading.history.generations
     if own.state == RUNNING and any(
@@ -213,9 +214,9 @@ def _goodput(account: Account | None) -> dict[str, Any] | None:
 
 
 def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
-    """Return a table row, with its fields in the order of COLUMNS in page.js. For a rank that has
-    ended, resource usage is the last known value, and the field after its last line of output
-    contains the time of measurement.
+    """Return a rank's table row, with its fields in the order of COLUMNS in page.js. For a rank
+    that has ended, the resource usage is the last known usage, and the field after the last line of
+    output contains the time when it was measured.
     """
     use, pace = rank.use, reading.rates.pace(node, rank)
     is_here = node is reading.job.nodes[0] and rank.exitcode is None
@@ -232,7 +233,9 @@ def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
 
 
 def rank_state(rank: RankSnapshot, node: NodeSnapshot) -> str:
-    """Return a rank's state as a word, possibly followed by the reason why the rank ended."""
+    """Return a rank's state as a single word, followed by the reason if the rank has ended and the
+    reason is known.
+    """
     if rank.exitcode is None:
         return "running" if node.exit_code is None else "unknown"
     if rank.stop_signal and rank.rank not in node.blamed:

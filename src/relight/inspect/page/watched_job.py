@@ -1,5 +1,5 @@
-"""Reads a job's state for its status page from its agents' sockets, at most once a second,
-regardless of how many browsers request it.
+"""Reads a job's state from its agents' sockets for the status page, at most once a second, no
+matter how many browsers request it.
 """
 
 import threading
@@ -22,12 +22,14 @@ from relight.processes.running_jobs import JobDirectory
 
 _EVERY_S = 0.9
 _SHARE = 4.0
-"""The minimum interval between reads, as a multiple of the CPU time of a read. Reading 1,000 ranks
-takes 0.3 s.
+"""The minimum interval between two reads, as a multiple of the CPU time that a read takes. Reading
+the state of 1,000 ranks takes 0.3 s.
 """
 _GPUS_EVERY_S = 3.0
 _MAX_RECORDS = 2000
-"""How many events are kept per node for its lane. A generation with eight workers has twenty."""
+"""How many events to keep per node for its lane. A generation with eight workers has twenty
+events.
+"""
 
 
 class WatchedJob:
@@ -67,14 +69,14 @@ class WatchedJob:
             return self._look
 
     def reading(self, *, now: bool = False) -> Reading:
-        """Return the job's state, rereading it first if `now` is set."""
+        """Return the job's state. If `now` is set, read it again first."""
         with self._lock:
             self._next_at = 0.0 if now else self._next_at
             self._read()
             return self._reading
 
     def output(self, rank: int, stream: str) -> str:
-        """Return the part of a rank's latest output that its agent still has."""
+        """Return as much of a rank's latest output as its agent has kept."""
         for number, node in enumerate(self.reading().job.nodes):
             for each in node.ranks:
                 if each.rank == rank:
@@ -135,8 +137,8 @@ class WatchedJob:
 
 
 class _LatestGpus:
-    """The GPU usage of processes, as of a few seconds ago. On some machines a query takes a second,
-    so queries run in a thread, and only while a browser is connected.
+    """The GPU usage of processes, which may be a few seconds old. On some machines a query takes a
+    second, so queries run in a thread, and only while a browser is connected.
     """
 
     def __init__(self) -> None:
@@ -145,7 +147,9 @@ class _LatestGpus:
         self._next_at = 0.0
 
     def uses(self, pids: Sequence[int]) -> Mapping[int, GpuUse]:
-        """Return the latest usage. If it is too old, start a new query for these processes."""
+        """Return the latest known GPU usage. If it is too old, start a new query for these
+        processes.
+        """
         is_asking = self._thread is not None and self._thread.is_alive()
         if not is_asking and time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + _GPUS_EVERY_S
@@ -182,9 +186,9 @@ class _NodeSeen:
 
 
 def _with_last_snapshots(own: NodeSnapshot, before: WholeJob) -> WholeJob:
-    """Return a job that has ended on this node, with the last snapshots of its other nodes, which
-    are no longer queried. If the job succeeded, all ranks succeeded. Otherwise, the outcome of the
-    ranks on other nodes is unknown.
+    """Return a job that has ended on this node, with the last snapshots of its other nodes, because
+    those are no longer queried. If the job succeeded, all ranks are shown as succeeded. Otherwise,
+    the outcome of the ranks on other nodes is unknown.
     """
     ended = EXIT_OK if own.exit_code == EXIT_OK else None
     others = [

@@ -1,1 +1,1 @@
-"""Programs that built-in components run in a job: `python -m relight.job.apps.NAME`."""
+"""Programs that built-in components run in a job, as `python -m relight.job.apps.NAME`."""

@@ -1,4 +1,4 @@
-"""The connection to AWS: boto3 clients, and explanations of their errors."""
+"""Connects to AWS with boto3 clients, and explains their errors."""
 
 import re
 from collections.abc import Iterator
@@ -17,9 +17,11 @@ _CREDENTIALS = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId",
                 "SignatureDoesNotMatch")  # fmt: skip
 _DENIED = ("AccessDenied", "AccessDeniedException", "403")
 _LOGIN = ("SSOError", "TokenRetrievalError", "CredentialRetrievalError", "LoginError")
-"""Botocore exceptions for a missing or expired login; not every version defines them all."""
+"""Botocore exceptions for a missing or expired login. Not every version of botocore defines all of
+them.
+"""
 _ACTIONS = {"ListObjectsV2": "ListBucket"}
-"""Policy actions whose names differ from the operations."""
+"""Policy actions whose names differ from those of the operations."""
 
 
 class Aws:
@@ -34,10 +36,11 @@ class Aws:
 
         Args:
             service: the service's name, such as `batch`.
-            once: whether to send requests without retries.
+            once: whether to send each request only once, without retries.
 
         Raises:
-            UsageError: if boto3, credentials or region are missing, or if AWS rejects the request.
+            UsageError: if boto3, the credentials or the region are missing, or if AWS rejects the
+                request.
             MachineError: if AWS does not respond.
         """
         try:
@@ -95,7 +98,7 @@ def _made(boto3: Any, service: str, once: bool) -> Any:
     from botocore.exceptions import InvalidRegionError
 
     said: dict[str, Any] = {"retries": {"total_max_attempts": 1}} if once else {}
-    if service == "s3":  # the default signature for some regions is no longer accepted by S3
+    if service == "s3":  # S3 no longer accepts the signature that is the default in some regions
         said["signature_version"] = "s3v4"
     try:
         return _session(boto3).client(service, config=Config(**said))
@@ -106,14 +109,14 @@ def _made(boto3: Any, service: str, once: bool) -> Any:
 
 
 def _session(boto3: Any) -> Any:
-    """Return a session in the region named by AWS_REGION. The `aws` command reads this variable,
-    but boto3 ignores it.
+    """Return a session for the region in AWS_REGION. The `aws` command reads this variable, but
+    boto3 ignores it.
     """
     return boto3.session.Session(region_name=env.read().get("AWS_REGION") or None)
 
 
 def _region_hint(boto3: Any) -> str:
-    """Return a hint that suggests a region, if boto3 does not know the configured one."""
+    """Return a hint that suggests a region if boto3 does not know the configured region."""
     session = _session(boto3)
     known = session.get_available_regions("batch")
     region = session.region_name or ""
@@ -121,7 +124,7 @@ def _region_hint(boto3: Any) -> str:
 
 
 def explained(error: Any, service: str) -> RelightError:
-    """Format an AWS service error in one line."""
+    """Convert an AWS service error to a one-line error for the user."""
     said = error.response.get("Error") or {}
     code = str(said.get("Code") or "")
     message = " ".join(str(said.get("Message") or error).split())

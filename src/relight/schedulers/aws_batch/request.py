@@ -1,7 +1,7 @@
-"""The AWS Batch requests for an app: a job definition and a job based on it.
+"""Builds the AWS Batch requests for an app, which create a job definition and a job based on it.
 
-An app with one replica is a single-container job. Any other app is a multi-node parallel job whose
-nodes are the replicas of all roles, in order. Source: the AWS Batch API reference
+An app with one replica becomes a single-container job. Any other app becomes a multi-node parallel
+job with one node for each replica of each role, in order. Source: the AWS Batch API reference
 (RegisterJobDefinition, SubmitJob), and "Environment variables of jobs" in its user guide.
 """
 
@@ -46,7 +46,7 @@ _DEVICES = {
 }
 """The device files for a named resource's devices, without their numbers, as in TorchX."""
 _PERMISSIONS = {"r": "READ", "w": "WRITE", "m": "MKNOD"}
-_FOLDER = "/tmp/relight-launcher"  # noqa: S108  # in the container, used by nobody else
+_FOLDER = "/tmp/relight-launcher"  # noqa: S108  # in the container, where nothing else uses it
 _OWN_ADDRESS = """\
 import socket
 try:
@@ -56,8 +56,8 @@ try:
 except OSError:
     print(socket.gethostbyname(socket.gethostname()))
 """
-"""Prints this host's address without sending anything. It is the source address that the system
-would use, or otherwise the address that the host name resolves to.
+"""A program that prints this host's address without sending anything. The address is the source
+address that the system would use or, failing that, the address that the host name resolves to.
 """
 _FETCH = (
     "import os, socket, urllib.request; socket.setdefaulttimeout(60); "
@@ -69,10 +69,10 @@ def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> di
     """Return the arguments of RegisterJobDefinition.
 
     Args:
-        app: the app with its macros.
+        app: the app, whose macros have not been substituted yet.
         cfg: the scheduler's options.
-        name: the name of the job and its definition.
-        token: the agents' token.
+        name: the name of both the job and its definition.
+        token: the token that agents authenticate with.
 
     Raises:
         UsageError: if part of the app or an option can't be expressed in AWS Batch.
@@ -128,7 +128,7 @@ def containers(made: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def with_variable(made: Mapping[str, Any], name: str, value: str) -> dict[str, Any]:
-    """Return a job definition with one more variable in its containers."""
+    """Return a copy of a job definition with an environment variable added to its containers."""
     found: dict[str, Any] = copy.deepcopy(dict(made))
     for container in containers(found):
         container["environment"].append({"name": name, "value": value})
@@ -139,7 +139,7 @@ def check_size(made: Mapping[str, Any]) -> None:
     """Reject a job definition that is too long for Batch.
 
     Raises:
-        UsageError: if it is too long.
+        UsageError: if the definition is too long.
     """
     size = len(json.dumps(made))
     if size > _MAX_BYTES:
@@ -150,7 +150,7 @@ def check_size(made: Mapping[str, Any]) -> None:
 
 
 def tags(app: AppDef, cfg: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags for an app's definition and job."""
+    """Return the tags for an app's job and job definition."""
     own = {APP: app.name, USER: cfg.get("user") or user_name(), VERSION: __version__}
     return {_tag(name)[:128]: _tag(value) for name, value in {**app.metadata, **own}.items()}
 
@@ -163,7 +163,7 @@ def job_name(app_id: str) -> str:
 
 
 def brings_launcher(app: AppDef) -> bool:
-    """Return whether a role's command may need the launcher."""
+    """Return whether any role's command may need the launcher."""
     return any(map(launcher_file.needed, app.roles))
 
 
@@ -172,9 +172,9 @@ def _tag(text: str) -> str:
 
 
 def _retries(app: AppDef) -> dict[str, Any]:
-    """Return the retry strategy. Jobs are retried after a host has been lost or its loss has been
-    announced. After any other failure, they are retried as often as the role allows. Batch makes at
-    most 10 attempts.
+    """Return the retry strategy. A job is retried after a host has been lost or its loss has been
+    announced. After any other failure, the job is retried as often as its roles allow. Batch makes
+    at most 10 attempts.
     """
     wanted = max(role.max_retries for role in app.roles)
     if wanted >= _MAX_ATTEMPTS:
@@ -193,14 +193,14 @@ def _retries(app: AppDef) -> dict[str, Any]:
 
 def _check_numbers(cfg: Mapping[str, Any]) -> None:
     """Reject numbers that Batch would reject."""
-    time_limit_s(cfg)  # rejects limits below a minute
+    time_limit_s(cfg)  # rejects time limits of less than a minute
     if not 0 <= (cfg.get("priority") or 0) <= _MAX_PRIORITY:
         raise UsageError(f"-cfg priority={cfg['priority']}: must be from 0 to {_MAX_PRIORITY}")
 
 
 def _instance_type(app: AppDef) -> str:
-    """Return the nodes' instance type, or an empty string if no role requests one. The type must be
-    the same for all of a job's node groups (API reference, ContainerProperties).
+    """Return the instance type for the nodes, or an empty string if no role requests one. All node
+    groups in a job must have the same instance type (API reference, ContainerProperties).
     """
     kinds = ((role.resource.capabilities.get(_CAPABILITY), role.name) for role in app.roles)
     wanted = {str(kind): name for kind, name in kinds if kind}
@@ -214,7 +214,7 @@ def _instance_type(app: AppDef) -> str:
 
 
 def _first_nodes(app: AppDef) -> Iterator[tuple[Role, int]]:
-    """Yield each role together with the number of its first node."""
+    """Yield each role along with the number of its first node."""
     first = 0
     for role in app.roles:
         yield role, first
@@ -224,14 +224,14 @@ def _first_nodes(app: AppDef) -> Iterator[tuple[Role, int]]:
 def _container(
     app: AppDef, role: Role, cfg: Mapping[str, Any], name: str, first: int
 ) -> dict[str, Any]:
-    """Return the container for a role whose nodes start at a given number."""
+    """Return the container for a role. `first` is the number of the role's first node."""
     if not role.image or role.image.startswith("<"):
         raise UsageError(f"role {role.name} has no image", hint="--image=NAME")
     if role.resource.memMB <= 0:
         raise UsageError(f"role {role.name}: AWS Batch requires a memory size", hint="--memMB")
     known = {"img_root": "", "app_id": name, "replica_id": _REPLICA, "rank0_env": _RANK0_ENV}
     own = macros.substitute(role, known)
-    if JOB in own.env:  # TorchX's own variable doesn't include the queue, and is not changed
+    if JOB in own.env:  # TorchX's variable is left alone, because it doesn't include the queue
         whole = role.env[JOB].replace("${app_id}", f"{cfg['queue']}:{name}")
         own = replace(own, env={**own.env, JOB: whole})
     if launcher_file.needed(role) and cfg.get("launcher_uri"):
@@ -267,8 +267,8 @@ def _container(
 
 
 def _script(app: AppDef, own: Role, cfg: Mapping[str, Any], first: int) -> str:
-    """Return a container's shell script. The node's number and the first node's address are only
-    known inside the container, and Batch does not set that address on the first node itself.
+    """Return a container's shell script. The node's number and the address of the first node are
+    only known inside the container, and Batch does not set the address on the first node itself.
     """
     lines = [f"export {_REPLICA_ENV}=$((${{AWS_BATCH_JOB_NODE_INDEX:-0}} - {first}))"]
     if limit_s := time_limit_s(cfg):
@@ -294,7 +294,7 @@ def _script(app: AppDef, own: Role, cfg: Mapping[str, Any], first: int) -> str:
 
 
 def _word(text: str) -> str:
-    """Quote a word for the shell and replace the placeholder with the replica number."""
+    """Quote a word for the shell, and replace its placeholder with the replica number."""
     parts = [shlex.quote(part) if part else "" for part in text.split(_REPLICA)]
     return f'"${_REPLICA_ENV}"'.join(parts) or "''"
 
@@ -312,7 +312,9 @@ def _logging(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _linux(role: Role) -> dict[str, Any]:
-    """Return the size of /dev/shm, the resource's devices and the mounted devices."""
+    """Return the Linux parameters, which contain the size of /dev/shm, the resource's devices and
+    the mounted devices.
+    """
     devices = []
     for name, count in role.resource.devices.items():
         if name not in _DEVICES:
@@ -341,8 +343,8 @@ def _device(role: Role, source: str, target: str, permissions: str) -> dict[str,
 
 
 def _volumes(role: Role) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the volumes and their mount points. Volumes are host directories or EFS file
-    systems.
+    """Return the volumes and their mount points. A volume is either a host directory or an EFS file
+    system.
     """
     volumes: list[dict[str, Any]] = []
     mounts: list[dict[str, Any]] = []

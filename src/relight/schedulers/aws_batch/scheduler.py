@@ -1,4 +1,4 @@
-"""Jobs on AWS Batch: a job definition and a job based on it.
+"""Runs jobs on AWS Batch. An app becomes a job definition and a job based on it.
 
     render   builds the requests (`request`) as JSON, without credentials or network access
     submit   registers the definition and submits the job; if this fails, removes both
@@ -46,7 +46,7 @@ _POLL_S = 2.0
 _PAGE = 100
 """Maximum number of jobs in one DescribeJobs request."""
 _URL_S = 7 * 24 * 3600
-"""How long the URL of the launcher is valid. This is the maximum that S3 allows."""
+"""How long the launcher's URL is valid. This is the maximum that S3 allows."""
 _ALL = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
 
 
@@ -77,8 +77,8 @@ class AwsBatch(Scheduler):
         self._aws = Aws()
 
     def affinity(self) -> int:
-        """Return how suitable AWS Batch is on this machine. AWS Batch needs a queue that the user
-        has configured.
+        """Return how suitable AWS Batch is on this machine. AWS Batch requires the user to
+        configure a queue.
         """
         return 1 if find_spec("boto3") is not None and env.read().get("AWS_PROFILE") else 0
 
@@ -87,7 +87,7 @@ class AwsBatch(Scheduler):
         if not cfg.get("queue"):
             raise UsageError("AWS Batch requires a job queue", hint="-cfg queue=NAME")
         _check_launcher(app, cfg)
-        cfg = {**cfg, "queue": cfg["queue"].rpartition("/")[2]}  # the name in an ARN
+        cfg = {**cfg, "queue": cfg["queue"].rpartition("/")[2]}  # an ARN ends with the name
         name = request.job_name(app_id)
         definition = request.definition(app, cfg, name, secrets.token_hex(16))
         request.check_size(definition)
@@ -98,7 +98,7 @@ class AwsBatch(Scheduler):
         return Request(self.name, app, cfg, body, _text(shown), tuple(_notes(app, cfg)), whole)
 
     def submit(self, request_: Request) -> str:
-        """Register the definition and submit the job; return the app's id."""
+        """Register the definition, submit the job, and return the app's id."""
         body, cfg = request_.body, request_.cfg
         definition = body["definition"]
         with self._aws.client("batch") as batch:
@@ -110,7 +110,7 @@ class AwsBatch(Scheduler):
             request.check_size(definition)
         arn = ""
         try:
-            # A retry after a lost response would create a duplicate.
+            # If the response was lost, a retry would create a duplicate.
             with self._aws.client("batch", once=True) as batch:
                 arn = finished(batch.register_job_definition, **definition)["jobDefinitionArn"]
                 finished(batch.submit_job, **body["job"], jobDefinition=arn)
@@ -118,7 +118,7 @@ class AwsBatch(Scheduler):
             try:
                 if arn:
                     self._undo(body["job"], arn)
-                elif not isinstance(error, UsageError):  # it may exist, but its id is unknown
+                elif not isinstance(error, UsageError):  # it may exist, but its ARN is unknown
                     self._deregister_unknown(request_.app_id)
             except RelightError as second:
                 first = error.message if isinstance(error, RelightError) else "interrupted"
@@ -130,7 +130,7 @@ class AwsBatch(Scheduler):
         return str(body["app_id"])
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of the jobs that exist."""
+        """Return the status of each job that exists."""
         found = {}
         with self._aws.client("batch") as batch:
             for app_id in app_ids:
@@ -140,7 +140,7 @@ class AwsBatch(Scheduler):
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return a replica's output lines from all attempts, with both streams combined."""
+        """Return a replica's output lines from all attempts, with stdout and stderr combined."""
         with self._aws.client("batch") as batch:
             job = _find(batch, app_id)
         if job is None:
@@ -161,7 +161,7 @@ class AwsBatch(Scheduler):
 
     def delete(self, app_id: str) -> None:
         """Terminate a job if it is running, and deregister its definition, even if Batch no longer
-        knows the job.
+        knows about the job.
         """
         with self._aws.client("batch") as batch:
             job = _find(batch, app_id)
@@ -202,11 +202,11 @@ class AwsBatch(Scheduler):
         ]
 
     def close(self) -> None:
-        """Close the connections; jobs continue."""
+        """Close the connections. Jobs keep running."""
         self._aws.close()
 
     def _launcher_url(self, uri: str) -> str:
-        """Upload the launcher to S3 unless it already exists; return a URL to download it from."""
+        """Upload the launcher to S3 unless it already exists there, and return its download URL."""
         content = launcher_file.build()
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         name = f"relight-{hashlib.sha256(content).hexdigest()[:16]}"
@@ -219,8 +219,8 @@ class AwsBatch(Scheduler):
             return str(s3.generate_presigned_url("get_object", Params=where, ExpiresIn=_URL_S))
 
     def _undo(self, job: Mapping[str, Any], arn: str) -> None:
-        """Remove a definition. If a job was created from it and only the response was lost, also
-        remove the job.
+        """Remove a job definition. If a job was created from it but the response was lost, also
+        terminate the job.
         """
         try:
             with self._aws.client("batch") as batch:
@@ -232,14 +232,16 @@ class AwsBatch(Scheduler):
                 batch.deregister_job_definition(jobDefinition=arn)
 
     def _deregister_unknown(self, app_id: str) -> None:
-        """Deregister an app's definition if the response to its registration was lost."""
+        """Deregister an app's definition after the response to the registration request was
+        lost.
+        """
         with self._aws.client("batch", once=True) as batch:
             for each in _definitions(batch, app_id):
                 batch.deregister_job_definition(jobDefinition=each)
 
     def _lines(self, job_id: str, its_id: str, query: LogQuery) -> Iterator[str]:
-        """Yield a container's lines, one attempt after another, until the job is over. A job's
-        nodes start and end at different times, and each may be restarted.
+        """Yield a container's lines, one attempt after another, until the job is over. The nodes in
+        a job start and finish at different times, and each node may be restarted.
         """
         read: dict[str, str] = {}
         done: set[str] = set()
@@ -256,7 +258,7 @@ class AwsBatch(Scheduler):
                     came = True
                     yield line
             done.update(names[:-1])
-            # CloudWatch may not show the last lines until some moments after the end.
+            # CloudWatch may only show the last lines a few moments after the job has ended.
             if not query.follow or (was_over and not came):
                 return
             was_over = over
@@ -266,9 +268,9 @@ class AwsBatch(Scheduler):
     def _new_lines(
         self, group: str, stream: str, query: LogQuery, read: dict[str, str]
     ) -> Iterator[str]:
-        """Yield a stream's lines, page by page, from the position in `read`. The last page is the
-        one whose end token equals its start token; earlier pages may be empty (API reference,
-        GetLogEvents).
+        """Yield a log stream's lines, page by page, starting at the position in `read`. The last
+        page is the one whose end token equals its start token. Earlier pages may be empty (API
+        reference, GetLogEvents).
         """
         arguments = {"logGroupName": group, "logStreamName": stream, "startFromHead": True}
         while True:
@@ -276,7 +278,7 @@ class AwsBatch(Scheduler):
             with self._aws.client("logs") as logs:
                 try:
                     page = logs.get_log_events(**arguments, **_times(query), **token)
-                except logs.exceptions.ResourceNotFoundException:  # no output yet
+                except logs.exceptions.ResourceNotFoundException:  # there is no output yet
                     return
             for event in page["events"]:
                 yield from event["message"].removesuffix("\n").split("\n")
@@ -300,7 +302,7 @@ def _check_launcher(app: AppDef, cfg: Mapping[str, Any]) -> None:
 
 
 def _check_queue(batch: Any, queue: str) -> None:
-    """Reject a queue that does not exist, before anything is created."""
+    """Raise an error if the queue does not exist, before anything is created."""
     if batch.describe_job_queues(jobQueues=[queue])["jobQueues"]:
         return
     known = list(_queues(batch))
@@ -319,7 +321,7 @@ def _pages(batch: Any, operation: str, field: str, **arguments: Any) -> Iterator
 
 
 def _parts(app_id: str) -> tuple[str, str]:
-    """Return a job's queue and name."""
+    """Split a job's id into its queue and its name."""
     queue, colon, name = app_id.rpartition(":")
     if not colon or not queue or not name:
         raise UsageError(f"not an AWS Batch job id: {app_id}", hint="QUEUE:NAME")
@@ -327,7 +329,7 @@ def _parts(app_id: str) -> tuple[str, str]:
 
 
 def _named(batch: Any, queue: str, name: str) -> list[dict[str, Any]]:
-    """Return the jobs with this name in a queue, or none if the queue was deleted."""
+    """Return the jobs with this name in a queue, or an empty list if the queue has been deleted."""
     wanted = [{"name": "JOB_NAME", "values": [name]}]
     try:
         pages = _pages(batch, "list_jobs", "jobSummaryList", jobQueue=queue, filters=wanted)
@@ -339,7 +341,7 @@ def _named(batch: Any, queue: str, name: str) -> list[dict[str, Any]]:
 
 
 def _find(batch: Any, app_id: str) -> dict[str, Any] | None:
-    """Return the newest job with this name in a queue."""
+    """Return the newest job with this id, or None."""
     found = _named(batch, *_parts(app_id))
     if not found:
         return None
@@ -349,7 +351,7 @@ def _find(batch: Any, app_id: str) -> dict[str, Any] | None:
 
 
 def _definitions(batch: Any, app_id: str) -> list[str]:
-    """Return a job's definitions."""
+    """Return the ARNs of a job's definitions."""
     _, name = _parts(app_id)
     known = _pages(batch, "describe_job_definitions", "jobDefinitions", jobDefinitionName=name,
                    status="ACTIVE")  # fmt: skip
@@ -357,7 +359,7 @@ def _definitions(batch: Any, app_id: str) -> list[str]:
 
 
 def _deregister(batch: Any, app_id: str) -> None:
-    """Deregister the definitions of a job that Batch no longer knows."""
+    """Deregister the definitions of a job that Batch no longer knows about."""
     found = _definitions(batch, app_id)
     if not found:
         raise _unknown(app_id)
@@ -366,8 +368,8 @@ def _deregister(batch: Any, app_id: str) -> None:
 
 
 def _is_relight_job(job: Mapping[str, Any]) -> bool:
-    """Return whether a job may have been created by relight, whose definitions have the same name
-    as the job.
+    """Return whether a job may have been created by relight, which gives a job and its definition
+    the same name.
     """
     arn = str(job.get("jobDefinition") or "")
     return not arn or arn.rpartition("/")[2].rpartition(":")[0] == job["jobName"]
@@ -392,7 +394,7 @@ def _described(batch: Any, ids: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _nodes(batch: Any, job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the nodes of a job that have been started."""
+    """Return the nodes in a job, except those that have not been started yet."""
     size = (job.get("nodeProperties") or {}).get("numNodes")
     if size is None:
         return [dict(job)]
@@ -400,13 +402,13 @@ def _nodes(batch: Any, job: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _times(query: LogQuery) -> dict[str, int]:
-    """Return a query's time range in milliseconds, as required by CloudWatch."""
+    """Return a query's time range in milliseconds, as CloudWatch requires."""
     said: dict[str, datetime | None] = {"startTime": query.since, "endTime": query.until}
     return {name: int(at.timestamp() * 1000) for name, at in said.items() if at is not None}
 
 
 def _without_secrets(app: AppDef) -> AppDef:
-    """Return the app with its secrets hidden, for display."""
+    """Return a copy of the app for display, with its secrets hidden."""
     env = {request.TOKEN: redaction.HIDDEN}
     roles = [
         replace(

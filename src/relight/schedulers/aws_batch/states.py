@@ -22,7 +22,7 @@ _OOM = "OutOfMemoryError"
 
 
 def roles(job: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return a job's roles and their sizes, in order."""
+    """Return a job's roles in order, each with its number of replicas."""
     nodes = job.get("nodeProperties")
     if nodes is None:
         return [(_role_name(job.get("container") or {}), 1)]
@@ -34,7 +34,7 @@ def roles(job: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def node_number(job: Mapping[str, Any], role: str, replica: int) -> int | None:
-    """Return the node number of a replica in the job, or None."""
+    """Return the node number of a replica, or None if the job has no such replica."""
     first = 0
     for name, size in roles(job):
         if name == role:
@@ -44,8 +44,8 @@ def node_number(job: Mapping[str, Any], role: str, replica: int) -> int | None:
 
 
 def state(job: Mapping[str, Any]) -> AppState:
-    """Return the state of a job or of one of its nodes. The state is CANCELLED if the job was
-    terminated with any tool, and FAILED if it was terminated by Batch's own timeout.
+    """Return the state of a job or of one of its nodes. A job that was terminated is CANCELLED, no
+    matter which tool terminated it. A job that was terminated by Batch's own timeout is FAILED.
     """
     if job.get("status") == "FAILED":
         reason = str(job.get("statusReason") or "")
@@ -57,11 +57,11 @@ def state(job: Mapping[str, Any]) -> AppState:
 
 def status(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> AppStatus:
     """Return a job's status. As in Batch itself, a job has the status of its main node ("Job
-    lifecycle for MNP jobs" in its user guide).
+    lifecycle for MNP jobs" in the AWS Batch user guide).
 
     Args:
         job: the job.
-        nodes: the nodes that exist, or the job itself if it has only one container.
+        nodes: the nodes that exist, or only the job itself if it has a single container.
     """
     by_number = {_number(each): each for each in nodes}
     whole = state(job)
@@ -83,12 +83,12 @@ def status(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> AppSta
 
 
 def submitted(job: Mapping[str, Any]) -> str:
-    """Return a job's submission time in local time, or an empty string if unknown."""
+    """Return the local time at which a job was submitted, or an empty string if it is unknown."""
     return local_time(job.get("createdAt"))
 
 
 def streams(job: Mapping[str, Any]) -> list[str]:
-    """Return a container's log streams, one per started attempt, in order."""
+    """Return a container's log streams in order, one for each attempt that has started."""
     containers = [each.get("container") or {} for each in job.get("attempts") or ()]
     containers.append(job.get("container") or {})
     names = (str(each.get("logStreamName") or "") for each in containers)
@@ -107,15 +107,15 @@ def _role_name(container: Mapping[str, Any]) -> str:
 
 
 def _restarts(job: Mapping[str, Any], whole: AppState) -> int:
-    """Return how many times a job was restarted. The job's list of attempts may or may not include
-    the running attempt.
+    """Return how many times a job has been restarted. The job's list of attempts may or may not
+    include the attempt that is running.
     """
     ended = sum(1 for each in job.get("attempts") or () if each.get("stoppedAt"))
     return max(0, ended - 1) if whole.is_over else ended
 
 
 def _not_started(whole: AppState) -> AppState:
-    """Return the state of a node that is missing from Batch's description."""
+    """Return the state of a node that Batch's description of the job doesn't include."""
     if whole is AppState.CANCELLED:
         return whole
     return AppState.UNKNOWN if whole.is_over else AppState.SUBMITTED

@@ -1,1 +1,1 @@
-"""Jobs in Docker: one container per replica."""
+"""Runs jobs in Docker, with one container per replica."""

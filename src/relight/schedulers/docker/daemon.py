@@ -1,4 +1,4 @@
-"""The connection to a Docker daemon: its address, and explanations of its errors."""
+"""Connects to a Docker daemon, and explains its errors."""
 
 import errno
 import os
@@ -15,7 +15,9 @@ _HINT = "check whether it is running; DOCKER_HOST sets its address"
 
 
 class Daemon:
-    """The daemon that DOCKER_HOST names, or the local one; it is contacted only when needed."""
+    """The Docker daemon at DOCKER_HOST, or the local daemon if DOCKER_HOST is not set. No
+    connection is made until one is needed.
+    """
 
     def __init__(self) -> None:
         self._client: Any = None
@@ -25,8 +27,8 @@ class Daemon:
         """Yield the docker package's low-level client, and convert its errors to RelightErrors.
 
         Raises:
-            UsageError: if the package is missing.
-            MachineError: if no daemon responds, or it rejects the request.
+            UsageError: if the docker package is missing.
+            MachineError: if the daemon doesn't respond, or rejects the request.
         """
         try:
             import docker
@@ -41,7 +43,7 @@ class Daemon:
         try:
             if self._client is None:
                 number = refusal(where)
-                if number:  # otherwise the client leaves its socket open
+                if number:  # otherwise, the client would leave its socket open
                     denied = number in (errno.EACCES, errno.EPERM)
                     raise MachineError(
                         f"no Docker daemon at {where}: {os.strerror(number)}",
@@ -85,8 +87,8 @@ def address() -> str:
 
 
 def refusal(where: str) -> int:
-    """Return the errno of a refused connection to a local socket, or 0 if the socket accepts
-    the connection or the daemon is on another machine.
+    """Try to connect to the daemon's local socket. Return the errno if that fails, or 0 if the
+    socket accepts the connection or the daemon is on another machine.
     """
     if not where.startswith(("unix://", "/")):
         return 0
@@ -107,7 +109,7 @@ def explanation(error: Any) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the root cause in a chain of errors, in one line."""
+    """Return the root cause of a chain of exceptions, in one line."""
     while error.__context__ is not None:
         error = error.__context__
     return getattr(error, "strerror", None) or " ".join(str(error).split())

@@ -1,5 +1,5 @@
-"""Prepares a job's images. Images that the daemon doesn't have are pulled, and the workspace is
-added as a layer.
+"""Prepares the images for a job. Images that the daemon doesn't have are pulled, and the workspace
+is added as a layer.
 """
 
 import sys
@@ -13,12 +13,14 @@ from relight.job import workspaces
 from relight.schedulers.docker.request import Label
 
 _DOCKERFILES = ("Dockerfile.relight", "Dockerfile.torchx")
-"""A workspace may have its own Dockerfile, with the build arguments IMAGE and WORKSPACE."""
+"""The names of a Dockerfile that a workspace may contain. Its build arguments are IMAGE and
+WORKSPACE.
+"""
 _GENERATED = "FROM {base}\nCOPY workspace/ ./\n"
 
 
 class Images:
-    """The images on a daemon.
+    """The images that a Docker daemon has.
 
     Args:
         client: the daemon's client.
@@ -50,7 +52,7 @@ class Images:
             try:
                 self._client.remove_image(image["Id"], force=True)
             except docker.errors.APIError as error:
-                if error.status_code not in (404, 409):  # removed, or the base of another image
+                if error.status_code not in (404, 409):  # removed, or another image's base
                     raise
 
     def _pull(self, image: str, policy: str) -> None:
@@ -79,7 +81,7 @@ class Images:
         workspace, base = build["workspace"], build["base"]
         own = next((name for name in _DOCKERFILES if workspaces.find(workspace, name)), "")
         with tempfile.TemporaryFile() as context:
-            if own:  # even if it matches an ignore pattern
+            if own:  # include it even if it matches an ignore pattern
                 with open(workspaces.find(workspace, own) or own, "rb") as file:
                     text = file.read()
                 workspaces.archive(workspace, context, more={own: text})
@@ -102,8 +104,8 @@ class Images:
 
 
 class Progress:
-    """Shows the daemon's progress on stderr. On a terminal, one line is updated; otherwise, two
-    lines are printed.
+    """Shows the daemon's progress on stderr. On a terminal, a single line is updated. Otherwise,
+    two lines are printed.
     """
 
     def __init__(self, quiet: bool) -> None:
@@ -144,7 +146,9 @@ class Progress:
 
 
 def _repository_and_tag(image: str) -> tuple[str, str]:
-    """Split `HOST:PORT/NAME:TAG` or `NAME@DIGEST`; the default tag is latest, as in Docker."""
+    """Split `HOST:PORT/NAME:TAG` or `NAME@DIGEST` into a repository and a tag. As in Docker, the
+    default tag is `latest`.
+    """
     name, at, digest = image.partition("@")
     if at:
         return name, digest

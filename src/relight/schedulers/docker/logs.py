@@ -1,4 +1,4 @@
-"""Reads the output lines of a container, including those before its restarts."""
+"""Reads a container's output lines, including those from before a restart."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -10,15 +10,16 @@ from relight.schedulers.docker.daemon import Daemon
 
 _POLL_S = 0.2
 Piece = tuple[str, bytes]
-"""Docker's timestamp and the bytes that were written. All pieces of a line have the same timestamp.
+"""A timestamp from Docker, and the bytes that were written. All pieces of a line have the same
+timestamp.
 """
 
 
 def lines(container_id: str, query: LogQuery) -> Iterator[str]:
-    """Yield a container's lines; with `follow`, continue until it has ended and will not be
-    restarted.
+    """Yield a container's output lines. With `follow`, keep yielding new lines until the container
+    has exited and will not be restarted.
     """
-    daemon = Daemon()  # threads reading logs can't share a connection
+    daemon = Daemon()  # threads that read logs can't share a connection
     try:
         with daemon.client() as client:
             yield from _follow(client, container_id, query)
@@ -27,14 +28,14 @@ def lines(container_id: str, query: LogQuery) -> Iterator[str]:
 
 
 def seconds(text: str) -> float:
-    """Convert Docker's timestamp, with nanoseconds, to seconds since 1970."""
+    """Convert one of Docker's timestamps, which include nanoseconds, to seconds since 1970."""
     whole, _, fraction = text.removesuffix("Z").partition(".")
     since_1970 = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
     return since_1970 + float(f"0.{fraction or 0}")
 
 
 def whole_lines(pieces: Iterable[Piece]) -> Iterator[str]:
-    """Join pieces into lines; pieces of stdout and stderr may alternate."""
+    """Join pieces of output into lines. Pieces of stdout and stderr may alternate."""
     begun: dict[str, bytes] = {}
     for written_at, data in pieces:
         *whole, rest = (begun.pop(written_at, b"") + data).split(b"\n")
@@ -65,13 +66,13 @@ def _follow(client: Any, container_id: str, query: LogQuery) -> Iterator[str]:
         yield from whole_lines(seen)
         if not query.follow or not _was_restarted(client, container_id, began):
             return
-        # Skip lines that were already returned; the daemon may send them again.
+        # Skip lines that have already been returned, because the daemon may send them again.
         last = seen.last
         since = seconds(last) - 1 if last else since
 
 
 class _Pieces:
-    """Yields a container's output after `last`, and advances `last`."""
+    """Yields the container output that was written after `last`, and advances `last`."""
 
     def __init__(self, frames: Iterator[bytes], last: str) -> None:
         self._frames = frames
@@ -88,8 +89,8 @@ class _Pieces:
 
 
 def _was_restarted(client: Any, container_id: str, began: str) -> bool:
-    """Wait until a container has been restarted or certainly won't be; return whether it was
-    restarted.
+    """Wait until a container has either been restarted or will certainly not be, and return whether
+    it has been restarted.
     """
     while True:
         state = client.inspect_container(container_id)["State"]

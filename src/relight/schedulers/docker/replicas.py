@@ -1,7 +1,7 @@
-"""Lists job containers, and derives a job's status from them.
+"""Lists the containers that belong to jobs, and derives each job's status from its containers.
 
-Labels can't be changed, so a container that has been requested to stop is marked with a suffix of
-its name.
+Labels can't be changed, so a container is marked by adding a suffix to its name when it is stopped
+on request.
 """
 
 import io
@@ -17,7 +17,9 @@ from relight.schedulers.docker.request import ERROR_FILE, Label
 from relight.schedulers.failure_reason import last_words
 
 CANCELLED, STOPPED = ".cancelled", ".stopped"
-"""Name suffixes of containers that were stopped by a command, or because another one failed."""
+"""Name suffixes for containers that were stopped by a command, or because another container
+failed.
+"""
 _LINES, _LINE_LIMIT = 200, 300
 _FILE_LIMIT = 1 << 24
 _STATES = {
@@ -31,7 +33,9 @@ _STATES = {
 
 
 class Container(NamedTuple):
-    """One container. `mark` is its name suffix if a stop has been requested."""
+    """A container. `mark` is the suffix that was added to its name if it was stopped on request, or
+    empty.
+    """
 
     id: str
     name: str
@@ -45,12 +49,12 @@ class Container(NamedTuple):
 
     @property
     def role(self) -> str:
-        """This replica's role."""
+        """The role that this replica belongs to."""
         return self.labels[Label.ROLE]
 
     @property
     def number(self) -> int:
-        """The replica's number within the role."""
+        """The replica's number within its role."""
         return int(self.labels[Label.REPLICA])
 
     @property
@@ -60,18 +64,18 @@ class Container(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """Whether the container is not over."""
+        """Whether the container has not finished yet."""
         return not self.state.is_over
 
 
 def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, list[Container]]:
-    """Return job containers in replica order, keyed by job id.
+    """Return the containers of each job in replica order, keyed by job id.
 
     Args:
         client: the daemon's client.
-        app_ids: the jobs to return, including the causes of failures; None returns all jobs,
-            without causes.
-        labels: only return containers that have these labels.
+        app_ids: the jobs to return, including the causes of failures. If None, all jobs are
+            returned, without causes.
+        labels: return only containers that have these labels.
     """
     found: dict[str, list[Container]] = {}
     for listed in client.containers(all=True, filters={"label": [Label.APP_ID, *labels]}):
@@ -88,7 +92,9 @@ def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, 
 
 
 def status(found: Sequence[Container]) -> AppStatus:
-    """Derive a job's status from its containers. The job is over once all containers are over."""
+    """Derive a job's status from its containers. The job is over once all of its containers have
+    finished.
+    """
     statuses = [
         ReplicaStatus(r.role, r.number, r.state, r.name.split(".")[0], r.exitcode, r.error)
         for r in found
@@ -100,8 +106,8 @@ def status(found: Sequence[Container]) -> AppStatus:
 
 
 def verdict(found: Sequence[Container]) -> tuple[AppState, str]:
-    """Return a job's current or expected state, and the reason. The job has failed as soon as a
-    role can't reach its minimum number of replicas.
+    """Return a job's current or expected state, and the reason for it. A job has failed as soon as
+    a role can't reach its minimum number of replicas.
     """
     states = [replica.state for replica in found]
     if any(replica.mark == CANCELLED for replica in found):
@@ -123,14 +129,14 @@ def verdict(found: Sequence[Container]) -> tuple[AppState, str]:
 
 
 def stop(client: Any, found: Sequence[Container], mark: str, *, kill: bool = False) -> None:
-    """Send SIGTERM to containers that have not received it yet. They are marked first, so that
-    their exit code does not count as a failure.
+    """Send SIGTERM to containers that have not received it yet. The containers are marked first, so
+    that their exit codes don't count as failures.
 
     Args:
         client: the daemon's client.
-        found: one job's containers; ended ones are skipped.
+        found: the containers of one job. Containers that have already finished are skipped.
         mark: `CANCELLED` or `STOPPED`.
-        kill: send SIGKILL instead, even to containers that have received SIGTERM.
+        kill: send SIGKILL instead, even to containers that have already received SIGTERM.
     """
     import docker
 
@@ -145,7 +151,7 @@ def stop(client: Any, found: Sequence[Container], mark: str, *, kill: bool = Fal
             else:
                 client.kill(replica.id, "SIGTERM")
         except docker.errors.APIError as error:
-            if error.status_code not in (404, 409):  # already ended or removed
+            if error.status_code not in (404, 409):  # already finished or removed
                 raise
 
 
@@ -186,18 +192,18 @@ def _error(inspected: Mapping[str, Any]) -> str:
 
 
 def _cause(client: Any, replica: Container) -> str:
-    """Return the failure from the replica's error file. Not every program writes one, so the
-    fallback is the last line of stderr. The result is empty if neither exists.
+    """Return the error from the replica's error file. Not every program writes an error file, so
+    the fallback is the last line on stderr. The result is empty if there is neither.
     """
     import docker
 
     try:
         text = error_files.failure_line(_error_file(client, replica.id))
         if not text:
-            # Docker's `tail` counts the lines of both streams, whichever is requested.
+            # Docker's `tail` option counts lines from both streams, even if only one is requested.
             said = client.logs(replica.id, stdout=False, stderr=True, tail=_LINES)
             text = last_words(said.decode(errors="replace").splitlines(), replica.exitcode)
-    except docker.errors.APIError:  # it is being removed, or uses another log driver
+    except docker.errors.APIError:  # the container is being removed, or uses a different log driver
         return ""
     return " ".join(text.split())[:_LINE_LIMIT]
 

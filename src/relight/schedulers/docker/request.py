@@ -1,10 +1,10 @@
-"""Builds an app's request to a Docker daemon without contacting the daemon.
+"""Builds the request to a Docker daemon for an app, without contacting the daemon.
 
 The request has one container per replica.
 
-A container's `config` is the body of `POST /containers/create` of Docker's own API, so a dry run
-shows the exact request. Replicas on the same host can't share GPUs, devices and published ports, so
-these are distributed among the replicas.
+A container's `config` is the body of a `POST /containers/create` request in Docker's own API, so a
+dry run shows the exact request. Replicas on the same host can't share GPUs, numbered devices or
+published ports, so these are divided among the replicas.
 """
 
 import fnmatch
@@ -29,7 +29,7 @@ NETWORK = "relight"
 NO_NAMES = ("host", "none", "bridge", "default")
 """Docker's predefined networks, in which containers can't resolve each other's names."""
 STOP_LIMIT_S = 40
-"""Seconds from SIGTERM to SIGKILL, longer than the grace period of the agents' workers."""
+"""Seconds from SIGTERM to SIGKILL. This is longer than the grace period of the agents' workers."""
 ERROR_FILE = "/tmp/relight-error.json"  # noqa: S108  # in the container
 """The error file that failed replicas write, in torch's format."""
 LAUNCHER = "/opt/relight"
@@ -63,7 +63,8 @@ class Label:
 def build_request(
     app: AppDef, cfg: Mapping[str, Any], app_id: str, env: Environment
 ) -> dict[str, Any]:
-    """Return the request: the images to build, the network, and the containers in order.
+    """Return the request, which contains the images to build, the network, and the containers in
+    order.
 
     Raises:
         UsageError: if part of the app or an option is not supported.
@@ -118,9 +119,9 @@ def build_request(
 
 
 def container_names(app: AppDef, app_id: str) -> list[list[str]]:
-    """Return the container names for each role. They are also used as hostnames, so they have at
-    most 63 letters, digits and hyphens. If a name is shortened, the end of `app_id` is kept,
-    because it is the unique part.
+    """Return the container names for each role. They are also used as hostnames, so they consist of
+    at most 63 letters, digits and hyphens. If a name has to be shortened, the end of `app_id` is
+    kept, because the end makes it unique.
     """
     parts = [_hostname_part(role.name)[:24].strip("-") or "role" for role in app.roles]
     if len(set(parts)) < len(parts):
@@ -135,7 +136,9 @@ def container_names(app: AppDef, app_id: str) -> list[list[str]]:
 
 
 def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on parts of an app that are ignored and on resources that may be insufficient."""
+    """Yield notes about parts of the app that are ignored, and about resources that may be
+    insufficient.
+    """
     yield from resource_checks.too_little(app)
     if cfg.get("image_repo"):
         yield "image_repo has no effect; the daemon that runs the job already has the image"
@@ -150,7 +153,7 @@ def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
 
 
 def format_commands(body: Mapping[str, Any]) -> str:
-    """Return the request as docker commands for a shell, with secrets hidden."""
+    """Format the request as docker shell commands, with secrets hidden."""
     lines = []
     for build in body["builds"]:
         lines.append(f"# {build['workspace']}, less what its ignore file names, on {build['base']}")
@@ -163,7 +166,7 @@ def format_commands(body: Mapping[str, Any]) -> str:
 
 
 class _Allocation:
-    """Gives each replica its own GPUs, numbered devices and host ports."""
+    """Assigns to each replica its own GPUs, numbered devices and host ports."""
 
     def __init__(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         asked = sum(max(0, role.resource.gpu) * role.num_replicas for role in app.roles)
@@ -278,8 +281,8 @@ def _labels(app: AppDef, role: Role, number: int, app_id: str) -> dict[str, str]
 
 
 def _host_config(role: Role, network: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
-    # Init is needed because a process with pid 1 and no handlers ignores SIGTERM and does not reap
-    # children.
+    # An init process is needed, because a process with pid 1 ignores SIGTERM unless it has a
+    # handler, and does not reap orphaned processes.
     config: dict[str, Any] = {"NetworkMode": network, "Init": True}
     if cfg.get("privileged"):
         config["Privileged"] = True
@@ -328,7 +331,7 @@ def _size(text: str) -> int:
 
 
 def _command(name: str, config: Mapping[str, Any]) -> list[str]:
-    """Return `docker run …` as lines with continuation marks for a shell."""
+    """Return a `docker run …` command as lines with shell continuation characters."""
     host = config["HostConfig"]
     words = ["docker", "run", "--detach", f"--name={name}", f"--network={host['NetworkMode']}"]
     words += [f"--hostname={config['Hostname']}"] if "Hostname" in config else []

@@ -1,4 +1,4 @@
-"""Jobs on a Docker daemon: one container per replica, and no state outside the daemon.
+"""Runs jobs on a Docker daemon, with one container per replica and no state outside the daemon.
 
     render   builds the request, without a daemon                             (`request`)
     submit   pulls and builds images, creates all containers, then starts them; if this fails,
@@ -7,10 +7,9 @@
              same status                                                      (`replicas`)
     logs     reads them from the daemon                                       (`logs`)
 
-The daemon doesn't know about jobs. Therefore `status`, and the commands that use it to wait for a
-job, make sure that a job ends as a whole: when a replica has failed permanently, they stop the
-remaining ones. No other process watches the job, but a training job's agents end together on their
-own.
+The daemon doesn't know about jobs. When a replica has failed permanently, `status` therefore stops
+the job's remaining replicas, and so do the commands that use `status` to wait for a job. No other
+process watches the job, but the agents in a training job exit together on their own.
 """
 
 import io
@@ -61,7 +60,7 @@ _NO_NETWORK = re.compile(r"network \S+ (not found|is ambiguous)")
 
 
 class Docker(Scheduler):
-    """Runs jobs on the daemon that DOCKER_HOST names, or on the local one."""
+    """Runs jobs on the Docker daemon at DOCKER_HOST, or on the local daemon."""
 
     name = "docker"
     options: Sequence[Option] = (
@@ -88,8 +87,8 @@ class Docker(Scheduler):
         self._failed_at: dict[str, float] = {}
 
     def affinity(self) -> int:
-        """Return how suitable Docker is on this machine. Docker needs a configured or running
-        daemon.
+        """Return how suitable Docker is on this machine. Docker requires a daemon that is
+        configured or running.
         """
         return 0 if find_spec("docker") is None or refusal(address()) else 10
 
@@ -100,7 +99,7 @@ class Docker(Scheduler):
         return Request(self.name, app, cfg, body, text, notes)
 
     def submit(self, request: Request) -> str:
-        """Start the containers and return the app's id."""
+        """Start the containers, and return the app's id."""
         body = request.body
         app_id = str(body["app_id"])
         with self._daemon.client() as client:
@@ -118,7 +117,9 @@ class Docker(Scheduler):
         return app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs, and stop the remaining replicas of failed jobs."""
+        """Return the status of each job, and stop the remaining replicas of each job that has
+        failed.
+        """
         with self._daemon.client() as client:
             jobs = replicas.jobs(client, app_ids)
             for app_id, found in jobs.items():
@@ -140,12 +141,14 @@ class Docker(Scheduler):
         return lines(replica.id, query)
 
     def cancel(self, app_id: str) -> None:
-        """Stop a job and return when it is over."""
+        """Stop a job, and wait until it is over."""
         with self._daemon.client() as client:
             _cancel(client, app_id, _job(client, app_id))
 
     def delete(self, app_id: str) -> None:
-        """Stop a job and remove its containers, their logs, and the images built for it."""
+        """Stop a job, and remove its containers, their logs, and the images that were built for the
+        job.
+        """
         with self._daemon.client() as client:
             _cancel(client, app_id, replicas.jobs(client, [app_id]).get(app_id, []))
             _remove(client, app_id)
@@ -187,8 +190,8 @@ def _cancel(client: Any, app_id: str, found: Sequence[Container]) -> None:
 
 
 def _with_token(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the containers with a token for their job. The token prevents other processes on the
-    network, which other jobs share, from joining the job.
+    """Yield the containers after adding a token for their job. The network is shared with other
+    jobs, and the token prevents other processes on it from joining the job.
     """
     token = f"RELIGHT_TOKEN={os.urandom(16).hex()}"
     for container in body["containers"]:
@@ -208,7 +211,7 @@ def _create(client: Any, network: str, container: Mapping[str, Any]) -> str:
 
 
 def _packed(launcher: bytes) -> bytes:
-    """Return a tar archive with the launcher at the path where a container looks for it."""
+    """Return a tar archive that contains the launcher at the path where a container expects it."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         entry = tarfile.TarInfo(f"{LAUNCHER}/{launcher_file.NAME}".lstrip("/"))
@@ -218,21 +221,22 @@ def _packed(launcher: bytes) -> bytes:
 
 
 def _remove(client: Any, app_id: str) -> None:
-    """Remove everything created for a job, regardless of which process created it."""
+    """Remove everything that was created for a job, regardless of which process created it."""
     import docker
 
     for listed in client.containers(all=True, filters={"label": f"{Label.APP_ID}={app_id}"}):
         try:
             client.remove_container(listed["Id"], v=True, force=True)
         except docker.errors.APIError as error:
-            if error.status_code not in (404, 409):  # removed, or being removed
+            if error.status_code not in (404, 409):  # already removed, or being removed
                 raise
     Images(client, quiet=True).remove(app_id)
 
 
 def _in_network(client: Any, name: str, ask: Callable[[], Any]) -> Any:
-    """Send a request that needs a network, retrying if necessary. Concurrent commands may remove
-    the network, or create a second one with the same name, which Docker rejects.
+    """Send a request that needs a network, and retry it if necessary. Other commands may remove the
+    network at the same time, or create a second network with the same name, in which case Docker
+    rejects the request.
     """
     import docker
 
@@ -249,7 +253,7 @@ def _in_network(client: Any, name: str, ask: Callable[[], Any]) -> Any:
 
 
 def _make_network(client: Any, name: str) -> None:
-    """Create a network if it does not exist, and remove others with the same name."""
+    """Create a network if it does not exist, and remove any duplicates with the same name."""
     import docker
 
     found = _networks(client, name)
@@ -258,11 +262,11 @@ def _make_network(client: Any, name: str) -> None:
         try:
             client.create_network(name, driver="bridge", check_duplicate=True, labels=labels)
         except docker.errors.APIError as error:
-            if error.status_code != 409:  # another command has created it
+            if error.status_code != 409:  # another command has created the network
                 raise
         found = _networks(client, name)
     left = len(found)
-    for network in reversed(found):  # every command keeps the same one, the first
+    for network in reversed(found):  # every command keeps the same network, which is the first
         if left > 1 and Label.USER in (network["Labels"] or {}):
             left -= _remove_network(client, network["Id"])
 
@@ -273,7 +277,7 @@ def _networks(client: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 def _remove_network(client: Any, network_id: str) -> bool:
-    """Remove a network if no container uses it; return whether it no longer exists."""
+    """Remove a network if no container uses it, and return whether the network is gone."""
     import docker
 
     try:
@@ -284,14 +288,14 @@ def _remove_network(client: Any, network_id: str) -> bool:
 
 
 def _remove_networks(client: Any) -> None:
-    """Remove job networks without containers."""
+    """Remove all job networks that have no containers."""
     for network in client.networks(filters={"label": [Label.USER]}):
         if not client.containers(all=True, filters={"network": network["Id"]}):
             _remove_network(client, network["Id"])
 
 
 def _check_gpus(client: Any, body: Mapping[str, Any]) -> None:
-    """Reject GPUs that are in use by a running job."""
+    """Raise an error if a requested GPU is in use by a running job."""
     configs = [container["config"] for container in body["containers"]]
     wanted = {g for c in configs for g in c["Labels"].get(Label.GPUS, "").split(",") if g}
     if not wanted:

@@ -1,4 +1,4 @@
-"""The connection to a cluster: how the cluster is chosen, and explanations of its errors."""
+"""Chooses the Kubernetes cluster, connects to it, and explains its errors."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ _FORBIDDEN = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"
 
 
 def current_namespace(context: str) -> str:
-    """Return the namespace of a context (the current one if `context` is empty), or of the pod
+    """Return the namespace of a context (the current context if `context` is empty), or of the pod
     in which this process is running.
 
     Raises:
@@ -52,11 +52,11 @@ def is_configured() -> bool:
 
 
 class Cluster:
-    """The cluster that a kubeconfig names, or that this process runs in. It is contacted only when
-    needed.
+    """The cluster that the kubeconfig specifies, or the cluster that this process runs in. No
+    connection is made until one is needed.
 
     Args:
-        context: a kubeconfig context; empty for the current one.
+        context: a kubeconfig context, or empty for the current context.
     """
 
     def __init__(self, context: str = "") -> None:
@@ -68,8 +68,8 @@ class Cluster:
         """Yield an ApiClient from the kubernetes package, and convert its errors to RelightErrors.
 
         Raises:
-            UsageError: if the package is missing, no cluster is configured, or the cluster rejects
-                the request.
+            UsageError: if the kubernetes package is missing, no cluster is configured, or the
+                cluster rejects the request.
             MachineError: if the cluster does not respond.
         """
         try:
@@ -101,7 +101,7 @@ class Cluster:
 
 
 def explained(error: Any) -> RelightError:
-    """Format an API server error in one line."""
+    """Convert an API server error to a one-line error for the user."""
     try:
         said = json.loads(error.body or "{}")
     except ValueError:
@@ -132,8 +132,9 @@ def explained(error: Any) -> RelightError:
 
 
 def _configured(kubernetes: Any, context: str) -> Any:
-    """Return a client for the configured cluster. The package raises arbitrary exceptions for a
-    broken file. If the user's credential program fails, the package only logs the error.
+    """Return a client for the configured cluster. The kubernetes package raises arbitrary
+    exceptions for a broken kubeconfig file. If the user's credential program fails, the package
+    only logs the error.
 
     Raises:
         UsageError: if the configuration is missing or unusable.
@@ -158,8 +159,8 @@ def _configured(kubernetes: Any, context: str) -> Any:
 
 
 def _read_certificates(configuration: Any) -> None:
-    """Read the certificate files now. Otherwise they would only be read when connecting, and an
-    error would look as if the server had not responded.
+    """Read the certificate files now. Otherwise, they would only be read when a connection is made,
+    and an error would look as if the server had not responded.
     """
     import ssl
 
@@ -177,8 +178,8 @@ def _read_certificates(configuration: Any) -> None:
 
 @contextmanager
 def _logged() -> Iterator[list[str]]:
-    """Collect the errors that are logged inside the block, because they are not reported in any
-    other way.
+    """Collect the errors that are logged inside the `with` block, because the package doesn't
+    report them in any other way.
     """
     found: list[str] = []
     handler = logging.Handler(logging.ERROR)
@@ -207,7 +208,7 @@ def _client(kubernetes: Any, context: str) -> Any:
     usual = client.select_header_content_type
 
     def content_type(offered: Sequence[str], *rest: Any) -> Any:
-        """Declare patches as JSON patches, because the package's default differs between
+        """Declare that patches are JSON patches, because the package's default differs between
         versions.
         """
         is_patch = any("patch" in each for each in offered)
@@ -218,10 +219,10 @@ def _client(kubernetes: Any, context: str) -> Any:
 
 
 def _retries() -> Any:
-    """Return the retry policy for requests. Read requests are repeated after a lost connection. All
-    requests are repeated if an overloaded server says when to retry (429, Retry-After). Changes are
-    repeated after a conflict with another change (409), because they declare the desired state
-    regardless of the previous one.
+    """Return the retry policy for requests. Read requests are retried after a lost connection. All
+    requests are retried if an overloaded server specifies when to retry (429, Retry-After). Changes
+    are retried after a conflict with another change (409), because they declare the desired state
+    regardless of the previous state.
     """
     from urllib3.util import Retry
 
@@ -235,13 +236,13 @@ def _retries() -> Any:
 
 
 def _paths() -> list[str]:
-    """Return the kubeconfig file paths."""
+    """Return the paths of the kubeconfig files."""
     said = env.read().get("KUBECONFIG") or "~/.kube/config"
     return [os.path.expanduser(path) for path in str(said).split(os.pathsep) if path]
 
 
 def _kubeconfig() -> dict[str, Any]:
-    """Return the kubeconfig contexts, merging the files as kubectl does."""
+    """Return the kubeconfig contexts. Multiple files are merged as kubectl does."""
     merged: dict[str, Any] = {"contexts": []}
     for path in _paths():
         try:
@@ -249,7 +250,7 @@ def _kubeconfig() -> dict[str, Any]:
                 found = yaml().safe_load(file)
         except OSError:
             continue
-        except Exception as error:  # from the yaml package
+        except Exception as error:  # raised by the yaml package
             why = " ".join(str(error).split())
             raise UsageError(f"can't read kubeconfig {path}: {why}") from None
         if isinstance(found, dict):
@@ -266,7 +267,7 @@ def yaml() -> Any:
     """Import the yaml package.
 
     Raises:
-        UsageError: if it is missing.
+        UsageError: if the package is missing.
     """
     try:
         import yaml as package

@@ -1,12 +1,14 @@
-"""Indexed Jobs, one per role. Nothing needs to be installed in the cluster for them.
+"""Runs an app as Indexed Jobs, one per role. They don't require anything to be installed in the
+cluster.
 
 A pod is recreated without counting as a failure if it is preempted, if its node is lost, or if its
 agent exits with 75. An error in the user's program fails the Job immediately, or after
 `max_retries` per replica. An elastic role succeeds once its minimum number of replicas has
-succeeded. It fails once so many replicas have failed permanently that the minimum can't be reached.
+succeeded. It fails once so many of its replicas have failed permanently that it can't reach the
+minimum.
 
-The failure limit is set per index, because only then do pods know how many times their index has
-been tried (Kubernetes 1.29, KEP 3850).
+The failure limit is set per index, because pods otherwise can't find out how many times their index
+has been tried (Kubernetes 1.29, KEP 3850).
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +43,7 @@ _TRIES = 3
 
 
 class IndexedJob:
-    """`-cfg kind=job`, the default."""
+    """Indexed Jobs, for `-cfg kind=job`, which is the default."""
 
     name = "job"
     resource = ObjectKind("batch/v1", "Job", "jobs")
@@ -61,7 +63,7 @@ class IndexedJob:
         return name if is_only else f"{name}-{label_name(role.name)}"
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
-        """Accept every app."""
+        """Accept every app, because a Job can express all of them."""
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
         """Yield a Job for each role."""
@@ -72,7 +74,7 @@ class IndexedJob:
             yield Maker(name, labels, made, gang_annotation(cfg, role))
 
     def roles(self, each: Object) -> dict[str, int]:
-        """Return a Job's role."""
+        """Return a Job's role and its number of replicas."""
         role = (each["metadata"].get("labels") or {}).get(pods.ROLE, "")
         return {role: each["spec"].get("completions") or 0}
 
@@ -94,9 +96,9 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
         "maxFailedIndexes": size - least(role),
     }
     if seconds := time_limit_s(cfg):
-        # The time limit belongs to the Job, because its pods may be recreated. The field counts
-        # from status.startTime, so the limit begins when the Job may start, and restarts when Kueue
-        # readmits the Job.
+        # The time limit is set on the Job, because its pods may be recreated. The field counts from
+        # status.startTime, so the time starts when the Job is allowed to start, and starts over
+        # when Kueue readmits the Job.
         found["activeDeadlineSeconds"] = seconds
     if least(role) < size:
         rule = {"succeededIndexes": f"0-{size - 1}", "succeededCount": least(role)}

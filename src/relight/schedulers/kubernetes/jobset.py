@@ -1,4 +1,5 @@
-"""A JobSet, which combines the Jobs of all roles into one object that Kueue admits as a whole.
+"""Runs an app as a JobSet, which combines the Jobs for all roles into one object that Kueue admits
+as a whole.
 
 Source: the jobset.x-k8s.io/v1alpha2 API in JobSet 0.12.
 """
@@ -24,7 +25,7 @@ from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 
 class JobSet(IndexedJob):
-    """`-cfg kind=jobset`."""
+    """A JobSet, for `-cfg kind=jobset`."""
 
     name = "jobset"
     resource = ObjectKind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
@@ -34,8 +35,8 @@ class JobSet(IndexedJob):
         return f"{name}-{label_name(role.name)}-0"
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
-        """Yield one JobSet. Its Jobs retry on their own; the JobSet fails as soon as one Job
-        fails.
+        """Yield a single JobSet. Its Jobs retry failed pods on their own, and the JobSet fails as
+        soon as one of its Jobs fails.
         """
         jobs = [
             {
@@ -49,7 +50,7 @@ class JobSet(IndexedJob):
             for role in app.roles
         ]
         made = {
-            "network": {"enableDNSHostnames": False},  # relight's own Service does this
+            "network": {"enableDNSHostnames": False},  # relight's own Service provides hostnames
             "successPolicy": {"operator": "All"},
             "failurePolicy": {"maxRestarts": 0},
             "replicatedJobs": jobs,
@@ -57,7 +58,7 @@ class JobSet(IndexedJob):
         yield Maker(place.name, queue_label(cfg), made | time_to_live(cfg))
 
     def roles(self, each: Object) -> dict[str, int]:
-        """Return a JobSet's roles."""
+        """Return a JobSet's roles and their numbers of replicas."""
         jobs = [job["template"] for job in each["spec"].get("replicatedJobs") or ()]
         return {
             (job["metadata"].get("labels") or {}).get(pods.ROLE, ""): job["spec"]["completions"]

@@ -1,4 +1,4 @@
-"""The interface to a kind of object that creates pods, such as a Job."""
+"""The interface for a kind of Kubernetes object that creates pods, such as a Job."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -10,7 +10,9 @@ from relight.schedulers.kubernetes.pods import ROLE, VOLCANO, MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 Verdict = tuple[AppState | None, str]
-"""The state of the pods as a whole (None while it depends on individual pods), and the reason."""
+"""The state of the pods as a whole, and the reason for it. The state is None while it depends on
+individual pods.
+"""
 QUEUE = "kueue.x-k8s.io/queue-name"
 NEVER = -1
 
@@ -25,15 +27,15 @@ class Maker(NamedTuple):
 
 
 class Kind(Protocol):
-    """A kind of object that creates pods. An app has one such object, or one per role.
+    """A kind of object that creates pods. An app has either one such object, or one for each role.
 
     Attributes:
         name: the kind's name for `-cfg kind=NAME`.
         resource: the kind's name in the API.
-        index: the pod field with the replica number.
-        label: the pod label with the replica number.
-        starts: environment variables, with the pod fields that count the previous starts of the
-            replica.
+        index: the pod field that contains the replica number.
+        label: the pod label that contains the replica number.
+        starts: environment variables and their pod fields, which count how many times the replica
+            has been started before.
         container: the name of the container that runs the command.
         has_service: whether relight creates the Service through which pods find each other.
     """
@@ -53,17 +55,17 @@ class Kind(Protocol):
         """Raise a UsageError for anything that this kind of object can't express."""
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
-        """Yield each object."""
+        """Yield the app's objects."""
 
     def roles(self, each: Object) -> dict[str, int]:
-        """Return the number of replicas for each of an object's roles."""
+        """Return an object's roles and their numbers of replicas."""
 
     def verdict(self, each: Object) -> Verdict:
         """Derive the verdict from an object's status."""
 
     def cancelling(self, each: Object) -> tuple[str, list[dict[str, Any]]]:
-        """Return the subresource to patch, or an empty string for the object itself, and a JSON
-        patch that ends the pods.
+        """Return the subresource to patch (an empty string for the object itself), and a JSON patch
+        that terminates the pods.
         """
 
 
@@ -78,7 +80,7 @@ def queue_label(cfg: Mapping[str, Any]) -> dict[str, str]:
 
 
 def time_to_live(cfg: Mapping[str, Any]) -> dict[str, int]:
-    """Return the field that holds an ended object's time to live."""
+    """Return the field that specifies how long an object is kept after it has finished."""
     ttl = cfg.get("ttl")
     if ttl is None or ttl == NEVER:
         return {}
@@ -88,7 +90,7 @@ def time_to_live(cfg: Mapping[str, Any]) -> dict[str, int]:
 
 
 def gang_annotation(cfg: Mapping[str, Any], role: Role) -> dict[str, str]:
-    """Return the Job annotation from which Volcano creates the pods' PodGroup.
+    """Return the Job annotation that Volcano uses to create the PodGroup for the Job's pods.
 
     Source: getMinMemberFromUpperRes in Volcano's pkg/controllers/podgroup.
     """
@@ -97,12 +99,14 @@ def gang_annotation(cfg: Mapping[str, Any], role: Role) -> dict[str, str]:
 
 
 def suspending(*_: Object) -> tuple[str, list[dict[str, Any]]]:
-    """Return the subresource and the patch that suspend an object with `spec.suspend`."""
+    """Return the subresource and the JSON patch that suspend an object through `spec.suspend`."""
     return "", [{"op": "add", "path": "/spec/suspend", "value": True}]
 
 
 def conditions(each: Object, *names: str) -> Iterator[tuple[str, str]]:
-    """Yield the named conditions that are true, in the given order, with their messages."""
+    """Yield each of the named conditions that is true, along with its message, in the given
+    order.
+    """
     known = {
         condition["type"]: str(condition.get("message") or "")
         for condition in (each.get("status") or {}).get("conditions") or ()
@@ -114,12 +118,12 @@ def conditions(each: Object, *names: str) -> Iterator[tuple[str, str]]:
 
 
 def by_conditions(each: Object, succeeded: Iterable[str], failed: Iterable[str]) -> Verdict:
-    """Return the verdict for an object that has conditions.
+    """Derive the verdict from an object's conditions.
 
     Args:
         each: the object.
-        succeeded: conditions that each mean success.
-        failed: conditions that each mean failure.
+        succeeded: conditions that mean success.
+        failed: conditions that mean failure.
     """
     for _ in conditions(each, *succeeded):
         return AppState.SUCCEEDED, ""
@@ -143,7 +147,7 @@ def only_role(kind: Kind, app: AppDef) -> Role:
     """Return an app's only role.
 
     Raises:
-        UsageError: if it has several roles.
+        UsageError: if the app has several roles.
     """
     if len(app.roles) == 1:
         return app.roles[0]

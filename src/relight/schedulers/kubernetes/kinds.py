@@ -1,4 +1,4 @@
-"""The kinds of objects that can be selected with `-cfg kind=NAME`."""
+"""The kinds of objects that the user can select with `-cfg kind=NAME`."""
 
 from relight.schedulers.kubernetes.job import IndexedJob
 from relight.schedulers.kubernetes.jobset import JobSet

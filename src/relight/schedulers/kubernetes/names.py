@@ -1,4 +1,4 @@
-"""Names and labels that a Kubernetes API server accepts (RFC 1123 labels, label values)."""
+"""Creates names and labels that a Kubernetes API server accepts (RFC 1123 labels, label values)."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,8 +10,8 @@ from relight.job.app import AppDef, Role
 
 LONGEST = 63
 _SUFFIX = len("-00000")
-"""Length of the suffix that the Job controller appends to a pod's name: a hyphen and five random
-characters.
+"""The length of the suffix that the Job controller appends to a pod's name, which is a hyphen and
+five random characters.
 """
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -31,12 +31,12 @@ _FORMS = {
     "shm_size": (_QUANTITY, "a size such as 8Gi"),
     "user": (r"\d+", "the number of a user, from 0"),
 }
-"""Patterns for the option values that a server accepts, each with a description."""
+"""Patterns for the option values that an API server accepts, each with a description."""
 
 
 class JobId(NamedTuple):
-    """A job's id: [CONTEXT@]NAMESPACE:NAME, with the context quoted as in a URL. EKS context names
-    contain a slash, which would start a role in a handle.
+    """A job's id, which has the form [CONTEXT@]NAMESPACE:NAME. The context is quoted as in a URL,
+    because EKS context names contain a slash, and a slash in a handle would be followed by a role.
     """
 
     context: str
@@ -61,25 +61,28 @@ def read_id(app_id: str) -> JobId:
 
 
 def label_name(text: str) -> str:
-    """Convert text to a valid object name, with lowercase letters, digits and hyphens."""
+    """Convert text to a valid object name, which consists of lowercase letters, digits and
+    hyphens.
+    """
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def label_value(text: str) -> str:
-    """Convert text to a valid label value: at most 63 characters, beginning and ending with a
-    letter or a digit.
+    """Convert text to a valid label value, which has at most 63 characters and begins and ends with
+    a letter or a digit.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", ".", text)[:LONGEST].strip("._-")
 
 
 def app_name(app: AppDef, app_id: str, stem: Callable[[str, Role], str]) -> str:
-    """Return the name for an app's objects: the app's id, shortened if it is too long for the pods'
-    host names. Its random suffix is always kept.
+    """Return the name for an app's objects. It is the app's id, shortened if the pods' host names
+    would be too long. The id's random suffix is always kept.
 
     Args:
         app: the app.
         app_id: the app's unique name.
-        stem: returns the part of a role's pod names that precedes the number, given an app's name.
+        stem: given the name and a role, returns the part of the role's pod names that precedes the
+            number.
     """
     roles = app.roles
     ends = [f"{stem('', role)}-{max(0, role.num_replicas - 1)}" + "x" * _SUFFIX for role in roles]
@@ -98,7 +101,7 @@ def app_name(app: AppDef, app_id: str, stem: Callable[[str, Role], str]) -> str:
 
 
 def check_options(cfg: Mapping[str, Any]) -> None:
-    """Reject option values that every server would reject, without contacting one.
+    """Reject option values that every API server would reject, without contacting a server.
 
     Raises:
         UsageError: if a value is invalid.

@@ -1,5 +1,5 @@
-"""The user's additions to the pod template: a YAML or JSON file (`-cfg pods=FILE`), and TorchX's
-overlays in the metadata `kubernetes` (`job/overlays.py`).
+"""Merges the user's overrides into the pod template. They come from a YAML or JSON file (`-cfg
+pods=FILE`) and from TorchX overlays in the `kubernetes` metadata (`job/overlays.py`).
 
     spec:
       hostNetwork: true
@@ -8,9 +8,9 @@ overlays in the metadata `kubernetes` (`job/overlays.py`).
           volumeMounts: [{name: scratch, mountPath: /scratch}]
       volumes: [{name: scratch, emptyDir: {}}]
 
-The file is merged in the same way as by `kubectl patch`. Mappings are merged by key; lists of
-containers, volumes and variables are merged by `name`; and mounts are merged by `mountPath`. Other
-lists replace relight's, and `null` removes a value.
+The file is merged in the same way as `kubectl patch` would merge it. Mappings are merged by key,
+lists of containers, volumes and variables by `name`, and mounts by `mountPath`. Any other list
+replaces relight's list, and `null` removes a value.
 """
 
 import json
@@ -23,7 +23,7 @@ from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import cluster
 
 _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort", "hostAliases": "ip"}
-"""The keys that identify the entries of some lists; in all other lists, `name` does."""
+"""The keys that identify the entries in some lists. In all other lists, the key is `name`."""
 _PARTS = ("metadata", "spec", "apiVersion", "kind")
 _NAMESPACE, _POD = "kubernetes", "V1Pod"
 
@@ -32,7 +32,7 @@ def read(path: str) -> dict[str, Any]:
     """Read an overrides file.
 
     Raises:
-        UsageError: if it can't be read or is not a valid part of a pod.
+        UsageError: if the overrides can't be read or are not a valid part of a pod.
     """
     what = f"-cfg pods={path}"
     return _checked(_loaded(path, what), what)
@@ -43,7 +43,7 @@ def overlay(of: AppDef | Role) -> dict[str, Any]:
     a path or a `file://` URL.
 
     Raises:
-        UsageError: if it can't be read or is not a valid part of a pod.
+        UsageError: if the overrides can't be read or are not a valid part of a pod.
     """
     found = of.metadata.get(_NAMESPACE)
     if not found:
@@ -68,7 +68,7 @@ def _loaded(path: str, what: str) -> Any:
 
 
 def _loader() -> Any:
-    """Return YAML's safe loader, extended with the tuples that TorchX overlays may contain."""
+    """Return YAML's safe loader, extended to accept the tuples that TorchX overlays may contain."""
 
     class Loader(cluster.yaml().SafeLoader):  # type: ignore[misc]
         pass
@@ -90,18 +90,18 @@ def _checked(found: Any, what: str) -> dict[str, Any]:
     parts = {name: found[name] for name in found if name not in ("apiVersion", "kind")}
     try:
         json.dumps(parts)
-    except TypeError as error:  # such as a date, which JSON doesn't have
+    except TypeError as error:  # for example, a date, which JSON doesn't support
         raise UsageError(f"{what}: {error}", hint="put the value in quotes") from None
     return parts
 
 
 def merged(base: Any, override: Any, name: str = "") -> Any:
-    """Return a part of a pod with overrides applied.
+    """Return part of a pod with the user's overrides applied.
 
     Args:
-        base: the part as rendered by relight.
+        base: the part as relight renders it.
         override: the user's version.
-        name: the name of the part.
+        name: the part's name.
     """
     if isinstance(base, Mapping) and isinstance(override, Mapping):
         whole = {**base}

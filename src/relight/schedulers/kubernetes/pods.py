@@ -1,4 +1,4 @@
-"""The template for a role's pods, used by the object that creates them."""
+"""Builds the template for a role's pods, which the object that creates the pods uses."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ LAUNCHER = "/opt/relight"
 """The directory of the bundled launcher inside the container."""
 GPU = "nvidia.com/gpu"
 RESERVED = {"reserved_millicpu": 100, "reserved_memmb": 1024}
-"""TorchX's default for the resources reserved on a node for other pods."""
+"""The resources that TorchX reserves on a node for other pods by default."""
 JOB = "RELIGHT_JOB_ID"
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 SECRETS = "-env"
@@ -36,8 +36,8 @@ name, which differs from the pod's host name.
 """
 _TOPOLOGY, _RANK_ORDER = "RELIGHT_TOPOLOGY", "RELIGHT_RANK_ORDER"
 _START = "/opt/relight-start"
-"""The directory with a file that is as old as the pod, because the kubelet creates it before
-pulling the image.
+"""A directory that contains a file that is as old as the pod, because the kubelet creates the file
+before it pulls the image.
 """
 _TELL_END = (
     'case "${{RELIGHT_PREEMPTIONS:-0}}${{RELIGHT_REQUEUES:-0}}" in 00) '
@@ -48,27 +48,29 @@ _TELL_END = (
 job started.
 """
 _REPLICA = "\0replica\0"
-"""Placeholder for the replica number until everything else has been escaped."""
+"""A placeholder for the replica number, used until everything else has been escaped."""
 _FIELD = "[FIELD_PATH]"
 _POD_GROUP = "scheduling.x-k8s.io/pod-group"
 _TOLERATION_S = 300
-"""How long a pod stays on an unready or unreachable node by default (admission plug-in
+"""How long a pod stays on a node that is not ready or unreachable, by default (admission plug-in
 DefaultTolerationSeconds).
 """
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _PERMITTED = "NET_BIND_SERVICE"
 """The only capability that may be added under the *restricted* standard."""
 _COORDINATORS = 3
-"""Number of replicas listed in the endpoint, so that losing replica 0 does not end the job."""
+"""The number of replicas that the endpoint lists. There are several so that losing replica 0 does
+not end the job.
+"""
 
 
 class MeetingPlace(NamedTuple):
-    """The rendezvous endpoint of an app's pods.
+    """The rendezvous endpoint that an app's pods use.
 
-    `name` is the name of the app's objects and its headless Service, `stem` precedes the number in
-    the host names of the first role's pods, and `number` is the pod field with the number. `job` is
-    the job's id, including its namespace. `starts` maps variables to the pod fields that count the
-    previous starts of the replica.
+    `name` is the name of the app's objects and its headless Service. `stem` precedes the number in
+    the host names of the first role's pods, and `number` is the pod field that contains this
+    number. `job` is the job's id, including its namespace. `starts` maps environment variables to
+    the pod fields that count how many times the replica has been started before.
     """
 
     job: str
@@ -78,7 +80,9 @@ class MeetingPlace(NamedTuple):
     starts: Mapping[str, str]
 
     def host(self, number: int) -> str:
-        """Return the host name, within the namespace, of one of the first role's replicas."""
+        """Return the host name of one of the first role's replicas, as it can be used within the
+        namespace.
+        """
         return f"{self.stem}-{number}.{self.name}"
 
 
@@ -151,13 +155,13 @@ def template(
         found = overlays.applied(found, user["pod"], f"the pod of {role.name}")
     if cfg.get("pods"):
         found = overrides.merged(found, overrides.read(cfg["pods"]))
-    if found["spec"].get("hostNetwork"):  # otherwise it uses the node's DNS (pods' default policy),
+    if found["spec"].get("hostNetwork"):  # otherwise the pod uses the node's DNS (default policy),
         found["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")  # which lacks the Service
     return found
 
 
 def labels(app: AppDef, name: str, role: Role | None = None) -> dict[str, str]:
-    """Return the labels for an object that belongs to an app or to one of its roles."""
+    """Return the labels for an object that belongs to an app, or to one of the app's roles."""
     found = {
         "app.kubernetes.io/name": label_value(app.name),
         "app.kubernetes.io/managed-by": "relight",
@@ -183,31 +187,31 @@ def labels(app: AppDef, name: str, role: Role | None = None) -> dict[str, str]:
 
 
 def secrets(role: Role, place: MeetingPlace) -> dict[str, str]:
-    """Return a role's variables that look like secrets, by their keys in the job's Secret, where
-    users with read access to pods can't see them.
+    """Return the role's environment variables that look like secrets, by their keys in the job's
+    Secret. Users who only have read access to pods can't see values that are in a Secret.
     """
     own = _substituted(role, place).env
     return {secret_key(role, name): own[name] for name in own if _is_secret(name, own[name])}
 
 
 def secret_key(role: Role, variable: str) -> str:
-    """Return the key of a role's variable in the job's Secret."""
+    """Return the key under which the job's Secret contains a role's variable."""
     return f"{label_name(role.name)}.{variable}"
 
 
 def secret_name(place: MeetingPlace) -> str:
-    """Return the name of the Secret with the job's variables."""
+    """Return the name of the Secret that contains the job's variables."""
     return place.name + SECRETS
 
 
 def launcher_name() -> str:
-    """Return the name of the launcher's ConfigMap, shared by the jobs in a namespace."""
+    """Return the name of the launcher's ConfigMap, which all jobs in a namespace share."""
     return f"relight-launcher-{launcher_file.digest()}"
 
 
 def _is_secret(name: str, value: str) -> bool:
     """Return whether a variable is stored in the Secret. The kubelet does not expand values from a
-    Secret, so a value with a replica number stays in the pod.
+    Secret, so a value that refers to the replica number stays in the pod.
     """
     if (
         value.startswith(_FIELD)
@@ -224,8 +228,8 @@ def _substituted(role: Role, place: MeetingPlace) -> Role:
 
 
 def _escaped(role: Role) -> Role:
-    """Return the role with its arguments escaped so that they reach the program unchanged, because
-    the kubelet expands `$(NAME)` and replaces `$$` with `$`.
+    """Return the role with its arguments escaped. Without escaping, the kubelet would expand
+    `$(NAME)` and replace `$$` with `$`.
     """
     args = [_escape(word) for word in role.args]
     env = {name: _escape(value) for name, value in role.env.items()}
@@ -260,7 +264,7 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
         "TORCHX_IMAGE": role.image,
     }
     values = {**defaults, **own.env}
-    if JOB in values:  # TorchX's own variable doesn't include the namespace, and is not changed
+    if JOB in values:  # TorchX's variable is left alone, because it lacks the namespace
         values[JOB] = role.env[JOB].replace("${app_id}", place.job)
     hidden = secrets(role, place)
     for name, value in values.items():
@@ -283,11 +287,11 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
 
 
 def _topology(own: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the variables for ordering ranks by pod labels; a variable is empty if the pod lacks
-    the label.
+    """Return the variables that are used to order ranks by pod labels. A variable is empty if the
+    pod doesn't have the label.
 
-    By default, a cluster copies only the nodes' region and zone labels to pods (admission plug-in
-    PodTopologyLabels, enabled by default since Kubernetes 1.35).
+    By default, a cluster copies only the region and zone labels from nodes to pods. The admission
+    plug-in PodTopologyLabels, which is enabled by default since Kubernetes 1.35, does this.
     """
     found: list[dict[str, Any]] = []
     for number, label in enumerate(cfg.get("rank_order") or ()):
@@ -300,8 +304,8 @@ def _topology(own: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the container's limits and requests. As in TorchX, requests leave some of the node's
-    resources for the cluster's own pods.
+    """Return the container's resource limits and requests. As in TorchX, the requests leave some of
+    the node's resources to the cluster's own pods.
     """
     has = role.resource
     limits, requests = dict[str, str](), dict[str, str]()
@@ -362,7 +366,7 @@ def _is_privileged(role: Role, cfg: Mapping[str, Any]) -> bool:
 
 
 def _check_restricted(role: Role, cfg: Mapping[str, Any]) -> None:
-    """Reject violations of the *restricted* Pod Security Standard.
+    """Raise an error if the pods would violate the *restricted* Pod Security Standard.
 
     Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
     """
@@ -383,8 +387,8 @@ def _check_restricted(role: Role, cfg: Mapping[str, Any]) -> None:
 
 
 def _container_security(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the container's security context. By default it is empty, as in TorchX, because
-    without CAP_DAC_OVERRIDE root can't write to another user's volume.
+    """Return the container's security context. By default, it is empty as in TorchX, because root
+    can't write to another user's volume without CAP_DAC_OVERRIDE.
     """
     if _is_privileged(role, cfg):
         return {"privileged": True}
@@ -396,7 +400,7 @@ def _container_security(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _capabilities(cfg: Mapping[str, Any]) -> list[str]:
-    """Return capability names in Kubernetes format, without the CAP_ prefix."""
+    """Return the names of capabilities as Kubernetes expects them, without the CAP_ prefix."""
     names = [name.upper().removeprefix("CAP_") for name in cfg.get("capabilities") or ()]
     for name in names:
         if not re.fullmatch(r"[A-Z]+(_[A-Z]+)*", name):
@@ -416,21 +420,21 @@ def _pod_security(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _group_label(cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, str]:
-    """Return the label that adds pods to the job's PodGroup."""
+    """Return the label that adds a pod to the job's PodGroup."""
     return {_POD_GROUP: place.name} if has_pod_group(cfg) else {}
 
 
 def has_pod_group(cfg: Mapping[str, Any]) -> bool:
     """Return whether relight creates a PodGroup for the Coscheduling plug-in.
 
-    Volcano creates its own from an annotation of the Job. Source:
-    https://scheduler-plugins.sigs.k8s.io/docs/plugins/coscheduling/
+    With Volcano, this isn't necessary, because Volcano creates a PodGroup from an annotation on the
+    Job. Source: https://scheduler-plugins.sigs.k8s.io/docs/plugins/coscheduling/
     """
     return bool(cfg.get("gang")) and VOLCANO not in (cfg.get("scheduler"), cfg.get("kind"))
 
 
 def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
-    """Return the constraints on the pods' placement."""
+    """Return the constraints on where pods may be placed."""
     found: dict[str, Any] = {}
     selector = dict(cfg.get("node_selector") or {})
     kind = role.resource.capabilities.get("node.kubernetes.io/instance-type")
@@ -448,7 +452,8 @@ def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[
         }
         affinity["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     if cfg.get("exclude"):
-        # One value each, because the server rejects more (ValidateNodeFieldSelectorRequirement).
+        # Each requirement has one value, because the server rejects more
+        # (ValidateNodeFieldSelectorRequirement).
         fields = [
             {"key": "metadata.name", "operator": "NotIn", "values": [node]}
             for node in cfg["exclude"]
@@ -461,8 +466,8 @@ def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[
 
 
 def _tolerations(role: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the user's tolerations. Shorter tolerations for a lost node are added if the cluster's
-    default would exceed the time that agents wait for a replacement.
+    """Return the user's tolerations. If the cluster's default tolerations for a lost node last
+    longer than agents wait for a replacement, shorter ones are added.
     """
     found = [_toleration(text) for text in cfg.get("tolerations") or ()]
     stays_s = int(run_times.join_timeout_s(role) / 2)
@@ -477,7 +482,9 @@ def _tolerations(role: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _toleration(text: str) -> dict[str, Any]:
-    """Parse a toleration in the taint format of `kubectl taint`: KEY or KEY=VALUE, with :EFFECT."""
+    """Parse a toleration that is written like a taint in `kubectl taint`, as KEY:EFFECT or
+    KEY=VALUE:EFFECT.
+    """
     taint, _, effect = text.partition(":")
     key, equals, value = taint.partition("=")
     effects = ("NoSchedule", "PreferNoSchedule", "NoExecute", "")

@@ -1,11 +1,13 @@
-"""Determines why a job is waiting if neither its pods nor their owners give a reason.
+"""Determines why a job is waiting when neither its pods nor the objects that own them report a
+reason.
 
     events      warnings: a pod is rejected (no such service account or priority class, a quota,
                 a Pod Security Standard), or its volumes can't be mounted
     workloads   Kueue's reasons for a queued job: a missing queue, no quota
 
-The server accepts such a job, which then waits. Both sources are optional; without permission to
-list them, the reasons are less specific.
+The API server accepts a job even if one of these problems prevents its pods from running, and the
+job then waits. Both sources are optional. If the user doesn't have permission to list them, the
+reasons are less specific.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,17 +23,17 @@ _WORKLOADS = [
     for version in ("v1beta2", "v1beta1")
 ]
 _OWNER = "kueue.x-k8s.io/job-uid"
-"""The Workload label with the uid of the object that is waiting in a queue."""
+"""The label on a Workload that contains the uid of the object that is waiting in a queue."""
 _NOT_TOLD = (403, 404)
 
 
 def find_reasons(client: Any, job: JobId, objects: Iterable[Object]) -> dict[str, str]:
-    """Return why a job's objects don't make progress, by object name.
+    """Return the reasons why a job's objects aren't making progress, by object name.
 
     Args:
         client: the cluster's client.
         job: the job.
-        objects: the objects that create its pods.
+        objects: the objects that create the job's pods.
     """
     found = _warnings(client, job)
     for each in objects:
@@ -58,7 +60,7 @@ def _time(event: Object) -> str:
 
 
 def _kueue_reasons(client: Any, job: JobId, each: Object) -> dict[str, str]:
-    """Return Kueue's reasons, by object name."""
+    """Return the reasons that Kueue reports, by object name."""
     selector = f"{_OWNER}={each['metadata']['uid']}"
     for resource in _WORKLOADS:
         for workload in _or_nothing(client, resource, job, selector=selector):
@@ -69,8 +71,8 @@ def _kueue_reasons(client: Any, job: JobId, each: Object) -> dict[str, str]:
 
 
 def _or_nothing(client: Any, resource: ObjectKind, job: JobId, **wanted: str) -> Sequence[Object]:
-    """List objects. The list is empty if this user lacks permission or the cluster doesn't have
-    this kind.
+    """List objects. The list is empty if this user doesn't have permission, or if the cluster
+    doesn't have this kind of object.
     """
     import kubernetes
 

@@ -10,7 +10,7 @@ from relight.schedulers.kubernetes.kind import Kind
 from relight.schedulers.kubernetes.store import Object
 
 CANCELLED = "relight/cancelled"
-"""The annotation on a Job that was cancelled."""
+"""The annotation on a Job that has been cancelled."""
 INDEX = "batch.kubernetes.io/job-completion-index"
 _PHASES = {
     "Pending": AppState.PENDING,
@@ -22,17 +22,17 @@ _BAD_WAITING = (
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError", "ErrImageNeverPull",
 )  # fmt: skip
-"""Reasons for a waiting container that may never be resolved."""
+"""Reasons why a container is waiting that may never go away."""
 
 
 def by_replica(
     found: Iterable[Mapping[str, Any]],
 ) -> dict[tuple[str, int], list[Mapping[str, Any]]]:
-    """Return each replica's pods, by role and index, oldest first."""
+    """Group pods by role and replica index, oldest first."""
     replicas: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for pod in found:
         labels = pod["metadata"].get("labels") or {}
-        # The label exists since Kubernetes 1.28.
+        # Kubernetes sets this label since version 1.28.
         index = labels.get(INDEX) or (pod["metadata"].get("annotations") or {}).get(INDEX)
         index = index or labels.get(volcano.INDEX) or "0"
         replicas.setdefault((labels.get(pods.ROLE, ""), int(index)), []).append(pod)
@@ -42,7 +42,7 @@ def by_replica(
 
 
 def by_app(found: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return each job's pods, by job name."""
+    """Group pods by job name."""
     apps: dict[str, list[Mapping[str, Any]]] = {}
     for pod in found:
         apps.setdefault((pod["metadata"].get("labels") or {}).get(pods.APP, ""), []).append(pod)
@@ -58,10 +58,10 @@ def status(
     """Return a job's status.
 
     Args:
-        kind: the kind of the job's objects.
-        objects: the objects that create its pods.
-        found: its pods.
-        told: why objects don't make progress, by object name (`reasons`).
+        kind: the kind of objects that the job consists of.
+        objects: the objects that create the job's pods.
+        found: the job's pods.
+        told: the reasons why objects aren't making progress, by object name (`reasons`).
     """
     replicas = by_replica(found)
     of_pods = {pod["metadata"]["name"] for its in replicas.values() for pod in its}
@@ -83,7 +83,7 @@ def status(
 
 
 def is_unexplained(status: AppStatus) -> bool:
-    """Return whether a replica is waiting and its pod doesn't give a reason."""
+    """Return whether any replica is waiting without a reason from its pod."""
     waits = (AppState.SUBMITTED, AppState.PENDING)
     return not status.state.is_over and any(
         each.state in waits and not each.error for each in status.replicas
@@ -91,7 +91,9 @@ def is_unexplained(status: AppStatus) -> bool:
 
 
 def _why_no_pods(told: Mapping[str, str], maker: str) -> str:
-    """Return why an object that creates pods, or a Job that it created, doesn't make progress."""
+    """Return why an object that creates pods, or a Job that this object created, isn't making
+    progress.
+    """
     its = [name for name in told if name == maker or name.startswith(f"{maker}-")]
     return told[min(its, key=len)] if its else ""
 
@@ -106,7 +108,7 @@ def _whole(states: Sequence[AppState]) -> AppState:
 def _verdict(
     kind: Kind, each: Object, replicas: Sequence[ReplicaStatus], no_pods: str
 ) -> tuple[AppState, str]:
-    """Return the state of an object's replicas and the reason for it; `no_pods` explains why pods
+    """Return the state of an object's replicas, and the reason for it. `no_pods` explains why pods
     are missing.
     """
     why = next((f"{x.role}/{x.replica}: {x.error}" for x in by_cause(replicas) if x.error), "")
@@ -146,7 +148,7 @@ def _replica(
 def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
     """Return the container's exit code and the reason for its failure."""
     reason, said = (" ".join(str(known.get(name) or "").split()) for name in ("reason", "message"))
-    of_pod = ": ".join(filter(None, (reason, said)))  # it was evicted, or its time limit expired
+    of_pod = ": ".join(filter(None, (reason, said)))  # for example, the pod was evicted
     for container in known.get("containerStatuses") or ():
         ended = (container.get("state") or {}).get("terminated")
         if ended:

@@ -1,4 +1,4 @@
-"""The Kubernetes objects for an app.
+"""Builds the Kubernetes objects for an app.
 
 ConfigMap      the launcher (`job/launcher_file.py`), if needed; it is named after its content,
                shared by all jobs in a namespace, and not owned by any job
@@ -31,14 +31,14 @@ LAUNCHER = "relight/launcher"
 def objects(
     app: AppDef, cfg: Mapping[str, Any], app_id: str, namespace: str, token: str
 ) -> tuple[JobId, list[dict[str, Any]]]:
-    """Return an app's id and its objects, in creation order.
+    """Return an app's id, and its objects in the order in which they are created.
 
     Args:
-        app: the app with its macros.
+        app: the app, whose macros have not been substituted yet.
         cfg: the scheduler's options.
         app_id: a unique name.
         namespace: the objects' namespace.
-        token: the agents' token.
+        token: the token that agents authenticate with.
 
     Raises:
         UsageError: if part of the app or an option can't be expressed in Kubernetes.
@@ -96,7 +96,9 @@ def _typed(resource: store.ObjectKind) -> tuple[str, str]:
 
 
 def _launcher(namespace: str) -> dict[str, Any]:
-    """Return the launcher's ConfigMap. A namespace has one for each version of the launcher."""
+    """Return the launcher's ConfigMap. A namespace contains one ConfigMap for each version of the
+    launcher.
+    """
     labels = {
         "app.kubernetes.io/name": "relight-launcher",
         "app.kubernetes.io/managed-by": "relight",
@@ -112,8 +114,8 @@ def _launcher(namespace: str) -> dict[str, Any]:
 
 
 def as_text(made: Sequence[Mapping[str, Any]]) -> str:
-    """Return objects as YAML for `kubectl apply --server-side -f -`. Comments name the omitted
-    Secret with the user's variables.
+    """Return objects as YAML for `kubectl apply --server-side -f -`. The Secret that contains the
+    user's variables is omitted, and only named in a comment.
     """
     hidden = [
         each
@@ -146,8 +148,8 @@ def _comments(
 
 
 def shown(part: Any) -> Any:
-    """Return a part of an object for display, with the user's secrets hidden. The agents' token is
-    kept, because it belongs to this request alone and `kubectl apply` needs it.
+    """Return part of an object for display, with the user's secrets hidden. The agents' token is
+    not hidden, because only this request uses it and `kubectl apply` needs it.
     """
     if isinstance(part, Mapping):
         if isinstance(part.get("name"), str) and isinstance(part.get("value"), str):

@@ -1,7 +1,7 @@
-"""Determines the timeouts of a role's `relight run` command from the command's text and the role's
-variables.
+"""Determines which timeouts a role's `relight run` command uses, based on the command line and the
+role's environment variables.
 
-Schedulers don't import the launcher, so its defaults are repeated here (flags/spec.py,
+Schedulers don't import the launcher, so this module repeats the launcher's defaults (flags/spec.py,
 rendezvous/conf.py).
 """
 
@@ -12,7 +12,7 @@ from relight.job.app import Role
 
 _SHUTDOWN_S, _CHECKPOINT_S, _JOIN_S = 30.0, 120.0, 600.0
 _MARGIN_S = 10
-"""Additional time for the agent to exit after its workers have ended."""
+"""Additional time for the agent to exit after its workers have exited."""
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _SHUTDOWN = re.compile(rf"--shutdown[-_]timeout[= ]['\"]?{_NUMBER}")
 _CHECKPOINT = re.compile(rf"\bcheckpoint_timeout={_NUMBER}")
@@ -20,7 +20,7 @@ _JOIN = re.compile(rf"\bjoin_timeout={_NUMBER}")
 
 
 def grace_s(role: Role) -> int:
-    """Return a pod's grace period, during which its workers save a checkpoint."""
+    """Return a pod's grace period, which gives its workers time to save a checkpoint."""
     text = _text(role)
     shutdown = _parse(_SHUTDOWN, text, _number(role.env.get("PET_SHUTDOWN_TIMEOUT"), _SHUTDOWN_S))
     waits = "at-checkpoint" in text or _CHECKPOINT.search(text)

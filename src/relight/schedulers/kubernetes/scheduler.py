@@ -1,4 +1,4 @@
-"""Jobs on a Kubernetes cluster: Indexed Jobs, or another kind of object (`kinds`).
+"""Runs jobs on a Kubernetes cluster, as Indexed Jobs or another kind of object (`kinds`).
 
     render   returns the objects (`request`) as YAML for `kubectl apply --server-side -f -`
     submit   creates them one by one; if one is rejected, removes the others
@@ -45,7 +45,7 @@ from relight.schedulers.uninterruptible import finished
 
 _POLL_S, _LONGEST_POLL_S = 0.5, 5.0
 _TRIES = 5
-"""Maximum number of reconnections for logs without receiving a new line."""
+"""The maximum number of times to reconnect to a log without receiving a new line."""
 _GONE = (404, 410)
 _FORBIDDEN, _EXISTS, _BROKEN = 403, 409, 500
 _TTL_S = 7 * 24 * 3600
@@ -55,7 +55,9 @@ _ADDITIONS = (store.NETWORK_POLICIES, store.POD_GROUPS)
 permission for them.
 """
 _STARTS = 400
-"""The API server's response to requests for a container's logs before the container starts."""
+"""The status code with which the API server responds to a request for a container's logs before the
+container has started.
+"""
 
 
 class Kubernetes:
@@ -109,7 +111,9 @@ class Kubernetes:
         self._clusters: dict[str, Cluster] = {}
 
     def affinity(self) -> int:
-        """Return how suitable Kubernetes is on this machine. A cluster must be configured."""
+        """Return how suitable Kubernetes is on this machine. Kubernetes requires a cluster to be
+        configured.
+        """
         return 5 if find_spec("kubernetes") is not None and cluster.is_configured() else 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -123,7 +127,7 @@ class Kubernetes:
         return Request(self.name, app, cfg, body, request.as_text(made), notes, str(job))
 
     def submit(self, request: Request) -> str:
-        """Create the objects and return the app's id."""
+        """Create the objects, and return the app's id."""
         job = names.read_id(request.app_id)
         objects = request.body["objects"]
         with self._client(job) as client:
@@ -138,13 +142,13 @@ class Kubernetes:
                 if made or not _is_answer(error):
                     _remove_after(client, job, objects, error)
                 raise
-            except BaseException as error:  # a signal
+            except BaseException as error:  # including a signal
                 _remove_after(client, job, objects, error)
                 raise
         return request.app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of the jobs that exist."""
+        """Return the status of each job that exists."""
         found = {}
         for app_id in app_ids:
             job = names.read_id(app_id)
@@ -173,8 +177,8 @@ class Kubernetes:
         return [dict(each) for each in found]
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the output lines from a replica's pods, including replacement pods, with both
-        streams combined.
+        """Return the output lines from a replica's pods, including replacement pods, with stdout
+        and stderr combined.
         """
         job = names.read_id(app_id)
         query = query._replace(role=names.label_value(query.role))
@@ -187,7 +191,7 @@ class Kubernetes:
         return self._lines(job, query)
 
     def cancel(self, app_id: str) -> None:
-        """End a job's pods; the job itself remains, marked as cancelled."""
+        """Terminate a job's pods. The job itself is kept, and marked as cancelled."""
         job = names.read_id(app_id)
         with self._client(job) as client:
             kind, objects = _makers(client, job)
@@ -204,7 +208,7 @@ class Kubernetes:
                     store.patch(client, kind.resource, each, change, part)
 
     def delete(self, app_id: str) -> None:
-        """Remove all of a job's objects. Its pods are ended, and their logs are lost."""
+        """Remove all of a job's objects. Its pods are terminated, and their logs are lost."""
         job = names.read_id(app_id)
         with self._client(job) as client:
             if not _remove(client, job):
@@ -236,23 +240,23 @@ class Kubernetes:
         return sorted(listed, key=lambda each: each.submitted, reverse=True)
 
     def close(self) -> None:
-        """Close the connections; jobs continue."""
+        """Close the connections. Jobs keep running."""
         for each in self._clusters.values():
             each.close()
 
     def _client(self, job: JobId) -> AbstractContextManager[Any]:
-        """Return a client for a job's cluster."""
+        """Return a client for the cluster that a job runs on."""
         return self._clusters.setdefault(job.context, Cluster(job.context)).client()
 
     def _lines(self, job: JobId, query: LogQuery) -> Iterator[str]:
-        """Yield the lines of one pod after another, until the replica or the job is over."""
+        """Yield the output lines of one pod after another, until the replica or the job is over."""
         pause, seen = _POLL_S, set[str]()
         while True:
             with self._client(job) as client:
-                # In this order, because a pod may start and end between the two requests.
+                # The order matters, because a pod may start and finish between the two requests.
                 kind, objects = _makers(client, job)
                 over = not objects or replicas.status(kind, objects, ()).state.is_over
-                # Query only this replica, because hundreds may be followed.
+                # Query only this replica, because a user may follow hundreds of replicas.
                 selector = f"{_selector(job)},{pods.ROLE}={query.role},{kind.label}={query.replica}"
                 found = store.listed(client, store.PODS, job.namespace, selector)
                 fresh = [
@@ -300,13 +304,13 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _resource(each: Object) -> store.ObjectKind:
-    """Return the API resource of an object created by relight."""
+    """Return the API resource for an object that relight created."""
     made = (*_PARTS, *_ADDITIONS, *(kind.resource for kind in KINDS.values()))
     return next(x for x in made if (x.version, x.kind) == (each["apiVersion"], each["kind"]))
 
 
 def _is_shared(each: Object) -> bool:
-    """Return whether an object is the launcher rather than part of a job."""
+    """Return whether an object is the shared launcher rather than part of a job."""
     return request.LAUNCHER in (each["metadata"].get("labels") or {})
 
 
@@ -314,7 +318,7 @@ def _create(client: Any, each: Object, *, dry_run: bool = False) -> Object:
     """Create an object, or only have the server validate it. An existing launcher is reused.
 
     Raises:
-        UsageError: if a ConfigMap that isn't relight's has the launcher's name.
+        UsageError: if a ConfigMap with the launcher's name exists but was not created by relight.
     """
     import kubernetes
 
@@ -337,7 +341,7 @@ def _create(client: Any, each: Object, *, dry_run: bool = False) -> Object:
 
 
 def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
-    """Return a job's kind and the objects that create its pods (empty for an unknown job)."""
+    """Return a job's kind, and the objects that create its pods (empty for an unknown job)."""
     for kind in KINDS.values():
         if found := _list_kind(client, kind, job.namespace, _selector(job)):
             return kind, found
@@ -345,8 +349,8 @@ def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
 
 
 def _list_kind(client: Any, kind: Kind, namespace: str, selector: str) -> Sequence[Object]:
-    """Return the objects of a kind, by name. The result is empty if the cluster does not know the
-    kind, or if it is an extension that this user may not access.
+    """List the objects of a kind, sorted by name. The list is empty if the cluster does not know
+    this kind, or if the kind is an extension that this user may not access.
     """
     import kubernetes
 
@@ -360,10 +364,10 @@ def _list_kind(client: Any, kind: Kind, namespace: str, selector: str) -> Sequen
 
 
 def _adopt(client: Any, made: Sequence[Object]) -> None:
-    """Make the Jobs own the other objects, so that nothing is left behind if any tool deletes the
-    Jobs. All Jobs are owners, because the cluster may remove one that has ended while others are
-    running, and deletes a dependent only with its last owner (attemptToDeleteItem in
-    pkg/controller/garbagecollector).
+    """Make the Jobs own the other objects, so that nothing is left behind when the Jobs are deleted
+    by any tool. Every Job becomes an owner, because the cluster may remove a Job that has finished
+    while others are still running. A dependent object is only deleted along with its last owner
+    (attemptToDeleteItem in pkg/controller/garbagecollector).
     """
     resources = [kind.resource for kind in KINDS.values()]
     owners = [each for each in made if _resource(each) in resources]
@@ -390,17 +394,16 @@ def _is_answer(error: Exception) -> bool:
 
 
 def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: BaseException) -> None:
-    """Remove the objects of a job whose submission failed.
+    """Remove the objects that were created for a job whose submission failed.
 
     Args:
-        client: the client of the cluster.
+        client: the cluster's client.
         job: the job.
-        objects: all objects in the complete job.
-        first: the error that made the submission fail.
+        objects: all of the objects that the complete job consists of.
+        first: the error that caused the submission to fail.
 
     Raises:
-        MachineError: if the removal also fails; the message names any objects that may be left
-            over.
+        MachineError: if the removal fails too. The message names the objects that may be left over.
     """
     import kubernetes
     import urllib3
@@ -418,7 +421,7 @@ def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: Bas
 
 
 def _remove(client: Any, job: JobId) -> bool:
-    """Delete all objects of a job; return whether there were any."""
+    """Delete all of a job's objects, and return whether there were any."""
     kind, objects = _makers(client, job)
     found = bool(objects)
     for each in objects:
@@ -449,7 +452,9 @@ def _has_started(pod: Mapping[str, Any]) -> bool:
 
 
 def _follow_lines(client: Any, pod: Object, container: str, query: LogQuery) -> Iterator[str]:
-    """Yield a pod's lines; if the connection is lost while following, resume with the next line."""
+    """Yield a pod's output lines. If the connection is lost while following the log, resume with
+    the next line.
+    """
     import urllib3
 
     seen, tries = 0, _TRIES
@@ -468,7 +473,7 @@ def _follow_lines(client: Any, pod: Object, container: str, query: LogQuery) -> 
 
 
 def _read_lines(client: Any, pod: Object, container: str, query: LogQuery) -> Iterator[str]:
-    """Yield a pod's lines within the query's time range."""
+    """Yield a pod's output lines from the query's time range."""
     import kubernetes
 
     timed = query.since is not None or query.until is not None
@@ -484,7 +489,7 @@ def _read_lines(client: Any, pod: Object, container: str, query: LogQuery) -> It
             **options,
         )
     except kubernetes.client.ApiException as error:
-        if error.status in (*_GONE, _STARTS):  # the pod was removed, or is starting
+        if error.status in (*_GONE, _STARTS):  # the pod has been removed, or is starting
             return
         raise
     with contextlib.closing(stream):

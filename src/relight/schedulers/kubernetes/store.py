@@ -1,7 +1,7 @@
 """Creates, lists, changes and deletes objects of any kind in a cluster.
 
-Changes are JSON patches (RFC 6902), because versions of the kubernetes package differ in their
-handling of merge patches, and custom resources reject strategic ones.
+Changes are JSON patches (RFC 6902), because versions of the kubernetes package handle merge patches
+differently, and custom resources reject strategic merge patches.
 """
 
 import json
@@ -12,7 +12,7 @@ Object = Mapping[str, Any]
 
 
 class ObjectKind(NamedTuple):
-    """A kind of object under its names in the API, such as `batch/v1`, `Job` and `jobs`."""
+    """The names that the API uses for a kind of object, such as `batch/v1`, `Job` and `jobs`."""
 
     version: str
     kind: str
@@ -30,7 +30,7 @@ _CORE = {
     SERVICES: "service", CONFIG_MAPS: "config_map", SECRETS: "secret", PODS: "pod",
     EVENTS: "event",
 }  # fmt: skip
-"""The names of the core kinds in the kubernetes package."""
+"""The names that the kubernetes package uses for the core kinds."""
 
 
 def create(client: Any, resource: ObjectKind, each: Object, *, dry_run: bool = False) -> Object:
@@ -49,7 +49,7 @@ def listed(
     call, place = _call(client, "list", resource, namespace)
     said = {"label_selector": selector, "field_selector": fields}
     wanted = {name: value for name, value in said.items() if value}
-    # In lists of built-in kinds, the items do not repeat the kind.
+    # The API omits the kind from each item in a list of built-in objects.
     return [{**each, **_typed(resource)} for each in _json(call, *place, **wanted)["items"]]
 
 
@@ -74,8 +74,8 @@ def _typed(resource: ObjectKind) -> dict[str, str]:
 def _call(
     client: Any, verb: str, resource: ObjectKind, namespace: str, part: str = ""
 ) -> tuple[Callable[..., Any], list[str]]:
-    """Return a method from the kubernetes package, and the arguments that precede the object's
-    name.
+    """Return the kubernetes package's method for a request, and the arguments that precede the
+    object's name.
     """
     import kubernetes
 
@@ -96,6 +96,8 @@ def _call(
 
 
 def _json(call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
-    """Return the server's raw response, because the client's classes differ between versions."""
+    """Return the server's response as plain JSON, because the client's classes differ between
+    versions.
+    """
     answer: dict[str, Any] = json.loads(call(*arguments, **options, _preload_content=False).data)
     return answer

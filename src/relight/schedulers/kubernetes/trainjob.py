@@ -1,4 +1,4 @@
-"""A Kubeflow Trainer TrainJob, with a runtime installed by an administrator.
+"""Runs an app as a Kubeflow Trainer TrainJob, using a runtime that an administrator has installed.
 
 The runtime determines what happens to failed pods. Source: the trainer.kubeflow.org/v1alpha1 API in
 Kubeflow Trainer 2.3.
@@ -39,7 +39,7 @@ _FORWARDED = (
 
 
 class TrainJob:
-    """`-cfg kind=trainjob`."""
+    """A TrainJob, for `-cfg kind=trainjob`."""
 
     name = "trainjob"
     resource = ObjectKind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs")
@@ -48,15 +48,15 @@ class TrainJob:
         {"RELIGHT_REQUEUES": "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"}
     )
     container = _STEP
-    has_service = False  # the JobSet's Service is used
+    has_service = False  # the JobSet creates the Service
     cancelling = staticmethod(suspending)
 
     def stem(self, name: str, _role: Role, _is_only: bool, /) -> str:
-        """Return the name of the Job created by Kubeflow Trainer."""
+        """Return the name of the Job that Kubeflow Trainer creates."""
         return f"{name}-{_STEP}-0"
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
-        """Reject settings that are determined by the runtime."""
+        """Reject settings that the runtime determines."""
         role = only_role(self, app)
         if least(role) < role.num_replicas:
             raise UsageError(
@@ -77,7 +77,7 @@ class TrainJob:
             )
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
-        """Yield one TrainJob."""
+        """Yield a single TrainJob."""
         role = only_role(self, app)
         template = pods.template(app, role, cfg, place)
         pod = template["spec"]
@@ -123,7 +123,7 @@ class TrainJob:
         )
 
     def roles(self, each: Object) -> dict[str, int]:
-        """Return a TrainJob's role."""
+        """Return a TrainJob's role and its number of replicas."""
         role = (each["metadata"].get("labels") or {}).get(pods.ROLE, "")
         return {role: each["spec"]["trainer"].get("numNodes") or 1}
 

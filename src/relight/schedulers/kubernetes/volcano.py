@@ -1,8 +1,8 @@
-"""A Volcano Job, whose pods are scheduled together in a Volcano queue, as in TorchX.
+"""Runs an app as a Volcano Job, whose pods are scheduled together in a Volcano queue, as in TorchX.
 
-Unlike TorchX's, it has one task per role instead of one per replica, which keeps the object small.
-Source: the batch.volcano.sh/v1alpha1 API in Volcano 1.16 and, for its behaviour, the controller in
-pkg/controllers/job.
+Unlike in TorchX, a Job has one task per role instead of one per replica, which keeps the object
+small. Source: the batch.volcano.sh/v1alpha1 API in Volcano 1.16 and, for its behaviour, the
+controller in pkg/controllers/job.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,20 +20,23 @@ from relight.schedulers.kubernetes.pods import MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 _ENDED_FROM_OUTSIDE = (EXIT_PREEMPTED, 143)
-"""Agent exit codes in an evicted pod: SIGTERM, with and without a saved checkpoint."""
+"""The exit codes of an agent in an evicted pod, after SIGTERM with and without a saved
+checkpoint.
+"""
 _RESTARTS = 1000
-"""Maximum number of evictions for a job without retries. There is a maximum because Volcano can't
-express "unlimited".
+"""The maximum number of evictions for a job without retries. There is a maximum because Volcano
+can't express "unlimited".
 """
 _PLUGINS = {
     "env": [],
-    # The plug-in svc provides host names and the Service through which pods find each other. Unlike
-    # the Kubernetes Job controller, Volcano does not give pods a host name without it (OnPodCreate
-    # in plugins/svc). A NetworkPolicy is an option for all kinds (`-cfg network_policy`).
+    # The svc plug-in provides host names and the Service through which pods find each other. Unlike
+    # the Kubernetes Job controller, Volcano does not assign host names to pods without this plug-in
+    # (OnPodCreate in plugins/svc). A NetworkPolicy is an option for all kinds (`-cfg
+    # network_policy`).
     "svc": ["--publish-not-ready-addresses", "--disable-network-policy"],
 }
 INDEX = "volcano.sh/task-index"
-"""The pod label with the pod's number in the task."""
+"""The pod label that contains the pod's number within its task."""
 _PHASES = {
     "Completed": AppState.SUCCEEDED,
     "Aborted": AppState.CANCELLED,
@@ -43,7 +46,7 @@ _PHASES = {
 
 
 class Volcano:
-    """`-cfg kind=volcano`."""
+    """A Volcano Job, for `-cfg kind=volcano`."""
 
     name = pods.VOLCANO
     resource = ObjectKind("batch.volcano.sh/v1alpha1", "Job", "jobs")
@@ -53,20 +56,20 @@ class Volcano:
         {"RELIGHT_REQUEUES": "metadata.annotations['volcano.sh/job-retry-count']"}
     )
     container = "main"
-    has_service = False  # the plug-in svc creates it
+    has_service = False  # the svc plug-in creates the Service
 
     def stem(self, name: str, role: Role, _is_only: bool, /) -> str:
         """Return the part of a pod's name that precedes the number."""
         return f"{name}-{label_name(role.name)}"
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
-        """Accept every app."""
+        """Accept every app, because a Volcano Job can express all of them."""
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
-        """Yield one Volcano Job.
+        """Yield a single Volcano Job.
 
-        Volcano fails a Job at restart number maxRetry (restartingUpdateStatus), so with TorchX's
-        maxRetry = max_retries the last retry never runs.
+        Volcano fails a Job at restart number maxRetry (restartingUpdateStatus), so the last retry
+        would never run if maxRetry were max_retries, as it is in TorchX.
         """
         retries = min((role.max_retries for role in app.roles), default=0)
         needed = sum(map(least, app.roles))
@@ -87,7 +90,7 @@ class Volcano:
         yield Maker(place.name, {}, spec)
 
     def roles(self, each: Object) -> dict[str, int]:
-        """Return a Job's roles."""
+        """Return a Job's roles and their numbers of replicas."""
         return {
             task["template"]["metadata"]["labels"].get(pods.ROLE, ""): task.get("replicas") or 0
             for task in each["spec"].get("tasks") or ()
@@ -107,14 +110,14 @@ class Volcano:
 
 
 def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
-    """Return the lifecycle policies; the first match wins (applyPolicies).
+    """Return the lifecycle policies. Volcano applies the first policy that matches (applyPolicies).
 
     An error in the user's program ends the Job, or restarts it as a whole. If a pod is evicted,
-    only this pod is recreated, and the other agents wait for it. Since Kubernetes 1.27 the kubelet
-    reports an evicted pod as failed before it is deleted, so the exit code selects RestartPod. A
-    pod that is deleted without a report gets the default action, SyncJob, which doesn't count as a
-    retry. Launchers other than relight can't readmit a pod, so an eviction restarts the Job if it
-    has retries, as in TorchX.
+    only that pod is recreated, and the other agents wait for it. Since Kubernetes 1.27, the kubelet
+    reports an evicted pod as failed before it is deleted, so the pod's exit code triggers
+    RestartPod. A pod that is deleted without such a report triggers the default action, SyncJob,
+    which doesn't count as a retry. Launchers other than relight can't readmit a pod. With these
+    launchers, an eviction therefore restarts the whole Job if the Job has retries, as in TorchX.
     """
     restart = {"action": "RestartJob"}
     if retries > 0 and not all(map(launcher_file.starts_relight, app.roles)):
@@ -126,7 +129,7 @@ def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
 
 def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     template = pods.template(app, role, cfg, place)
-    if seconds := time_limit_s(cfg):  # per pod, because a Volcano Job lacks a time limit
+    if seconds := time_limit_s(cfg):  # set on pods, because a Volcano Job has no time limit
         template["spec"].setdefault("activeDeadlineSeconds", seconds)
     return {
         "name": label_name(role.name),

@@ -1,1 +1,1 @@
-"""Jobs on this machine: one process per replica."""
+"""Runs jobs on this machine, with one process per replica."""

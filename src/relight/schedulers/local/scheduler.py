@@ -1,4 +1,6 @@
-"""Jobs on this machine: one process per replica, started and ended together (`processes`)."""
+"""Runs jobs on this machine. Each replica is a process, and all of a job's processes are started
+and stopped together (`processes`).
+"""
 
 import os
 import shlex
@@ -39,12 +41,12 @@ class Local(ProcessScheduler):
     capabilities = Capabilities(retries=True, survives_caller=False, files=True)
 
     def __init__(self) -> None:
-        from relight.host import system  # noqa: F401  # raises on systems without support
+        from relight.host import system  # noqa: F401  # raises an error on unsupported systems
 
         super().__init__()
 
     def affinity(self) -> int:
-        """Return a constant, because this machine can always be used."""
+        """Return a constant, because jobs can always run on this machine."""
         return 10
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -63,7 +65,7 @@ class Local(ProcessScheduler):
         return Request(self.name, app, cfg, body, _text(body), tuple(notes))
 
     def submit(self, request: Request) -> str:
-        """Start the job; return its id once its processes exist."""
+        """Start the job, and return its id as soon as its processes exist."""
         replicas = tuple(
             ReplicaPlan(role=role, replica=number, **{**replica, "args": tuple(replica["args"])})
             for role, each in request.body["role_params"].items()
@@ -96,7 +98,7 @@ def _replica(
     role = macros.substitute(role, values)
     variables = dict(role.env)
     first, last = ([cwd], []) if cfg.get("prepend_cwd") else ([], [cwd])
-    # `relight` itself may not be on any PATH, so its directory is added last.
+    # The `relight` command may not be on PATH, so its directory is added at the end.
     parts = [*first, variables.get("PATH"), environment.get("PATH", os.defpath), *last]
     parts.append(os.path.dirname(sys.executable))
     variables["PATH"] = ":".join(part for part in parts if part)
@@ -124,7 +126,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _devices(app: AppDef, environment: env.Environment, notes: list[str]) -> list[str] | None:
-    """Return the GPUs to distribute to the replicas, or None if there are too few."""
+    """Return the GPUs to divide among the replicas, or None if there are too few."""
     from relight.host import devices
 
     asked = sum(role.num_replicas * max(0, role.resource.gpu) for role in app.roles)
@@ -138,7 +140,7 @@ def _devices(app: AppDef, environment: env.Environment, notes: list[str]) -> lis
 
 
 def _text(body: Mapping[str, Any]) -> str:
-    """Return the commands for a shell."""
+    """Format the request as shell commands."""
     lines = []
     for role, replicas in body["role_params"].items():
         for number, replica in enumerate(replicas):

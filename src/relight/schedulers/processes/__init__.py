@@ -1,3 +1,3 @@
-"""Jobs whose replicas are processes on this machine: `local` jobs, and the local side of `ssh`
-jobs.
+"""Runs jobs whose replicas are processes on this machine. These are `local` jobs, and the local
+side of `ssh` jobs.
 """

@@ -1,12 +1,13 @@
-"""The process that runs one local job. It starts the replicas and ends them together.
+"""The executor, which is the process that runs one local job. It starts the job's replicas and
+stops them together.
 
     submit --exec--> executor --> spawner --> replicas (agents) --> their workers
 
 The executor works like an agent without a group. It uses the same state machine
-(core/workers/supervision) and the same spawner, and treats replicas as workers. Therefore none of a
-job's processes outlive its executor. It reads its order, one line of JSON, from stdin, and writes
-`started` or an error to stdout. A detached executor runs in the background. Any other executor
-stops the job when stdin is closed, which means that the submitting process has exited.
+(core/workers/supervision) and the same spawner, and treats replicas as workers. A job's processes
+therefore never outlive its executor. The executor reads its order, a line of JSON, from stdin, and
+writes `started` or an error to stdout. A detached executor runs in the background. Otherwise, the
+executor stops the job when stdin is closed, which means that the submitting process has exited.
 """
 
 import errno
@@ -35,24 +36,26 @@ from relight.schedulers.processes.record import LocalRecord
 
 _LINE_LIMIT = 65536
 _LOADED = "relight.core.diagnosis.failure_text", "relight.output.error_files"
-"""Modules for handling failed replicas, which are preloaded because an upgrade may remove or
-replace the files later.
+"""Modules that handle failed replicas. They are loaded in advance, because an upgrade may remove or
+replace their files later.
 """
 
 
 class LogCopy:
-    """Copies a replica's output to the stream's file, and whole lines to the combined file."""
+    """Copies one of a replica's output streams to a file, and its complete lines to the combined
+    log file.
+    """
 
     def __init__(self, path: str, combined: int) -> None:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.reader, self.writer = os.pipe()
         self.lost = ""
-        """Why some of the output is missing from the files."""
+        """The reason why some of the output is missing from the files, or empty."""
         self._combined = combined
         self._line = b""
 
     def copy(self) -> bool:
-        """Copy the available output; return whether more may follow."""
+        """Copy the output that is available, and return whether more may follow."""
         data = os.read(self.reader, 65536)
         if not data:
             self.end_line()
@@ -67,12 +70,14 @@ class LogCopy:
         return True
 
     def end_line(self) -> None:
-        """Copy an unterminated last line to the combined file."""
+        """Copy the last line to the combined log file even though it has no line ending."""
         self._write(self._combined, self._line)
         self._line = b""
 
     def _write(self, fd: int, data: bytes) -> None:
-        """Write all data. If the disk is full, the remaining data is lost but the job continues."""
+        """Write all data. If the disk is full, the rest of the data is lost, but the job keeps
+        running.
+        """
         try:
             while data:
                 data = data[os.write(fd, data) :]
@@ -92,11 +97,11 @@ class LogCopy:
 
 
 class Executor:
-    """Runs one job, from the first attempt to the last.
+    """Runs a job, from its first attempt to its last.
 
     Args:
         order: the job.
-        submitter: a descriptor on which end-of-file stops the job; None for a detached job.
+        submitter: a descriptor whose end-of-file stops the job, or None for a detached job.
     """
 
     def __init__(self, order: Order, submitter: int | None) -> None:
@@ -105,8 +110,8 @@ class Executor:
         self._submitter = submitter
         self._record = LocalRecord(order.directory)
         self._loop = Loop()
-        # The token keeps other users on this machine out, and lets one user's jobs share an
-        # endpoint.
+        # The token prevents other users on this machine from joining the job, and allows several
+        # jobs of one user to share an endpoint.
         token = {"RELIGHT_TOKEN": records.token()}
         self._environment = {"PYTHONUNBUFFERED": "x", **token, **env.read().variables}
         self._supervisor: Supervisor | None = None
@@ -121,12 +126,12 @@ class Executor:
 
     def run(self) -> None:
         """Run the job until it ends."""
-        raise_limit()  # for open files; the replicas keep theirs
+        raise_limit()  # for open files; replicas keep the old limit
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._on_signal)
         if self._submitter is not None:
             self._loop.on_readable(self._submitter, self._on_submitter_gone)
-        self._record.write(self._state("RUNNING", ""))  # if this fails, the job does not start
+        self._record.write(self._state("RUNNING", ""))  # if this fails, the job is not started
         while True:
             failed = self._run_attempt()
             if not failed or self._stopped or self._restarts >= self._order.max_retries:
@@ -141,7 +146,7 @@ class Executor:
         self._write(state, "; ".join(filter(None, (why, lost))))
 
     def _write_success(self, state: str) -> None:
-        """Write the file with which TorchX marks logs as complete (nightly 2026.10.26)."""
+        """Write the file that TorchX uses to mark logs as complete (nightly 2026.10.26)."""
         roles: dict[str, list[dict[str, Any]]] = {}
         for replica, now in zip(self._replicas, self._states, strict=True):
             roles.setdefault(replica.role, []).append(
@@ -167,14 +172,14 @@ class Executor:
             sys.stderr.write(f"{time.strftime('%F %T')} SUCCESS was not written: {error}\n")
 
     def _run_attempt(self) -> bool:
-        """Run all replicas; return whether the job failed."""
+        """Run all replicas, and return whether the job failed."""
         streams: list[LogCopy] = []
         combined: list[int] = []
         plans = []
         for number, replica in enumerate(self._replicas):
             error_file = replica.env.get("TORCHELASTIC_ERROR_FILE", "")
             if self._restarts and os.path.isfile(error_file):
-                os.unlink(error_file)  # from the previous attempt
+                os.unlink(error_file)  # left over from the previous attempt
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             combined.append(os.open(replica.combined, flags, 0o600))
             pair = [LogCopy(path, combined[-1]) for path in (replica.stdout, replica.stderr)]
@@ -198,7 +203,7 @@ class Executor:
         self._loop.run_until(lambda: supervisor.has_ended)
         supervisor.workers.close()
         for stream in streams:
-            # All writers have exited, except perhaps a daemon on macOS.
+            # All processes that write to the pipes have exited, except perhaps a daemon on macOS.
             while stream.reader in self._loop and stream.is_ready():
                 self._copy(stream)
             self._loop.forget(stream.reader)
@@ -236,10 +241,10 @@ class Executor:
         state, unasked = self._states[number], supervisor.ended_unasked(number)
         name = "SUCCEEDED" if exitcode == 0 else "FAILED" if unasked else "CANCELLED"
         state.update(state=name, exitcode=exitcode)
-        for stream in self._streams[number]:  # readers stop when the replica is over
+        for stream in self._streams[number]:  # readers stop when the replica finishes
             if stream.reader in self._loop and stream.is_ready():
-                self._copy(stream)  # one read empties a pipe
-            stream.end_line()  # even if a child process may continue the line
+                self._copy(stream)  # a single read empties the pipe
+            stream.end_line()  # even though a child process may add to the line
         if name == "FAILED":
             self._first_failed = number if self._first_failed is None else self._first_failed
             replica, known = self._replicas[number], supervisor.workers.evidence.get(number)
@@ -252,7 +257,7 @@ class Executor:
         self._stop("it was cancelled" if number == signal.SIGTERM else signal_name(number))
 
     def _on_submitter_gone(self) -> None:
-        """Handle end-of-file on the submitting process's pipe, its only message."""
+        """Stop the job, because the submitting process has closed its end of the pipe."""
         assert self._submitter is not None
         if not os.read(self._submitter, 4096):
             self._loop.forget(self._submitter)
@@ -263,7 +268,7 @@ class Executor:
         if self._supervisor is not None:
             self._supervisor.step(SignalReceived(signal.SIGTERM))
 
-    # State for other processes.
+    # State that other processes read.
 
     def _pending(self, number: int) -> dict[str, Any]:
         keys = ("role", "replica", "stdout", "stderr", "combined")
@@ -281,7 +286,7 @@ class Executor:
     def _write(self, state: str, message: str = "") -> None:
         try:
             self._record.write(self._state(state, message))
-        except OSError as error:  # the job continues
+        except OSError as error:  # the job keeps running
             sys.stderr.write(f"{time.strftime('%F %T')} the state was not written: {error}\n")
 
     def _state(self, state: str, message: str) -> dict[str, Any]:
@@ -306,18 +311,18 @@ class Executor:
 
 
 def _reply(line: str) -> None:
-    """Send one line to the submitting process and close the pipe."""
+    """Send one line to the submitting process, and close the pipe."""
     try:
         os.write(1, line.encode() + b"\n")
     except OSError:
-        pass  # it has exited
+        pass  # the submitting process has exited
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.close(null)
 
 
 def main() -> NoReturn:
-    """Run the job described by the order on stdin."""
+    """Run the job that the order on stdin describes."""
     said = b""
     while not said.endswith(b"\n") and (data := os.read(0, 65536)):
         said += data

@@ -1,11 +1,12 @@
-"""Manages the jobs of a scheduler whose replicas are processes on this machine.
+"""Manages jobs for the schedulers whose replicas are processes on this machine.
 
-`start` starts a process, the `executor`, which starts the replicas. It writes the job's state and
-logs into the job's directory, where any other process can read them (`record`).
+`start` starts an `executor` process, which starts the replicas. The executor writes the job's state
+and logs to the job's directory, where any other process can read them (`record`).
 
-With `detach`, a job keeps running after the process that started it exits; otherwise it is stopped.
-Unless `log_dir` is set, logs are in `ROLE/REPLICA/` in the job's directory: stdout.log, stderr.log,
-combined.log, and error.json with the cause if the replica failed.
+With `detach`, a job keeps running after the process that started it exits. Otherwise, the job is
+stopped. Unless `log_dir` is set, logs are written to `ROLE/REPLICA/` in the job's directory. The
+files are stdout.log, stderr.log, combined.log and, if the replica failed, error.json with the
+cause.
 """
 
 import os
@@ -27,19 +28,19 @@ from relight.schedulers.processes.orders import Order, ReplicaPlan, to_text
 from relight.schedulers.processes.record import LocalRecord
 
 GRACE_S = 40.0
-"""Seconds from SIGTERM to SIGKILL, longer than the grace period of the agents' workers."""
+"""Seconds from SIGTERM to SIGKILL. This is longer than the grace period of the agents' workers."""
 _STREAMS = ("stdout", "stderr", "combined")
 WORKSPACE = "workspace"
 _CLOSE_S = GRACE_S + 20
 
 
 def layout(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
-    """Return the body of a request, except for `role_params`, which describes the replicas.
+    """Return the body of a request, except for `role_params`, the part that describes the replicas.
 
     Args:
         app: the job.
         cfg: the options, of which `log_dir`, `workspace` and `detach` are used.
-        app_id: its id, also the name of its directory.
+        app_id: the job's id, which is also the name of its directory.
 
     Raises:
         UsageError: if a role's name can't be used as a directory name.
@@ -69,22 +70,24 @@ def layout(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
 
 
 def streams(folder: str) -> dict[str, str]:
-    """Return the files for a replica's streams in its folder."""
+    """Return the paths of the files for a replica's streams. They are in the replica's folder."""
     return {name: os.path.join(folder, f"{name}.log") for name in _STREAMS}
 
 
 class ProcessScheduler(Scheduler):
-    """Starts, lists and stops such jobs. Each subclass provides the processes."""
+    """Starts, lists and stops jobs whose replicas are local processes. Each subclass provides the
+    processes.
+    """
 
     def __init__(self) -> None:
         self._attached: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, request: Request, replicas: tuple[ReplicaPlan, ...]) -> str:
-        """Start a job; return its id once its processes exist.
+        """Start a job, and return its id as soon as its processes exist.
 
         Args:
-            request: the request; its body is the result of `layout`.
-            replicas: the processes to run, with their streams in the folders chosen by `layout`.
+            request: the request, whose body is based on the result of `layout`.
+            replicas: the processes to run. Their streams are in the folders that `layout` chose.
 
         Raises:
             UsageError: if the job already exists, or its logs can't be written.
@@ -127,7 +130,7 @@ class ProcessScheduler(Scheduler):
         return app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of the jobs that exist."""
+        """Return the status of each job that exists."""
         found = {}
         for app_id in app_ids:
             state = _read(app_id)
@@ -138,7 +141,7 @@ class ProcessScheduler(Scheduler):
         return found
 
     def _reap(self, app_id: str) -> None:
-        """Reap the executor of a finished job; it exits immediately. This is necessary because a
+        """Reap the executor of a finished job, which exits immediately. This is necessary because a
         program may start many jobs before it closes its runner.
         """
         process = self._attached.pop(app_id, None)
@@ -160,7 +163,7 @@ class ProcessScheduler(Scheduler):
         return logs.lines(LocalRecord(records.path(app_id)), replica[query.stream], query)
 
     def cancel(self, app_id: str) -> None:
-        """Stop a job and return when it is over."""
+        """Stop a job, and wait until it is over."""
         state = _read(app_id)
         if state is None:
             raise self._unknown(app_id)
@@ -171,7 +174,7 @@ class ProcessScheduler(Scheduler):
             )
 
     def delete(self, app_id: str) -> None:
-        """Stop a job and remove its state and logs.
+        """Stop a job, and remove its state and logs.
 
         Raises:
             MachineError: if the job does not end, or its logs can't be removed.
@@ -180,7 +183,7 @@ class ProcessScheduler(Scheduler):
         if state is None and records.find_by_handle(self.name, app_id) is not None:
             if LocalRecord(records.path(app_id)).is_locked():
                 raise MachineError(f"{app_id} is still running, but its state is lost")
-            return  # the record's owner removes it
+            return  # the owner of the record removes it
         self.cancel(app_id)
         assert state is not None
         remove_tree(state["log_dir"])
@@ -205,8 +208,8 @@ class ProcessScheduler(Scheduler):
         return sorted(found, key=lambda each: each.submitted, reverse=True)
 
     def close(self) -> None:
-        """Stop the jobs that belong to this process. If Ctrl-C is pressed while they are being
-        stopped, the remaining processes are killed.
+        """Stop the jobs that belong to this process. If the user presses Ctrl-C while jobs are
+        being stopped, the remaining processes are killed.
         """
         processes = self._attached.values()
         try:
@@ -216,7 +219,7 @@ class ProcessScheduler(Scheduler):
                 process.wait(_CLOSE_S)
         except KeyboardInterrupt:
             for process in processes:
-                _stop(process)  # it may not have been stopped yet
+                _stop(process)  # the job may not have been stopped yet
                 process.terminate()  # a second request makes the executor kill the rest
             for process in processes:
                 process.wait(_CLOSE_S)
@@ -231,7 +234,7 @@ class ProcessScheduler(Scheduler):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # ctrl-C is for the waiting command
+                start_new_session=True,  # Ctrl-C is meant for the waiting command
             )
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -253,7 +256,7 @@ class ProcessScheduler(Scheduler):
             raise MachineError(message or _last_line(record.executor_log), hint=hint)
 
     def native(self, app_id: str) -> dict[str, Any]:
-        """Return a job's state as written by its executor.
+        """Return a job's state as its executor has written it.
 
         Raises:
             UsageError: if the job does not exist.
@@ -268,7 +271,7 @@ class ProcessScheduler(Scheduler):
 
 
 def _stop(executor: "subprocess.Popen[bytes]") -> None:
-    """Stop a job in the same way as if its submitter had exited."""
+    """Stop a job in the same way as when its submitter exits."""
     assert executor.stdin is not None
     executor.stdin.close()
 

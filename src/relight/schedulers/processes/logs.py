@@ -1,4 +1,4 @@
-"""Reads a replica's output lines and follows new ones."""
+"""Reads a replica's output lines, and waits for new lines."""
 
 import os
 import select
@@ -16,8 +16,10 @@ _CHECK_S = 3.0
 
 
 def lines(record: LocalRecord, path: str, query: LogQuery) -> Iterator[str]:
-    """Return the lines of a log file; with `follow`, continue until the replica is over."""
-    # This is done before reading anything, so that no later change is missed.
+    """Yield the lines in a log file. With `follow`, keep yielding new lines until the replica has
+    finished.
+    """
+    # The watch is created before anything is read, so that no later change is missed.
     watch = _watch(path, record.directory) if query.follow else -1
     try:
         if not os.path.exists(path):
@@ -33,7 +35,9 @@ def lines(record: LocalRecord, path: str, query: LogQuery) -> Iterator[str]:
 
 
 def _is_over(record: LocalRecord, query: LogQuery) -> bool:
-    """Return whether the replica has stopped writing. A replica that has ended may be retried."""
+    """Return whether the replica will not write any more output. A replica that has finished may
+    still be retried.
+    """
     state = record.latest()
     if state is None or state["state"] != "RUNNING":
         return True
@@ -45,7 +49,7 @@ def _is_over(record: LocalRecord, query: LogQuery) -> bool:
 
 def _watch(path: str, directory: str) -> int:
     """Return a descriptor that becomes readable when a file grows, or when a file in a directory is
-    replaced; -1 if the system does not support this.
+    replaced. Return -1 if the system does not support this.
     """
     from relight.host import system
 

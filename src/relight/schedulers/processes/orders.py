@@ -1,4 +1,4 @@
-"""The orders that the `executor` reads from stdin, as JSON (`base/fields`)."""
+"""The orders that an `executor` reads from stdin as JSON (`base/fields`)."""
 
 import json
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from relight.base import fields
 
 
 class ReplicaPlan(NamedTuple):
-    """A process in a local job, and the files for its streams."""
+    """A process to run in a local job, and the files for its output streams."""
 
     role: str
     replica: int
@@ -20,7 +20,7 @@ class ReplicaPlan(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A local job. `detach` says whether it outlives the process that submitted it."""
+    """A local job to run. `detach` is whether the job outlives the process that submitted it."""
 
     scheduler: str
     app_id: str

@@ -1,6 +1,6 @@
-"""The files of a local job: its state, and a lock that is held by its executor.
+"""Reads and writes a local job's files, which are its state and a lock that its executor holds.
 
-They are in the job's directory, below `local/`:
+The files are in the job's directory, below `local/`:
 
     state.json   written by the executor at each change, replaced atomically; blanks at its end
                  reserve room for later states, in case the disk is full by then
@@ -24,7 +24,9 @@ from relight.job.app import AppState
 POLL_S = 0.05
 _RESERVED = 4096
 _MAX_BYTES = 1 << 26
-"""Number of bytes reserved for a state. The state of 5000 replicas takes up a third of this."""
+"""The number of bytes reserved for a state. The state of a job with 5000 replicas takes up a third
+of this.
+"""
 _ATTEMPTS = 5
 _READING = threading.Lock()
 _latest: dict[tuple[str, bool, int, int], dict[str, Any] | None] = {}
@@ -35,15 +37,15 @@ def _private(path: str, flags: int) -> int:
 
 
 def _set_unique_mtime(fd: int) -> None:
-    """Set a unique modification time, because the kernel only updates its clock for files every few
-    ms.
+    """Set a unique modification time, because the kernel only updates its clock for file times
+    every few milliseconds.
     """
     now = time.time_ns()
     os.utime(fd, ns=(now, now))
 
 
 class ReplicaState(NamedTuple):
-    """A replica: its state, why it failed, and the files for its streams."""
+    """A replica's state, the reason why it failed, and the files for its streams."""
 
     role: str
     replica: int
@@ -57,7 +59,7 @@ class ReplicaState(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """A job: its state, and its executor's pid."""
+    """A job's state, and its executor's pid."""
 
     scheduler: str
     app_id: str
@@ -87,7 +89,7 @@ class LocalRecord:
         self._reserved = 0
 
     def make(self) -> None:
-        """Create a new job's directory.
+        """Create the directory for a new job.
 
         Raises:
             UsageError: if the job already exists, or the directory can't be written.
@@ -100,8 +102,8 @@ class LocalRecord:
             raise UsageError(f"can't write to {self.directory}: {error.strerror}") from None
 
     def lock(self) -> int:
-        """Lock the job until this process exits; return the descriptor."""
-        import fcntl  # missing on clients with other systems
+        """Lock the job until this process exits, and return the lock's descriptor."""
+        import fcntl  # not available on other operating systems
 
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,8 +118,8 @@ class LocalRecord:
         except OSError:
             return False
         try:
-            # The lock is shared, so that two simultaneous checks don't mistake each other for the
-            # executor.
+            # The check uses a shared lock, so that two checks at the same time don't mistake each
+            # other for the executor.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
@@ -126,11 +128,10 @@ class LocalRecord:
         return False
 
     def write(self, state: dict[str, Any]) -> None:
-        """Replace the state. If the disk is full, use the space that was reserved by the first
-        state.
+        """Replace the state. If the disk is full, use the space that the first state reserved.
 
         Raises:
-            OSError: if the disk can't be written at all.
+            OSError: if the disk can't be written to at all.
         """
         text = json.dumps(state).encode()
         self._reserved = self._reserved or len(text) + _RESERVED * (1 + len(state["replicas"]))
@@ -153,7 +154,7 @@ class LocalRecord:
 
     def read(self) -> dict[str, Any] | None:
         """Return the state, or None if the job does not exist."""
-        held = self.is_locked()  # first, as the last state is written under the lock
+        held = self.is_locked()  # first, because the last state is written under the lock
         state = self._load()
         if state is None:
             return None
@@ -167,7 +168,7 @@ class LocalRecord:
 
     def latest(self) -> dict[str, Any] | None:
         """Return the same result as `read`, but parse it only once and share it among all threads.
-        Callers must not modify it.
+        Callers must not modify the result.
         """
         with _READING:
             held = self.is_locked()
@@ -185,7 +186,7 @@ class LocalRecord:
     def _load(self) -> dict[str, Any] | None:
         for number in range(_ATTEMPTS):
             if number:
-                time.sleep(POLL_S)  # it is currently being written, and the disk is full
+                time.sleep(POLL_S)  # it is being overwritten in place, because the disk is full
             try:
                 with files.opened(self._state) as file:
                     state = fields.decode(file.read(_MAX_BYTES))
@@ -201,7 +202,7 @@ class LocalRecord:
         return None
 
     def stop(self, limit_s: float) -> bool:
-        """Request that the executor stop the job; return whether the job ends within the time
+        """Ask the executor to stop the job, and return whether the job ends within the time
         limit.
         """
         state = self.read()

@@ -1,7 +1,8 @@
-"""The connection to a Ray cluster's dashboard: its REST API, and explanations of its errors.
+"""Connects to a Ray cluster's dashboard through its REST API, and explains its errors.
 
-It uses `/api/version`, `/api/packages`, `/api/jobs` ("Ray Jobs REST API", Ray 2.60) and, for the
-cluster's log files, `/api/v0/logs`, also used by `ray logs` (`ray.util.state`, Ray 2.60).
+The API's paths are `/api/version`, `/api/packages`, `/api/jobs` ("Ray Jobs REST API", Ray 2.60)
+and, for the cluster's log files, `/api/v0/logs`, which `ray logs` also uses (`ray.util.state`, Ray
+2.60).
 """
 
 import http.client
@@ -22,15 +23,15 @@ DEFAULT = "127.0.0.1:8265"
 MIN_VERSION = (2, 52)
 """The oldest Ray version that has been tested."""
 _ANY = ("", "auto", "local")
-"""Values of RAY_ADDRESS that don't name a cluster."""
+"""Values of RAY_ADDRESS that don't specify a cluster."""
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _LIMIT_S = 30.0
 _UPLOAD_S = 600.0
 _STARTS_S, _RETRY_S = 30.0, 0.5
 _NO_AGENT = "No available agent to submit job"
-"""The dashboard's error before its first node accepts jobs (Ray 2.60)."""
+"""The error that the dashboard returns before its first node accepts jobs (Ray 2.60)."""
 _INTERVAL_S = 0.2
-"""Interval at which a node checks a followed log for new lines."""
+"""The interval in seconds at which a node checks a log that is being followed for new lines."""
 _CHUNK = 1 << 16
 _LONGEST = 400
 _EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception): ", re.MULTILINE)
@@ -44,9 +45,9 @@ def dashboard_url(address: str | None) -> str:
     """Return a dashboard's URL, without a trailing slash.
 
     Args:
-        address: HOST, HOST:PORT or a URL; if None or empty, RAY_API_SERVER_ADDRESS or RAY_ADDRESS
-            from the environment, or 127.0.0.1:8265. RAY_ADDRESS may also be the address of Ray
-            Client or of the GCS on the dashboard's host.
+        address: HOST, HOST:PORT or a URL. If None or empty, the address is RAY_API_SERVER_ADDRESS
+            or RAY_ADDRESS from the environment, or 127.0.0.1:8265. RAY_ADDRESS may also be the
+            address of Ray Client or of the GCS on the dashboard's host.
 
     Raises:
         UsageError: if the address has a different form.
@@ -75,12 +76,14 @@ def dashboard_url(address: str | None) -> str:
 
 
 def is_named() -> bool:
-    """Return whether a variable names a dashboard."""
+    """Return whether an environment variable specifies a dashboard."""
     return any(env.read().get(name) not in _ANY for name in ADDRESSES)
 
 
 def format_app_id(url: str, job: str) -> str:
-    """Return a job's id: HOST:PORT:JOB, with the prefix `https:` if the dashboard uses https."""
+    """Return a job's id, which is HOST:PORT:JOB, preceded by `https:` if the dashboard uses
+    https.
+    """
     where = url.removeprefix("http://").replace("https://", "https:")
     return f"{quote(where, safe=':[]')}:{job}"
 
@@ -99,10 +102,11 @@ def parse_app_id(app_id: str) -> tuple[str, str]:
 
 
 def _of_ray(name: str, text: str) -> str:
-    """Return the dashboard that one of Ray's variables names. RAY_ADDRESS may be the address of Ray
-    Client (`ray://HOST:10001`) or of the cluster's GCS (`HOST:6379`). `ray job submit` queries that
-    address for the dashboard (`get_address_for_submission_client`, Ray 2.60). By default, both are
-    on the same host.
+    """Return the URL of the dashboard that one of Ray's environment variables specifies.
+    RAY_ADDRESS may be the address of Ray Client (`ray://HOST:10001`) or of the cluster's GCS
+    (`HOST:6379`). `ray job submit` asks either of them for the dashboard's address
+    (`get_address_for_submission_client`, Ray 2.60). By default, they are on the same host as the
+    dashboard.
     """
     bare = text.removeprefix("ray://")
     if name != "RAY_ADDRESS" or "://" in bare:
@@ -112,21 +116,22 @@ def _of_ray(name: str, text: str) -> str:
 
 
 class Dashboard:
-    """One dashboard, contacted only when needed.
+    """The dashboard of a Ray cluster. No connection is made until one is needed.
 
     Args:
-        url: from `dashboard_url`.
+        url: the dashboard's URL, as returned by `dashboard_url`.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def check(self) -> None:
-        """Check that this is a Ray dashboard, and that its version can run the driver.
+        """Check that the URL belongs to a Ray dashboard, and that the cluster's version of Ray can
+        run the driver.
 
         Raises:
-            UsageError: if it is not a Ray dashboard, or is too old.
-            MachineError: if it does not respond.
+            UsageError: if the URL does not belong to a Ray dashboard, or if Ray is too old.
+            MachineError: if the dashboard does not respond.
         """
         version = str(self._json("GET", "/api/version").get("ray_version", ""))
         found = re.match(r"(\d+)\.(\d+)", version)
@@ -160,7 +165,7 @@ class Dashboard:
                 return
 
     def job(self, name: str) -> dict[str, Any] | None:
-        """Return Ray's description of a job, or None if it knows no job with this name."""
+        """Return Ray's description of a job, or None if Ray doesn't know a job with this name."""
         found = self._get(f"/api/jobs/{quote(name)}")
         return None if found is None else self._read(found)
 
@@ -172,7 +177,7 @@ class Dashboard:
         return found
 
     def stop(self, name: str) -> None:
-        """Request that a job be stopped."""
+        """Request that Ray stop a job."""
         self._json("POST", f"/api/jobs/{quote(name)}/stop", {})
 
     def delete(self, name: str) -> None:
@@ -185,9 +190,9 @@ class Dashboard:
         return None if answer is None else self._whole(answer)
 
     def follow(self, node: str, name: str) -> Iterator[bytes]:
-        """Yield the content of one of a node's log files as it grows. Stop if nothing arrives for
-        half a minute, because the connection may be dead, or the process that reads the file may
-        have exited.
+        """Yield the content of one of a node's log files as the file grows. Stop if no data arrives
+        for half a minute, because the connection may be dead, or the process that reads the file on
+        the node may have exited.
 
         Raises:
             MachineError: if the connection is lost.
@@ -217,20 +222,20 @@ class Dashboard:
                 raise self._refused(error.code, said) from None
         if not self._has_log(node, name):
             return None
-        try:  # it may have been created in the meantime
+        try:  # the log file may have been created in the meantime
             return self._open("GET", path)
         except urllib.error.HTTPError as error:
             raise self._refused(error.code, self._whole(error)) from None
 
     def _has_log(self, node: str, name: str) -> bool:
-        """Return whether a file exists. Some versions of Ray don't report that a file is missing
-        when it is read.
+        """Return whether a log file exists. Some versions of Ray don't report an error when a
+        missing file is read.
         """
         listed = self._json("GET", f"/api/v0/logs?{urlencode({'node_id': node, 'glob': name})}")
         return name in json.dumps(listed)
 
     def _get(self, path: str) -> bytes | None:
-        """Return the response, or None if the path does not exist."""
+        """Return the response to a GET request, or None if the path does not exist."""
         try:
             return self._whole(self._open("GET", path))
         except urllib.error.HTTPError as error:
@@ -304,8 +309,8 @@ class Dashboard:
 
 
 def _reason(said: str) -> str:
-    """Return a response's message in one line. If the response is a traceback, this is the message
-    of the last exception.
+    """Return the error message from a response, in one line. If the response is a traceback, return
+    the message of the last exception.
     """
     found = list(_EXCEPTION.finditer(said))
     text = said[found[-1].end() :] if found else said
@@ -313,7 +318,8 @@ def _reason(said: str) -> str:
 
 
 def _headers() -> dict[str, str]:
-    """Return the headers for each request: those in RAY_JOB_HEADERS, and the token.
+    """Return the headers to send with each request, which are those in RAY_JOB_HEADERS and the
+    token.
 
     Raises:
         UsageError: if RAY_JOB_HEADERS is not a JSON object, or the token file can't be read.
@@ -331,7 +337,9 @@ def _headers() -> dict[str, str]:
 
 
 def _token(variables: env.Environment) -> str:
-    """Return the token for a cluster with token authentication, using the same lookup as Ray."""
+    """Return the token for a cluster that uses token authentication. The lookup is the same as in
+    Ray.
+    """
     if variables.get("RAY_AUTH_MODE") == "disabled":
         return ""
     if variables.get("RAY_AUTH_TOKEN"):

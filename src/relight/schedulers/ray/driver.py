@@ -1,11 +1,11 @@
-"""A job's driver, the program that Ray runs on the cluster to run the job.
+"""A job's driver, which is the program that Ray executes on the cluster to run the job.
 
     Ray's job supervisor --> driver --> one actor per replica --> guard.py --> the role's command
                                └------> guard.py --> relight coordinator
 
-It is part of the job package, as `.relight/driver.py` in the job's working directory. It needs only
-Python 3.11 and Ray, not relight, and reads `order.json` from the same directory (written by
-`request.py`):
+The driver is part of the job package, as `.relight/driver.py` in the job's working directory. It
+requires only Python 3.11 and Ray, not relight. It reads `order.json`, which `request.py` writes,
+from the same directory:
 
     app_id, grace_s         the job, and the seconds from SIGTERM to SIGKILL
     timeout_s               seconds until a replica receives SIGTERM; 0 for never
@@ -14,14 +14,15 @@ Python 3.11 and Ray, not relight, and reads `order.json` from the same directory
     token                   authenticates the agents to the coordinator
     roles                   name, least, most, retries, argv, env, resources (per replica)
 
-The first `least` replicas of each role form one placement group, so a job gets all of them or none.
-Once they are placed, each further replica gets a placement group of its own, which allows the job
-to grow. With STRICT_SPREAD, node labels keep such a replica off the other replicas' nodes. Ray
-reschedules a lost bundle, and the driver creates a new actor for it.
+The first `least` replicas of each role form one placement group, so Ray either starts all of them
+or none. Once they have been placed, each additional replica gets a placement group of its own,
+which allows the job to grow. With STRICT_SPREAD, node labels keep additional replicas off the other
+replicas' nodes. Ray reschedules a lost bundle, and the driver creates a new actor for it.
 
-In the directory of its own log, which Ray serves, it writes `relight-APP-status.json` and each
-replica's output, `relight-APP-ROLE-N.log`. All output is also written to its stdout, with prefixes.
-Sources: Ray 2.60, "Placement Groups", "Ray Jobs REST API".
+The driver writes `relight-APP-status.json` and each replica's output (`relight-APP-ROLE-N.log`) to
+the directory that contains the driver's own log. Ray serves the files in that directory. The driver
+also writes all output to its stdout, with prefixes. Sources: Ray 2.60, "Placement Groups", "Ray
+Jobs REST API".
 """
 
 import json
@@ -43,7 +44,7 @@ failed, a machine rejected something, or a signal ended the agent. Such replicas
 times.
 """
 PREEMPTED = 75
-"""The agent's exit code on a preempted node; such replicas are always restarted."""
+"""The exit code of an agent on a preempted node. Such replicas are always restarted."""
 TRIES = 3
 LINGER_S = 30.0
 """Seconds that replicas may keep running after enough others have succeeded."""
@@ -53,14 +54,14 @@ _RETRY_S = 5.0
 notices that the node is dying.
 """
 _LOW_MEMORY = "low on memory"
-"""Text in the errors of processes killed by Ray's memory monitor."""
+"""Text that appears in the error of a process that Ray's memory monitor has killed."""
 _STRICT = "STRICT_SPREAD"
 _NODE = "ray.io/node-id"
 """The node label that contains the node's id."""
 _READ_S = 1.0
 _WAIT_S = 0.5
 _POLL_S = 5.0
-"""Interval between the driver's checks for the reason a replica has not been placed."""
+"""The interval at which the driver checks why a replica has not been placed."""
 _KILL_S = 5.0
 _CONNECT_S = 20.0
 _CHUNK = 1 << 20
@@ -69,7 +70,7 @@ _ATTEMPTS = 5
 
 
 class Slot:
-    """One replica of a role, across all its starts."""
+    """A replica of a role, across all its starts."""
 
     def __init__(self, role: dict[str, Any], number: int) -> None:
         self.role = role
@@ -80,18 +81,20 @@ class Slot:
         self.exitcode: int | None = None
         self.error = ""
         self.starts = 0
-        """How often its command has been started."""
+        """How often the replica's command has been started."""
         self.failures = 0
-        """Number of failures caused by the user's program."""
+        """The number of failures that the user's program has caused."""
         self.transient = 0
-        """Number of other failures, not counting lost nodes."""
+        """The number of other failures, not counting lost nodes."""
         self.end_at = 0.0
-        """When its time limit expires (`time.monotonic`); ignored without a limit."""
+        """The time at which the time limit expires (`time.monotonic`). Ignored if there is no
+        limit.
+        """
         self.timed_out = False
 
     @property
     def name(self) -> str:
-        """The replica's name as shown to users, ROLE/NUMBER."""
+        """The replica's name as users see it, in the form ROLE/NUMBER."""
         return f"{self.role['name']}/{self.number}"
 
     @property
@@ -101,15 +104,15 @@ class Slot:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended permanently."""
+        """Whether the replica has ended permanently."""
         return self.state in (SUCCEEDED, FAILED, CANCELLED)
 
 
 class JobCore:
-    """Decides which replicas run, and when and how the job ends. It has no side effects.
+    """Decides which replicas run, and when and how the job ends. This class has no side effects.
 
     Args:
-        roles: the roles from the order.
+        roles: the roles in the order.
     """
 
     def __init__(self, roles: list[dict[str, Any]]) -> None:
@@ -117,13 +120,13 @@ class JobCore:
         self.cause: Slot | None = None
         """The replica whose failure ended the job."""
         self.stopping = False
-        """Whether all replicas must end."""
+        """Whether all replicas are being stopped."""
         self.message = ""
         self._roles = roles
         self._cancelled = False
 
     def placed(self, slot: Slot, host: str, node: str) -> None:
-        """Record where a replica was placed."""
+        """Record the node on which a replica was placed."""
         slot.host, slot.node, slot.error = host, node, ""
 
     def started(self, slot: Slot) -> None:
@@ -132,15 +135,15 @@ class JobCore:
         slot.starts += 1
 
     def lost(self, slot: Slot, why: str) -> None:
-        """Record that a replica was lost with its node. This is not a failure, and the replica is
-        restarted.
+        """Record that a replica was lost along with its node. The loss doesn't count as a failure,
+        and the replica is restarted.
 
         Args:
             slot: the replica.
             why: the reason, in one line.
         """
         if slot.state != RUNNING:
-            slot.transient += 1  # it never ran, and may never be able to
+            slot.transient += 1  # it has never run, and may never be able to
         slot.error, slot.host, slot.node = f"lost: {why}", "", ""
         if self.stopping:
             slot.state = CANCELLED
@@ -154,8 +157,8 @@ class JobCore:
 
         Args:
             slot: the replica.
-            exitcode: the exit code, 128 + n for signal n.
-            error: why it did not start, or empty.
+            exitcode: the exit code, which is 128 + n after signal n.
+            error: the reason why the command did not start, or empty.
         """
         slot.exitcode = exitcode
         slot.error = error or (f"exit code {exitcode}" if exitcode else "")
@@ -179,13 +182,13 @@ class JobCore:
             self._fail(slot)
 
     def cancel(self) -> None:
-        """Begin stopping all replicas, because the job was cancelled."""
+        """Start stopping all replicas, because the job was cancelled."""
         if not self.stopping:
             self._cancelled, self.message = True, "it was cancelled"
             self._stop()
 
     def finish(self) -> None:
-        """Begin stopping the remaining replicas after enough others have succeeded."""
+        """Start stopping the remaining replicas, because enough replicas have succeeded."""
         self._stop()
 
     @property
@@ -195,15 +198,15 @@ class JobCore:
 
     @property
     def is_over(self) -> bool:
-        """Whether no replica is running or will be started."""
+        """Whether no replica is running, and none will be started."""
         states = [slot.state for slot in self.slots]
         if RUNNING in states:
             return False
         return self.stopping or self.has_succeeded or PENDING not in states
 
     def wanted(self) -> list[Slot]:
-        """Return the replicas to place, except in roles that have already succeeded, where a new
-        replica would have no peers.
+        """Return the replicas to place. Replicas of a role that has already succeeded are not
+        placed, because a new replica would have no peers.
         """
         if self.stopping:
             return []
@@ -213,20 +216,20 @@ class JobCore:
 
     @property
     def exitcode(self) -> int:
-        """The job's exit code, once it is over."""
+        """The job's exit code, which is only valid once the job is over."""
         if self.cause is not None:
             return self.cause.exitcode or 1
         return _STOPPED if self._cancelled or not self.has_succeeded else 0
 
     def close(self) -> None:
-        """End the job and mark all replicas that are not over as cancelled."""
+        """End the job, and mark all replicas that have not finished as cancelled."""
         for slot in self.slots:
             if not slot.is_over:
                 slot.state = CANCELLED
                 slot.error = slot.error if self.exitcode else "not needed"
 
     def to_status(self) -> dict[str, Any]:
-        """Return the status for `relight status`."""
+        """Return the status that `relight status` reads."""
         return {
             "message": self.message,
             "restarts": sum(max(0, slot.starts - 1) for slot in self.slots),
@@ -265,12 +268,12 @@ class JobCore:
 
 
 class Guarded:
-    """A command that is run by a guard, and that never outlives this object's process.
+    """A command that a guard runs, and that never outlives this object's process.
 
     Args:
         folder: the directory of `guard.py`.
-        order: `argv`, `env`, `cwd` and `grace_s`.
-        shared: whether the command writes to this process's stdout instead of `output`.
+        order: the guard's order, which consists of `argv`, `env`, `cwd` and `grace_s`.
+        shared: whether the command writes to this process's stdout instead of to `output`.
     """
 
     def __init__(self, folder: str, order: dict[str, Any], *, shared: bool = False) -> None:
@@ -298,13 +301,13 @@ class Guarded:
         try:
             self._channel.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # it has ended
+            pass  # the guard has exited
 
     def read(self, wait_s: float) -> "tuple[bytes, tuple[int, str] | None]":
-        """Return the command's new output, and its exit code and error once it has ended.
+        """Return the command's new output and, once the command has ended, its exit code and error.
 
         Args:
-            wait_s: the maximum number of seconds to wait for either.
+            wait_s: the maximum number of seconds to wait for output or for the end.
         """
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
@@ -340,7 +343,7 @@ class Guarded:
 
 
 class ReplicaActor:
-    """A replica's actor, which runs the command on the node chosen by Ray."""
+    """A replica's actor, which runs the replica's command on the node that Ray has chosen."""
 
     def __init__(self) -> None:
         self._guarded: Guarded | None = None
@@ -375,7 +378,9 @@ class ReplicaActor:
         )
 
     def read(self, wait_s: float) -> "tuple[bytes, tuple[int, str] | None]":
-        """Return output, and the exit code and error once all output has been returned."""
+        """Return the command's output and, once all output has been returned, its exit code and
+        error.
+        """
         assert self._guarded is not None
         if self._end is None:
             data, self._end = self._guarded.read(wait_s)
@@ -393,9 +398,9 @@ class Driver:
     """Executes the decisions of `JobCore` with Ray actors.
 
     Args:
-        order: the job.
+        order: the description of the job.
         ray: the ray package, connected to the cluster.
-        directory: the log directory.
+        directory: the directory for logs.
     """
 
     def __init__(self, order: dict[str, Any], ray: Any, directory: str) -> None:
@@ -409,9 +414,11 @@ class Driver:
         self._may_grow = False
         self._actors: dict[Slot, Any] = {}
         self._calls: dict[Any, tuple[Slot, str, Any]] = {}
-        """Pending actor calls by their object references: the replica, the method and the actor."""
+        """The replica, the method and the actor of each pending actor call, by the call's object
+        reference.
+        """
         self._stop_sent: set[Slot] = set()
-        """Replicas that have been requested to stop."""
+        """The replicas that have been asked to stop."""
         self._coordinator: CoordinatorActor | None = None
         self._retry_at: dict[Slot, float] = {}
         """The earliest time at which each replica that ended before it could run may be placed
@@ -423,7 +430,7 @@ class Driver:
         self._kill_at = 0.0
 
     def run(self) -> int:
-        """Run the job; return its exit code."""
+        """Run the job, and return its exit code."""
         signal.signal(signal.SIGTERM, lambda *_: self.job.cancel())
         signal.signal(signal.SIGINT, lambda *_: self.job.cancel())
         own = str(self._ray.util.get_node_ip_address())
@@ -464,7 +471,7 @@ class Driver:
     # Placement and actors.
 
     def _place_first(self) -> None:
-        """Request placement for the replicas that the job needs in order to run."""
+        """Ask Ray to place the replicas without which the job can't run."""
         first = [slot for slot in self.job.slots if slot.is_first]
         group = self._ray.util.placement_group(
             [dict(slot.role["resources"]) for slot in first],
@@ -475,7 +482,7 @@ class Driver:
             self._places[slot] = group, index
 
     def _place_further(self) -> None:
-        """Request placement for further replicas once the first ones have been placed. An earlier
+        """Ask Ray to place additional replicas once the first replicas have been placed. An earlier
         request might take the resources that the first replicas need.
         """
         self._may_grow = self._may_grow or all(x.host for x in self.job.slots if x.is_first)
@@ -489,8 +496,8 @@ class Driver:
                 self._places[slot] = group, 0
 
     def _elsewhere(self) -> list[dict[str, str]] | None:
-        """Return a label selector that excludes the nodes of all replicas, or None if replicas may
-        share nodes.
+        """Return a label selector that excludes all nodes that already have a replica, or None if
+        replicas may share nodes.
         """
         used = sorted({slot.node for slot in self.job.slots if slot.node})
         if self._order["strategy"] != _STRICT or not used:
@@ -498,8 +505,8 @@ class Driver:
         return [{_NODE: f"!in({','.join(used)})"}]
 
     def _is_taken(self, slot: Slot, node: str) -> bool:
-        """Return whether a further replica shares a node with another replica. This happens if the
-        other replica had not been placed yet when the further one was requested.
+        """Return whether an additional replica would share a node with another replica. This can
+        happen if the other replica had not been placed yet when the additional one was requested.
         """
         others = {other.node for other in self.job.slots if other is not slot}
         return self._order["strategy"] == _STRICT and not slot.is_first and node in others
@@ -516,7 +523,7 @@ class Driver:
                 memory=int(needs.pop("memory", 0)),
                 resources=needs,
                 max_restarts=0,
-                # Ray's workers run at a lower priority than other processes.
+                # Ray runs its workers at a lower priority than other processes.
                 runtime_env={"env_vars": {"RAY_worker_niceness": "0"}},
                 scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(
                     placement_group=group, placement_group_bundle_index=index
@@ -531,7 +538,9 @@ class Driver:
         self._calls[reference] = slot, method, self._actors[slot]
 
     def _start_placed(self) -> None:
-        """Start the placed replicas' commands as soon as the first replica's host is known."""
+        """Start the commands of the replicas that have been placed, as soon as the first replica's
+        host is known.
+        """
         for slot, actor in self._actors.items():
             waits = slot.state == PENDING and slot.host and not self._is_called(slot)
             if waits and (self._coordinator is not None or self.job.slots[0].host):
@@ -627,7 +636,7 @@ class Driver:
         self._outputs.say(f"{slot.name} has ended: {slot.error or 'exit code 0'}")
 
     def _drop(self, slot: Slot) -> None:
-        """End a replica's actor and forget it."""
+        """Kill a replica's actor, and discard the actor's pending calls."""
         actor = self._actors.pop(slot)
         self._stop_sent.discard(slot)
         self._calls = {ref: call for ref, call in self._calls.items() if call[2] is not actor}
@@ -655,8 +664,8 @@ class Driver:
                 actor.stop.remote()
 
     def _stop_timed_out(self) -> None:
-        """Stop replicas whose time limit has expired. They can save a checkpoint, and they are
-        restarted.
+        """Stop each replica whose time limit has expired. It can save a checkpoint first, and is
+        restarted afterwards.
         """
         for slot, actor in self._actors.items() if self._order["timeout_s"] else ():
             is_over = slot.state == RUNNING and time.monotonic() >= slot.end_at
@@ -671,7 +680,7 @@ class Driver:
     # Status and logs.
 
     def _explain_waiting(self) -> None:
-        """Report periodically why replicas have not been placed yet."""
+        """Periodically report why some replicas have not been placed yet."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _POLL_S
@@ -693,18 +702,19 @@ class Driver:
 
 
 class CoordinatorActor:
-    """Runs `relight coordinator` next to the driver. It is the agents' rendezvous endpoint, so that
-    losing a replica never means losing the endpoint, and so that two jobs can share a node.
+    """Runs `relight coordinator` next to the driver. The coordinator is the agents' rendezvous
+    endpoint. The endpoint therefore survives the loss of any replica, and two jobs can share a
+    node.
 
     Args:
         folder: the launcher's directory.
-        order: the job.
-        host: the address of this node.
+        order: the description of the job.
+        host: this node's address.
     """
 
     def __init__(self, folder: str, order: dict[str, Any], host: str) -> None:
         self.endpoint = f"[{host}]" if ":" in host else host
-        """The host, formatted for use in an endpoint, where an IPv6 address is in brackets."""
+        """The host in the form in which an endpoint contains it. An IPv6 address is in brackets."""
         self._host = host
         self._folder, self._order = folder, order
         self._retry_at = 0.0
@@ -716,7 +726,7 @@ class CoordinatorActor:
         raise SystemExit(f"relight: error: no coordinator can listen on {host}")
 
     def keep_up(self) -> None:
-        """Restart the coordinator if it has exited; the new coordinator recovers the state from the
+        """Restart the coordinator if it has exited. The new coordinator recovers its state from the
         agents.
         """
         _, end = self._process.read(0)
@@ -750,11 +760,11 @@ class CoordinatorActor:
 
 
 class Outputs:
-    """The files that the driver writes next to its own log.
+    """Writes files to the directory that contains the driver's own log.
 
     Args:
-        directory: the directory for the files.
-        app_id: the job.
+        directory: the directory in which to create the files.
+        app_id: the job's id.
     """
 
     def __init__(self, directory: str, app_id: str) -> None:
@@ -766,7 +776,9 @@ class Outputs:
         print(f"relight: {time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201
 
     def add(self, slot: Slot, data: bytes) -> None:
-        """Write a replica's output unchanged to its file, and as whole lines to stdout."""
+        """Write a replica's output unchanged to the replica's file, and as complete lines to
+        stdout.
+        """
         if not data:
             return
         self._append(slot, data)
@@ -775,7 +787,7 @@ class Outputs:
         self._show(slot, lines)
 
     def end(self, slot: Slot) -> None:
-        """Write a replica's last line if it lacks a newline."""
+        """Write a replica's last line to stdout even though it has no newline at its end."""
         rest = self._rests.pop(slot.name, b"")
         if rest:
             self._show(slot, [rest])
@@ -789,8 +801,8 @@ class Outputs:
         os.replace(new, f"{self._start}-status.json")
 
     def _append(self, slot: Slot, data: bytes) -> None:
-        """Append to a replica's file. The file is only created once there is content, because some
-        versions of Ray don't serve empty files.
+        """Append data to a replica's file. The file isn't created before there is data, because
+        some versions of Ray don't serve empty files.
         """
         path = f"{self._start}-{slot.role['file']}-{slot.number}.log"
         begins = not os.path.exists(path)
@@ -807,13 +819,13 @@ class Outputs:
 
 
 def unplaced(needs: dict[str, float], nodes: list[dict[str, Any]], free: dict[str, float]) -> str:
-    """Explain in one line why a replica is waiting, by naming the resources that no node has or
-    that are in use.
+    """Explain in one line why a replica is waiting. The explanation names the resources that no
+    node has, or that are in use.
 
     Args:
-        needs: the replica's resources, by Ray's names; memory is in bytes.
-        nodes: the nodes that it may use, as described by `ray.nodes()`.
-        free: the free resources in the whole cluster.
+        needs: the replica's resources, under the names that Ray uses. Memory is in bytes.
+        nodes: the nodes that the replica may use, as described by `ray.nodes()`.
+        free: the resources that are free in the whole cluster.
     """
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     if not alive:
@@ -839,7 +851,9 @@ def _amount(name: str, number: float) -> str:
 
 
 def _free_port(host: str, port: int) -> int:
-    """Return the port if it can be bound, or 0 if it can't. For port 0, return any free port."""
+    """Return the port if it can be bound, or 0 if it can't. If the port is 0, return any free
+    port.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -863,8 +877,8 @@ def _line(error: BaseException) -> str:
 
 
 def _set_modes(folder: str) -> None:
-    """Restore the file modes that are lost when Ray unpacks the package: the launcher must be
-    executable, and the order contains secrets.
+    """Restore the file modes, which are lost when Ray unpacks the package. The launcher must be
+    executable, and the order must be private because it contains secrets.
     """
     for name, mode in (("relight", 0o700), ("order.json", 0o600)):
         path = os.path.join(folder, name)
@@ -873,7 +887,7 @@ def _set_modes(folder: str) -> None:
 
 
 def _log_directory() -> str:
-    """Return the directory that contains this process's stdout, the job's log."""
+    """Return the directory that contains the job's log, which is this process's stdout."""
     path = os.path.realpath("/proc/self/fd/1")
     if not os.path.isfile(path):
         raise SystemExit("relight: error: the driver's output is not a log file of a Ray job")
@@ -881,9 +895,9 @@ def _log_directory() -> str:
 
 
 def main() -> int:
-    """Run the job described by `order.json` and return its exit code."""
+    """Run the job that `order.json` describes, and return its exit code."""
     found = sys.version.split()[0]
-    if sys.version_info < (3, 11):  # noqa: UP036  # the cluster's, not relight's
+    if sys.version_info < (3, 11):  # noqa: UP036  # this is the cluster's Python
         why = f"the cluster's Python is {found}, but 3.11 or newer is required"
         print(f"relight: error: {why}")  # noqa: T201
         return 4

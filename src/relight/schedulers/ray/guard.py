@@ -1,20 +1,20 @@
-"""Runs one command on a node of a Ray cluster and leaves none of its processes behind.
+"""Runs a command on a node in a Ray cluster, without leaving any of the command's processes behind.
 
     Ray's worker process (the actor), or the driver --socket--> this --> the command --> …
 
-It is part of the job package, and needs only the standard library. It is started as `python
-guard.py DESCRIPTOR`, where the descriptor is a socket:
+The guard is part of the job package, and requires only the standard library. It is started as
+`python guard.py DESCRIPTOR`, where the descriptor is a socket:
 
     to it      one line of JSON: `argv`, `env`, `cwd`, `grace_s`, `output` (the descriptor of the
-               reading end of the command's output). Nothing is sent after that. When the
-               socket is closed for any reason, the command is stopped
+               reading end of the command's output). Nothing is sent after that. When the socket is
+               closed, for whatever reason, the command is stopped
     from it    one line of JSON at the end: `exitcode`, and `error` if the command did not start
 
-To stop the command, this process sends SIGTERM to the command's process group and, after `grace_s`,
-SIGKILL to all of the command's descendants, which this process inherits (PR_SET_CHILD_SUBREAPER,
-prctl(2)). It is neither a child of Ray's worker nor in the worker's process group, because Ray
-kills such processes immediately when the worker ends. If it is itself killed, so is the command
-(PR_SET_PDEATHSIG).
+To stop the command, the guard sends SIGTERM to the command's process group. After `grace_s`, it
+sends SIGKILL to all of the command's descendants, which the guard inherits (PR_SET_CHILD_SUBREAPER,
+prctl(2)). The guard is neither a child of Ray's worker nor in the worker's process group, because
+Ray kills such processes as soon as the worker exits. If the guard itself is killed, the kernel also
+kills the command (PR_SET_PDEATHSIG).
 """
 
 import ctypes
@@ -37,12 +37,12 @@ _libc = ctypes.CDLL(None)
 
 
 def main(descriptor: int) -> None:
-    """Run the command received from the socket, and report how it ended."""
+    """Run the command that was received over the socket, and report how it ended."""
     if os.fork():
-        os._exit(0)  # the parent does not wait for this process
+        os._exit(0)  # the caller waits only for this process
     os.setsid()
     for number in _OURS:
-        signal.signal(number, signal.SIG_IGN)  # only the socket requests a stop
+        signal.signal(number, signal.SIG_IGN)  # a stop is only requested through the socket
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT in its workers
     channel = socket.socket(fileno=descriptor)
     order = _order(channel)
@@ -65,7 +65,7 @@ def main(descriptor: int) -> None:
         _report(channel, code, f"{what}: {error.strerror}")
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # otherwise the output would stay open after the command's end
+    for stream in (1, 2):  # otherwise, the output would stay open after the command has ended
         os.dup2(nowhere, stream)
     code = _watch(child, woken, channel, order["output"], order["grace_s"])
     _kill_descendants()
@@ -107,7 +107,7 @@ def _watch(
     output: int,
     grace_s: float,
 ) -> int:
-    """Wait for the command, stopping it on request; return its status."""
+    """Wait for the command to exit, stop it if requested, and return its status."""
     poll = select.poll()
     poll.register(woken, select.POLLIN)
     poll.register(channel, select.POLLIN)
@@ -117,7 +117,7 @@ def _watch(
         for descriptor, event in poll.poll(left):
             if descriptor == woken:
                 os.read(woken, 4096)
-                if child.poll() is not None:  # otherwise it was an orphan of the command
+                if child.poll() is not None:  # otherwise, one of the command's orphans has exited
                     return child.wait()
             elif descriptor == channel.fileno():
                 poll.unregister(channel)
@@ -140,15 +140,15 @@ def _signal_group(leader: int, number: int) -> None:
 
 
 def _kill_descendants() -> None:
-    """Kill and reap all remaining descendants. The children of a killed process become children of
-    this process.
+    """Kill and reap all remaining descendants. When a process is killed, its children become
+    children of this process.
     """
     while True:
         for pid in _children():
             try:
                 os.kill(pid, signal.SIGKILL)
             except PermissionError:
-                pass  # a setuid program of another user
+                pass  # another user's setuid program
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -162,7 +162,7 @@ def _children() -> list[int]:
     try:
         with open(f"/proc/self/task/{me}/children") as file:
             return [int(pid) for pid in file.read().split()]
-    except FileNotFoundError:  # the kernel lacks CONFIG_PROC_CHILDREN
+    except FileNotFoundError:  # the kernel was built without CONFIG_PROC_CHILDREN
         return [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and _parent(pid) == me]
 
 
@@ -171,7 +171,7 @@ def _parent(pid: str) -> int:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
     except OSError:
-        return 0  # it has exited
+        return 0  # the process has exited
 
 
 def _report(channel: socket.socket, exitcode: int, error: str) -> None:

@@ -1,9 +1,9 @@
-"""The Ray request for an app: a job and its package.
+"""Builds the Ray request for an app, which consists of a job and its package.
 
-The package is a zip archive that Ray unpacks on each node as the working directory: the files of
-the workspace and, in `.relight`, the driver (`driver.py`), its `order.json`, `guard.py` and the
-launcher (`job/launcher_file.py`). Ray does not display the package, so the order may contain the
-job's token and variables.
+The package is a zip archive that Ray unpacks on each node as the working directory. It contains the
+workspace's files and, in `.relight`, the driver (`driver.py`), the driver's `order.json`,
+`guard.py` and the launcher (`job/launcher_file.py`). Ray does not display the package's content, so
+the order may contain the job's token and environment variables.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from relight.job.user import user_name
 from relight.schedulers.api import time_limit_s
 
 GRACE_S = 40
-"""Seconds from SIGTERM to SIGKILL, longer than the grace period of the agents' workers."""
+"""Seconds from SIGTERM to SIGKILL. This is longer than the grace period of the agents' workers."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 USER, NAME, ROLES = "relight/user", "relight/name", "relight/roles"
 """Keys in the job's metadata, for the owner, the name, and the number of replicas per role."""
@@ -35,7 +35,7 @@ _MAX = 500 << 20
 """Ray's default size limit for packages."""
 _RANK0_ENV, _RANK0_PORT = "RELIGHT_RANK0_HOST", "${RELIGHT_RANK0_PORT}"
 _ENDPOINT = re.compile(re.escape(f"{{{macros.rank0_env}:=localhost}}:") + r"(\d+)")
-"""The form in which components write the rendezvous endpoint."""
+"""Matches the rendezvous endpoint in the form in which components write it."""
 _BACKEND = re.compile(r"--rdzv[_-]backend[= ]c10d\b")
 _SPREADS = ("STRICT_SPREAD", "SPREAD", "PACK")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can store
@@ -45,10 +45,10 @@ def order(app: AppDef, cfg: Mapping[str, Any], app_id: str, token: str) -> dict[
     """Return the driver's order, in the format that `driver.py` describes.
 
     Args:
-        app: the app with its macros.
+        app: the app, whose macros have not been substituted yet.
         cfg: the scheduler's options.
         app_id: a unique name.
-        token: the agents' token.
+        token: the token that agents authenticate with.
 
     Raises:
         UsageError: if part of the app or an option can't be expressed in Ray.
@@ -71,7 +71,7 @@ def job(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
     """Return the body of the request, except for the package.
 
     Raises:
-        UsageError: if the file named by `requirements` can't be read.
+        UsageError: if the file that the option `requirements` specifies can't be read.
     """
     sizes = {role.name: role.num_replicas for role in app.roles}
     own = {USER: user_name(), NAME: app.name, ROLES: json.dumps(sizes)}
@@ -89,25 +89,25 @@ def job(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
 
 
 def ray_name(app_id: str) -> str:
-    """Convert a name to one that is valid in Ray's API and in file names."""
+    """Convert an app's id to a name that is valid in Ray's API and in file names."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", app_id).strip("-.") or "job"
 
 
 def log_name(app_id: str, role: str, replica: int) -> str:
-    """Return the name of the file with a replica's output."""
+    """Return the name of the file that contains a replica's output."""
     return f"relight-{app_id}-{_file(role)}-{replica}.log"
 
 
 def status_name(app_id: str) -> str:
-    """Return the name of the file with the status of the replicas."""
+    """Return the name of the file that contains the status of each replica."""
     return f"relight-{app_id}-status.json"
 
 
 def package(order: Mapping[str, Any], workspace: str | None) -> tuple[str, bytes]:
-    """Return a package and its name, derived from its content.
+    """Return a package's name, which is derived from its content, and the package itself.
 
     Args:
-        order: from `order`.
+        order: the driver's order, as returned by `order`.
         workspace: one or more directories to copy, in the syntax of `--workspace`.
 
     Raises:
@@ -143,8 +143,8 @@ def _members(order: Mapping[str, Any], workspace: str | None) -> Iterator[tuple[
 
 
 def _copied(workspace: str) -> Iterator[tuple[str, int, bytes]]:
-    """Yield a workspace's files. Links are replaced by copies of their targets, because Ray does
-    not unpack links.
+    """Yield the files in a workspace. Links are replaced with copies of their targets, because Ray
+    does not unpack links.
     """
     from relight.job import workspaces
 
@@ -167,7 +167,7 @@ def _read_file(path: str, here: str) -> Iterator[tuple[str, int, bytes]]:
         with open(here, "rb") as file:
             yield path, stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read()
     except FileNotFoundError:
-        return  # an editor's temporary file, or a dangling link
+        return  # a temporary file created by an editor, or a dangling link
     except OSError as error:
         raise MachineError(f"can't copy the workspace: {here}: {error.strerror}") from None
 
@@ -176,7 +176,8 @@ def _role(
     role: Role, cfg: Mapping[str, Any], app_id: str, token: str, port: int | None
 ) -> dict[str, Any]:
     own = replace(role, args=[_at_the_coordinator(x) for x in role.args]) if port else role
-    # The driver replaces the other two macros, because it knows the replica's number and directory.
+    # The driver replaces the other two macros, because only the driver knows the replica's number
+    # and directory.
     own = macros.substitute(own, {"app_id": app_id, "rank0_env": _RANK0_ENV})
     brings = launcher_file.needed(role)
     if brings:
@@ -196,7 +197,9 @@ def _role(
 
 
 def _meeting_port(role: Role) -> int | None:
-    """Return the rendezvous port of a role's agents, or None if they don't meet at the driver."""
+    """Return the rendezvous port that a role's agents use, or None if their rendezvous isn't at the
+    driver.
+    """
     text = " ".join(role.args)
     found = _ENDPOINT.search(text)
     is_ours = launcher_file.needed(replace(role, env={}))
@@ -204,12 +207,14 @@ def _meeting_port(role: Role) -> int | None:
 
 
 def _at_the_coordinator(word: str) -> str:
-    """Return a command argument that contains the port chosen by the driver."""
+    """Return a command argument with the coordinator's port, which the driver chooses."""
     return _ENDPOINT.sub(f"{{{macros.rank0_env}:=localhost}}:{_RANK0_PORT}", word)
 
 
 def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, float]:
-    """Return a replica's resources, by Ray's names. The default is one CPU, as in Ray."""
+    """Return a replica's resources, under the names that Ray uses. The default is one CPU, as in
+    Ray.
+    """
     has = role.resource
     found: dict[str, float] = {"CPU": has.cpu if has.cpu >= 0 else 1}
     found |= {"GPU": has.gpu, "memory": has.memMB << 20 if has.memMB > 0 else 0}
@@ -237,19 +242,19 @@ def _requirements(path: str) -> list[str]:
 
 
 def _file(role: str) -> str:
-    """Return a role's name for use in file names."""
+    """Convert a role's name for use in file names."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "-", role)
     same = plain == role
     return plain if same else f"{plain}-{hashlib.sha256(role.encode()).hexdigest()[:6]}"
 
 
 def text(url: str, body: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
-    """Format a request for display: the recipient, the content and the package.
+    """Format a request for display, including its URL, its content and the files in its package.
 
     Args:
         url: the dashboard's URL.
         body: `job`, `order` and `workspace`.
-        notes: lines about the package that are shown as comments.
+        notes: lines about the package, which are shown as comments.
     """
     order = body["order"]
     lines = [f"# PUT {url}/api/packages/gcs/…: the package of the job, its working directory"]

@@ -1,4 +1,4 @@
-"""Jobs on an existing Ray cluster, through its dashboard's REST API.
+"""Runs jobs on an existing Ray cluster through the REST API of its dashboard.
 
     render   builds the driver's order and the request (`request`), displayed as JSON
     submit   uploads the job's package, and submits the job
@@ -44,7 +44,7 @@ from relight.schedulers.uninterruptible import finished
 _JOB = "RELIGHT_JOB_ID"
 _POLL_S = 1.0
 _TRIES = 5
-"""Maximum number of reconnections for logs without receiving new output."""
+"""The maximum number of times to reconnect to a log without receiving new output."""
 _STOP_S = request.GRACE_S + 30.0
 _NO_CLUSTER = (
     "relight does not start clusters; select an existing one with -cfg dashboard_address=HOST:8265"
@@ -55,7 +55,7 @@ _REFUSED = {
     ),
     "cluster_name": _NO_CLUSTER,
 }
-"""TorchX options that are meaningless for this scheduler, and what to do instead."""
+"""TorchX options that have no meaning for this scheduler, and what to do instead."""
 
 
 class Ray(Scheduler):
@@ -79,7 +79,9 @@ class Ray(Scheduler):
     capabilities = Capabilities(retries=True, resources=True, elastic=True)
 
     def affinity(self) -> int:
-        """Return how suitable Ray is on this machine. Ray needs a variable that names a cluster."""
+        """Return how suitable Ray is on this machine. Ray requires an environment variable that
+        specifies a cluster.
+        """
         return 5 if dashboard.is_named() else 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -102,8 +104,8 @@ class Ray(Scheduler):
         return Request(self.name, app, cfg, body, shown, tuple(_notes(app)), whole)
 
     def submit(self, request_: Request) -> str:
-        """Upload the package and submit the job; return the app's id. If Ray rejects the job, Ray
-        itself removes the uploaded package after ten minutes.
+        """Upload the package, submit the job, and return the app's id. If Ray rejects the job, it
+        removes the uploaded package on its own after ten minutes.
         """
         body = request_.body
         cluster = Dashboard(str(body["url"]))
@@ -116,13 +118,13 @@ class Ray(Scheduler):
             finished(cluster.submit, job)
         except UsageError:
             raise
-        except BaseException:  # after a lost response or a signal, the job may be running
+        except BaseException:  # such as a signal; the job may be running
             _stop(cluster, job["submission_id"], body["app_id"])
             raise
         return str(body["app_id"])
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of the jobs that exist."""
+        """Return the status of each job that exists."""
         found = {}
         for app_id in app_ids:
             url, name = dashboard.parse_app_id(app_id)
@@ -133,8 +135,8 @@ class Ray(Scheduler):
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return a replica's output lines, regardless of the node it ran on, with both streams
-        combined.
+        """Return a replica's output lines, with stdout and stderr combined, regardless of which
+        node the replica ran on.
         """
         url, name = dashboard.parse_app_id(app_id)
         cluster = Dashboard(url)
@@ -144,15 +146,16 @@ class Ray(Scheduler):
         return split_lines(log.follow() if query.follow else log.whole())
 
     def cancel(self, app_id: str) -> None:
-        """Stop a job; its driver then ends the replicas."""
+        """Stop a job, whose driver then stops the replicas."""
         url, name = dashboard.parse_app_id(app_id)
         cluster = Dashboard(url)
         if not states.state(_job(cluster, app_id, name)).is_over:
             cluster.stop(name)
 
     def delete(self, app_id: str) -> None:
-        """Stop a job and remove it from Ray's list. As with all Ray jobs, its log files stay on the
-        head node as long as the cluster is running, although nothing refers to them any more.
+        """Stop a job, and remove it from Ray's list. As with all Ray jobs, the log files stay on
+        the head node for as long as the cluster is running, although nothing refers to them any
+        more.
         """
         url, name = dashboard.parse_app_id(app_id)
         cluster = Dashboard(url)
@@ -169,8 +172,8 @@ class Ray(Scheduler):
             cluster.delete(name)
 
     def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
-        """Return this user's jobs on the cluster named by the settings or variables, newest
-        first.
+        """Return this user's jobs, newest first, on the cluster that the settings or environment
+        variables specify.
         """
         url, user = dashboard.dashboard_url(cfg.get("dashboard_address")), user_name()
         found = [
@@ -191,15 +194,15 @@ class Ray(Scheduler):
 
 
 def _stop(cluster: Dashboard, name: str, app_id: str) -> None:
-    """Stop a job if it exists although its submission received no response.
+    """Stop a job if it exists even though no response to its submission was received.
 
     Raises:
-        MachineError: if it may still be running.
+        MachineError: if the job may still be running.
     """
     try:
         cluster.stop(name)
     except UsageError:
-        return  # it does not exist
+        return  # the job does not exist
     except MachineError as error:
         raise MachineError(
             f"no response to the submission of {app_id}, and stopping it failed; it may be "
@@ -209,15 +212,15 @@ def _stop(cluster: Dashboard, name: str, app_id: str) -> None:
 
 
 class _Log:
-    """A replica's log, read in pieces."""
+    """A replica's log, which is read piece by piece."""
 
     def __init__(self, cluster: Dashboard, job: str, file: str) -> None:
         self._cluster, self._job, self._file = cluster, job, file
         self._seen = 0
-        """Number of yielded bytes."""
+        """The number of bytes yielded so far."""
 
     def whole(self) -> Iterator[bytes]:
-        """Yield all content after the last yielded byte."""
+        """Yield everything that follows the last byte yielded so far."""
         node = self._node()
         data = self._cluster.file(node, self._file) if node else None
         if data and len(data) > self._seen:
@@ -225,7 +228,9 @@ class _Log:
             self._seen = len(data)
 
     def follow(self) -> Iterator[bytes]:
-        """Yield existing and new content until the job is over, reconnecting if necessary."""
+        """Yield the existing content, and then new content until the job is over. Reconnect if
+        necessary.
+        """
         tries = _TRIES
         while True:
             before = self._seen
@@ -241,7 +246,9 @@ class _Log:
         yield from self.whole()
 
     def _stream(self) -> Iterator[bytes]:
-        """Yield content after the last yielded byte until the job ends or the stream stalls."""
+        """Yield the content that follows the last byte yielded so far, until the job ends or the
+        stream stalls.
+        """
         if not self._is_there():
             time.sleep(_POLL_S)
             return
@@ -265,12 +272,14 @@ class _Log:
             yield fresh
 
     def _is_there(self) -> bool:
-        """Return whether any output exists, because streaming an empty log would not start."""
+        """Return whether there is any output yet, because Ray can't stream an empty log."""
         node = self._node()
         return bool(node and self._cluster.file(node, self._file))
 
     def _node(self) -> str:
-        """Return the driver's node, or an empty string if the driver has not been placed yet."""
+        """Return the id of the driver's node, or an empty string if the driver has not been placed
+        yet.
+        """
         return str((self._cluster.job(self._job) or {}).get("driver_node_id") or "")
 
     def _is_over(self) -> bool:
@@ -279,7 +288,7 @@ class _Log:
 
 
 def _read_into(source: Iterator[bytes], pieces: "queue.Queue[bytes | MachineError | None]") -> None:
-    """Copy a stream to a queue, followed by None or the error at its end."""
+    """Copy a stream to a queue. When the stream ends, add None or the error that ended it."""
     try:
         for piece in source:
             pieces.put(piece)
@@ -293,7 +302,7 @@ def _workspace(cfg: Mapping[str, Any]) -> str | None:
     """Return the directories to copy.
 
     Raises:
-        UsageError: if a directory is missing.
+        UsageError: if a directory does not exist.
     """
     if cfg.get("workspace"):
         from relight.job import workspaces
@@ -303,7 +312,9 @@ def _workspace(cfg: Mapping[str, Any]) -> str | None:
 
 
 def _knowing_its_id(app: AppDef, app_id: str) -> AppDef:
-    """Return the app with its full job id in RELIGHT_JOB_ID. TORCHX_JOB_ID keeps TorchX's form."""
+    """Return the app with its full job id in RELIGHT_JOB_ID. The id in TORCHX_JOB_ID keeps the form
+    that it has in TorchX.
+    """
     roles = [
         replace(role, env={**role.env, _JOB: role.env[_JOB].replace("${app_id}", app_id)})
         if _JOB in role.env
@@ -324,7 +335,7 @@ def _status(cluster: Dashboard, name: str, job: Mapping[str, Any]) -> AppStatus:
     node = job.get("driver_node_id")
     data = None
     if node:
-        with contextlib.suppress(MachineError):  # its node is lost; use Ray's own state
+        with contextlib.suppress(MachineError):  # the driver's node is lost, so use Ray's own state
             data = cluster.file(str(node), request.status_name(name))
     return states.status(job, json.loads(data) if data else None, _sizes(job))
 

@@ -19,7 +19,7 @@ _KILLED, _BROKEN = "the driver of the job was killed", "the driver of the job ha
 
 
 def state(job: Mapping[str, Any]) -> AppState:
-    """Return a job's state according to Ray."""
+    """Return the state that Ray reports for a job."""
     return _STATES.get(str(job.get("status")), AppState.UNKNOWN)
 
 
@@ -29,9 +29,9 @@ def status(
     """Return a job's status.
 
     Args:
-        job: the job as described by Ray.
-        written: the status written by its driver; None if missing or lost.
-        sizes: the number of replicas of each role, used if the driver's status is missing.
+        job: Ray's description of the job.
+        written: the status that the job's driver has written, or None if it is missing or lost.
+        sizes: the number of replicas of each role, which is used if the driver's status is missing.
     """
     whole = state(job)
     if written is None:
@@ -52,21 +52,21 @@ def status(
 
 
 def submitted(job: Mapping[str, Any]) -> str:
-    """Return a job's submission time in local time, or an empty string if unknown."""
+    """Return the local time at which a job was submitted, or an empty string if it is unknown."""
     return local_time(job.get("start_time"))
 
 
 def _replica(written: list[Any], whole: AppState, end: str) -> ReplicaStatus:
     role, number, name, host, exitcode, error = written
     its = AppState[name]
-    if whole.is_over and not its.is_over:  # the driver ended before it could report this
+    if whole.is_over and not its.is_over:  # the driver exited before it could report the end
         its = AppState.CANCELLED if whole is AppState.CANCELLED else AppState.FAILED
         error = end if its is AppState.FAILED else error
     return ReplicaStatus(role, number, its, host, exitcode, error)
 
 
 def _end(job: Mapping[str, Any]) -> str:
-    """Explain how the driver ended, if the driver did not report this itself."""
+    """Explain how the driver ended, in case the driver did not report this itself."""
     code = job.get("driver_exit_code")
     last = last_line(str(job.get("message") or ""))
     if code is None or code < 0 or not last:

@@ -1,1 +1,1 @@
-"""Jobs started by `relight run` on this machine."""
+"""Lists and controls the jobs that `relight run` has started on this machine."""

@@ -1,9 +1,9 @@
-"""Makes jobs started by `relight run` on this machine available to the job commands. Each agent is
-a job, and each worker is a replica, numbered by its rank. This includes workers on the job's other
-nodes; the local agent learns about them from the coordinator.
+"""Makes the jobs that `relight run` has started on this machine available to the job commands. Each
+agent is a job, and each worker is a replica whose number is its rank. This includes workers on the
+job's other nodes, which the local agent learns about from the coordinator.
 
-Nothing is submitted here. A job becomes visible once it has been running for a second
-(`processes/running_jobs`).
+Jobs can't be submitted to this scheduler. A job becomes visible once it has been running for a
+second (`processes/running_jobs`).
 """
 
 import os
@@ -51,10 +51,10 @@ from relight.schedulers.api import (
 
 _POLL_S = 0.2
 _STOP_S = 90.0
-"""Seconds to wait for a job to stop; its workers have a grace period of 30 s by default."""
+"""Seconds to wait for a job to stop. Its workers have a grace period of 30 s by default."""
 _STOPPED = [
     *(EXIT_SIGNAL_BASE + number for number in (signal.SIGTERM, signal.SIGINT)),
-    EXIT_PREEMPTED,  # stopped in the same way, after a checkpoint
+    EXIT_PREEMPTED,  # stopped after saving a checkpoint
 ]
 
 
@@ -84,12 +84,12 @@ class Run(Scheduler):
         )
 
     def submit(self, request: Request) -> str:
-        """Reject the submission, like `render`."""
+        """Reject the submission, as `render` does."""
         del request
         raise UsageError("-s run is for jobs started with `relight run`")
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of the jobs that exist."""
+        """Return the status of each job that exists."""
         found = {app_id: self._jobs.find_whole(app_id) for app_id in app_ids}
         statuses = {app_id: _status(each) for app_id, each in found.items() if each is not None}
         if len(statuses) < len(found):
@@ -100,15 +100,16 @@ class Run(Scheduler):
         return statuses
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return a worker's lines, from its log files or, without log files, the most recent lines
-        that its agent holds in memory. Following continues when the job restarts.
+        """Return a worker's lines from its log files or, if there are no log files, the most recent
+        lines that its agent holds in memory. With `follow`, lines from after a restart of the job
+        are returned too.
         """
         job = self._whole(app_id)
         node, worker = _worker(job, query)
         is_here = node is job.nodes[0]
         paths = _paths(worker, query.stream)
-        # If nodes share a file system, their files are also visible here, because part of the
-        # path is random.
+        # If nodes share a file system, the files of other nodes can be found on this node too,
+        # because part of their path is random.
         if paths and (is_here or all(map(os.path.exists, paths))):
             return tail.lines(
                 lambda: paths, lambda: query.follow and self._goes_on(app_id, node, query, paths)
@@ -129,10 +130,10 @@ class Run(Scheduler):
         return iter(output(app_id, asked).splitlines())
 
     def cancel(self, app_id: str) -> None:
-        """Stop the agent as with SIGTERM, and wait for it to exit.
+        """Stop the agent as SIGTERM would, and wait for it to exit.
 
         Raises:
-            MachineError: if it does not exit.
+            MachineError: if the agent does not exit.
         """
         job = self._job(app_id)
         if job.state == ENDED:
@@ -149,16 +150,16 @@ class Run(Scheduler):
             )
 
     def delete(self, app_id: str) -> None:
-        """Stop a job and forget it. Its log files are kept, because the user chose their
-        location.
+        """Stop a job, and remove it from the list of jobs. The log files are kept, because the user
+        chose their location.
         """
         self.cancel(app_id)
         self._jobs.forget(app_id)
 
     def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
-        """Return the running jobs and the most recently ended ones, newest first."""
+        """Return the jobs that are running and those that ended most recently, newest first."""
         running = self._jobs.running()
-        ids = {job.id for job in running}  # a job that is about to end is in both
+        ids = {job.id for job in running}  # a job that is about to end is in both lists
         silent = self._jobs.silent(ids)
         every = [*running, *(job for job in self._jobs.ended() if job.id not in ids)]
         return [
@@ -178,9 +179,9 @@ class Run(Scheduler):
     def _goes_on(
         self, app_id: str, node: NodeSnapshot, query: LogQuery, paths: MutableSequence[str]
     ) -> bool:
-        """Return whether a rank may still write output. A local rank may do so while its job is
-        running, including between two generations; a rank on another node may do so only while its
-        generation is running. Add the files from its latest start to `paths`.
+        """Return whether a rank may still write output, and add the files from its latest start to
+        `paths`. A local rank may write output while its job is running, even between two
+        generations. A rank on another node may only write output while its generation is running.
         """
         own = self._jobs.ask(app_id)
         if own is None:
@@ -224,7 +225,7 @@ def _status(job: WholeJob) -> AppStatus:
 
 
 def _unseen(job: WholeJob) -> str:
-    """Return a description of the nodes that are not visible."""
+    """Describe the nodes that are not visible from this node."""
     if job.silent:
         return f"; no response from {names(job.silent)}"
     own = job.nodes[0]
@@ -255,7 +256,7 @@ def _state(job: NodeSnapshot) -> AppState:
         return AppState.PENDING if job.state == WAITING and job.generation < 0 else AppState.RUNNING
     if job.exit_code == EXIT_OK:
         return AppState.SUCCEEDED
-    # If someone else killed a rank with such a signal, the rank has failed, and so has the job.
+    # If anyone else has killed a rank with such a signal, both the rank and the job have failed.
     was_stopped = job.exit_code in _STOPPED and not job.blamed
     return AppState.CANCELLED if was_stopped else AppState.FAILED
 
@@ -279,7 +280,7 @@ def _worker(job: WholeJob, query: LogQuery) -> tuple[NodeSnapshot, RankSnapshot]
 
 
 def _paths(worker: RankSnapshot, stream: str) -> list[str]:
-    """Return a worker's log files; there may be none."""
+    """Return the paths of a worker's log files, if there are any."""
     names = ("stdout", "stderr") if stream == "combined" else (stream,)
     return [path for name in names if (path := getattr(worker, name))]
 

@@ -1,1 +1,1 @@
-"""Jobs on Slurm: one batch script, one agent per node."""
+"""Runs jobs on Slurm, with one batch script per job and one agent per node."""

@@ -1,11 +1,11 @@
-"""Runs the replicas of a job in containers, on nodes that have pyxis or Apptainer.
+"""Runs a job's replicas in containers, on nodes that have pyxis or Apptainer.
 
     pyxis      flags of srun: --container-image, --container-mounts, --container-workdir
     apptainer  the task's command: apptainer exec --bind … --pwd … IMAGE
 
-In the container, the job's directory, which contains the launcher, and the working directory have
-the same paths as on the host. Sources: github.com/NVIDIA/pyxis, "Usage"; apptainer exec --help
-(1.3). NeMo-Run renders the same pyxis flags.
+The working directory and the job's directory, which contains the launcher, have the same paths in
+the container as on the host. Sources: github.com/NVIDIA/pyxis, "Usage"; apptainer exec --help
+(1.3). NeMo-Run uses the same pyxis flags.
 """
 
 import shlex
@@ -19,8 +19,9 @@ FORMS = ("pyxis", "apptainer")
 
 
 class Container(NamedTuple):
-    """A job's image and its container runtime, one of `FORMS`. `here` is the working directory, and
-    `job_dir` the directory with the job's files, in shell syntax.
+    """A job's image and its container runtime, which is one of `FORMS`. `here` is the working
+    directory, and `job_dir` is the directory that contains the job's files. Both are in shell
+    syntax.
     """
 
     form: str
@@ -39,7 +40,7 @@ class Container(NamedTuple):
         ]
 
     def prefix(self, role: Role) -> list[str]:
-        """Return the prefix of a task's command, as shell words."""
+        """Return the prefix for a task's command, as shell words."""
         if self.form != "apptainer":
             return []
         gpus = ["--nv"] if role.resource.gpu > 0 else []
@@ -57,15 +58,15 @@ class Container(NamedTuple):
 
 
 def unmounted(roles: Sequence[Role]) -> bool:
-    """Return whether roles have mounts that are not supported for containers on Slurm."""
+    """Return whether any role has a mount that is not supported for containers on Slurm."""
     return any(not isinstance(mount, BindMount) for role in roles for mount in role.mounts)
 
 
 def mountable(path: str) -> str:
-    """Return a path as a shell word.
+    """Quote a path as a shell word.
 
     Raises:
-        UsageError: if it contains a character that separates mounts.
+        UsageError: if the path contains a character that separates mounts.
     """
     if set(path) & {",", ":"}:
         raise UsageError(f"can't mount {path}: it contains a comma or a colon")

@@ -1,4 +1,4 @@
-"""Jobs on Slurm: one batch script, one step per role, one agent per node.
+"""Runs jobs on Slurm, with one batch script per job, one step per role, and one agent per node.
 
     render   builds the script (`script`), its path and the log path
     submit   runs sbatch
@@ -7,8 +7,8 @@
     logs     reads ROLE/REPLICA/stdout.log and stderr.log in this directory; batch.log contains the
              output of the script itself
 
-All nodes must share the job's directory. By default, it is below the user's home directory;
-`job_dir` sets a different one.
+All nodes must share the job's directory. By default, it is below the user's home directory. The
+option `job_dir` specifies a different directory.
 """
 
 import json
@@ -49,12 +49,12 @@ _STOP_LIMIT_S = 60.0
 
 _LISTS = ("partition", "nodelist", "exclude", "mail-type")
 _CLUSTER_VARIABLES = ("SLURM_CLUSTERS", "SLURM_CONF", "SLURM_JWT")
-"""Variables that Slurm's commands use to find the cluster."""
+"""Environment variables that Slurm's commands use to find the cluster."""
 
 
 class Folder(NamedTuple):
-    """A job's directory, the maximum number of replicas per role, and the indices of a job array,
-    whose jobs have subdirectories.
+    """A job's directory, the maximum number of replicas per role, and the indices of a job array.
+    Each job in an array has its own subdirectory.
     """
 
     directory: str
@@ -134,8 +134,8 @@ class Slurm:
             return 0
 
     def excludable(self, nodes: Sequence[str], cfg: Mapping[str, Any]) -> Sequence[str]:
-        """Return those of the given nodes that a job can exclude. sbatch rejects the exclusion of
-        unknown nodes, and of nodes that `nodelist` requests.
+        """Return which of the given nodes a job can exclude. sbatch doesn't allow a job to exclude
+        unknown nodes, or nodes that `nodelist` requests.
         """
         return states.excludable(nodes, str(_with_commas(cfg).get("nodelist") or ""))
 
@@ -182,7 +182,7 @@ class Slurm:
         return Request(self.name, app, cfg, body, text, tuple(notes))
 
     def submit(self, request: Request) -> str:
-        """Submit the script; return Slurm's job id."""
+        """Submit the batch script, and return Slurm's job id."""
         body = request.body
         folder = str(body["directory"])
         record = os.path.join(records.directory(str(body["name"])), _SUBMITTED)
@@ -218,7 +218,9 @@ class Slurm:
         return app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs that Slurm knows or whose script has written its result."""
+        """Return the status of each job that Slurm knows about, or whose script has written its
+        result.
+        """
         jobs = states.query(app_ids)
         found = {}
         folders = _folders([app_id for app_id in app_ids if app_id not in jobs])
@@ -236,7 +238,9 @@ class Slurm:
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return a replica's output lines; stdout comes before stderr if both have output."""
+        """Return a replica's output lines. If both streams have output, stdout comes before
+        stderr.
+        """
         jobs = states.query([app_id])
         if app_id in jobs:
             folder = _folder(app_id, jobs[app_id][0].name)
@@ -261,7 +265,7 @@ class Slurm:
         """Cancel a job."""
         if app_id not in states.query([app_id]):
             if app_id in _folders([app_id]):
-                return  # over, and no longer known
+                return  # the job is over, and Slurm no longer knows about it
             raise _unknown(app_id)
         process = states.run(["scancel", "--quiet", app_id])
         if process.returncode:
@@ -270,7 +274,7 @@ class Slurm:
             )
 
     def delete(self, app_id: str) -> None:
-        """Cancel a job, and remove its directory when it is over."""
+        """Cancel a job, wait until it is over, and remove its directory."""
         folder = _folders([app_id]).get(app_id)
         self.cancel(app_id)
         if not wait_until(lambda: self._has_stopped(app_id), _STOP_LIMIT_S, _POLL_S):
@@ -292,7 +296,7 @@ class Slurm:
         return sorted(found, key=lambda each: (each.submitted, int(each.app_id)), reverse=True)
 
     def close(self) -> None:
-        """Do nothing, because connections are never kept open. Jobs continue."""
+        """Do nothing, because no connection is ever kept open. Jobs keep running."""
 
     def _sbatch(self, command: Sequence[str]) -> str:
         process = states.run(command, variables=_without_job(env.read().variables))
@@ -325,8 +329,8 @@ class Slurm:
         return status is None or status.state.is_over
 
     def _is_over(self, app_id: str, directory: str) -> bool:
-        """Return whether a job has stopped writing. Slurm is queried rarely, and the result is
-        shared by all readers.
+        """Return whether a job has stopped writing output. Slurm is queried only rarely, and all
+        readers share the result.
         """
         if os.path.exists(os.path.join(directory, "ended")):
             return True
@@ -339,16 +343,16 @@ class Slurm:
 
 
 def _with_commas(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with lists as sbatch expects them. In -cfg, a comma ends the option, so
-    users separate the elements of a list with semicolons.
+    """Return the options with lists in the format that sbatch expects. A comma ends an option in
+    -cfg, so users separate list elements with semicolons.
     """
     lists = {name: cfg[name].replace(";", ",") for name in _LISTS if cfg.get(name)}
     return {**cfg, **lists}
 
 
 def _without_job(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those that describe the job in which this process runs. sbatch
-    would pass these on, and srun in the new job would interpret them as its own options.
+    """Remove the variables that describe the job in which this process is running. sbatch would
+    pass them on, and srun in the new job would interpret them as options.
     """
     if "SLURM_JOB_ID" not in variables:
         return dict(variables)
@@ -371,15 +375,15 @@ def _unknown(app_id: str) -> UsageError:
 
 
 def _folder(app_id: str, name: str) -> Folder | None:
-    """Return the folder of the job with this name in Slurm."""
+    """Return the folder of the job that has this name in Slurm."""
     try:
         return _load(os.path.join(records.path(name), _SUBMITTED), app_id)
-    except UsageError:  # not the name of a relight job
+    except UsageError:  # the name does not belong to a relight job
         return None
 
 
 def _folders(app_ids: Sequence[str]) -> dict[str, Folder]:
-    """Return the folders of jobs that Slurm no longer knows, by job id."""
+    """Return the folders of jobs that Slurm no longer knows about, by job id."""
     found: dict[str, Folder] = {}
     if not app_ids:
         return found
@@ -430,7 +434,7 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
         replicas += _replicas(part, role, len(part.hosts) or most, said, folder, cause)
     failed = [r for r in replicas if r.state is AppState.FAILED]
     if state is AppState.FAILED and not failed:
-        # The script failed, or Slurm ended it, so the job's own exit code applies.
+        # The script itself failed, or Slurm ended it, so the job's own exit code counts.
         first = replicas[0]
         code = parts[0].exitcode or None
         replicas[0] = first._replace(state=AppState.FAILED, exitcode=first.exitcode or code)
@@ -451,8 +455,8 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
 
 
 def _array_status(parts: Sequence[Part], folder: Folder) -> AppStatus:
-    """Return the status of a job array, in which each job is a replica. Slurm no longer knows jobs
-    that ended long ago or were cancelled before they started.
+    """Return the status of a job array, in which each job is a replica. Slurm no longer knows about
+    jobs that ended long ago, or that were cancelled before they started.
     """
     known = {part.array_index: part for part in parts}
     role = next(iter(folder.roles))
@@ -478,15 +482,15 @@ def _array_status(parts: Sequence[Part], folder: Folder) -> AppStatus:
 def _replicas(
     part: Part, role: str, number: int, said: str, folder: Folder | None, failed: str
 ) -> list[ReplicaStatus]:
-    """Return a role's replicas, with their states taken from srun's message about each replica or,
-    failing that, from the job's state.
+    """Return a role's replicas. The state of each replica is taken from srun's message about it or,
+    if there is none, from the job's state.
 
     `failed` is `EXITCODE ROLE` for the role that failed first, or empty.
     """
     state = part.app_state
     code = 0 if state is AppState.SUCCEEDED else None
     if state is AppState.FAILED:
-        state = AppState.CANCELLED  # they were stopped and did not fail on their own
+        state = AppState.CANCELLED  # they were stopped, and did not fail on their own
     blank = [
         ReplicaStatus(role, k, state, part.hosts[k] if k < len(part.hosts) else "", code)
         for k in range(number)
@@ -503,7 +507,7 @@ def _replicas(
             continue
         assert cause is not None
         stopped = part.app_state is AppState.CANCELLED or failed.split(" ")[-1] not in ("", role)
-        left = part.app_state is AppState.SUCCEEDED  # the others continued without it
+        left = part.app_state is AppState.SUCCEEDED  # the other replicas continued without it
         same = not stopped and (left or end.exitcode == cause.exitcode)
         own = AppState.FAILED if same else AppState.CANCELLED
         error = _error(folder, role, end.task, end.exitcode) if same else ""
@@ -521,7 +525,9 @@ def _error(folder: Folder | None, role: str, replica: int, exitcode: int | None)
 
 
 def _status_from_files(folder: Folder) -> AppStatus:
-    """Return the status of a job that Slurm no longer knows, from the script's result file."""
+    """Read the status of a job that Slurm no longer knows about from the result file that its
+    script has written.
+    """
     directory, roles, _ = folder
     text = _read(directory, "ended").strip()
     cause = _read(directory, "failed").partition("\n")[0]

@@ -1,5 +1,5 @@
-"""Renders an app's batch script for Slurm. Rendering is a pure function, and the script is meant to
-be human-readable.
+"""Renders the Slurm batch script for an app. Rendering has no side effects, and the script is meant
+to be human-readable.
 
     #SBATCH lines         the requested resources; several roles form a heterogeneous job
     variables             the variables that all roles share
@@ -11,12 +11,11 @@ be human-readable.
     the end               requeues the job if it was preempted or retries are left; otherwise
                           exits with the root cause's exit code
 
-The values of variables are in the script, which only the user can read, and never in a command
-line. srun's messages (one file per role) show which task failed first and how. If accounting is
-disabled, they are the only source of this information.
+The script contains the values of environment variables. Only the user can read the script, whereas
+other users could read a command line. srun's messages, which are in one file per role, show which
+task failed first and how. If accounting is disabled, there is no other source of this information.
 
-Sources: sbatch(1), srun(1) and scancel(1). The wording of srun's errors is that of Slurm 22.05 to
-25.05.
+Sources: sbatch(1), srun(1) and scancel(1). srun's errors are worded as in Slurm 22.05 to 25.05.
 """
 
 import os
@@ -34,7 +33,7 @@ from relight.schedulers.slurm.containers import FORMS, Container, mountable
 DEFAULT_SIGNAL = "USR1@120"
 GPU_FORMS = ("gpus-per-node", "gpus-per-task", "gres")
 _RESERVED_NAMES = (".", "..", "torchelastic", "workspace")
-_APP_ID, _REPLICA = "\0app\0", "\0replica\0"  # no program argument contains a NUL
+_APP_ID, _REPLICA = "\0app\0", "\0replica\0"  # program arguments never contain a NUL
 _MARK = re.compile("\0app\0|\0replica\0")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -46,7 +45,7 @@ _RELIGHT_RUN = re.compile(r"(?:\S*/)?relight run\s")
 
 
 class _Names(NamedTuple):
-    """The job's id and the directory with the launcher, in shell syntax."""
+    """The job's id, and the directory that contains the launcher, both in shell syntax."""
 
     job: str
     top: str
@@ -54,21 +53,23 @@ class _Names(NamedTuple):
 
 _PLAIN = _Names("${SLURM_JOB_ID}", "$RELIGHT_JOB_DIR")
 _OF_ARRAY = _Names("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}", "${RELIGHT_JOB_DIR%/*}")
-"""Names for job arrays, in which one job's SLURM_JOB_ID equals the id of the whole array."""
+"""The names for a job array. They don't use SLURM_JOB_ID, because one job in an array has the same
+SLURM_JOB_ID as the whole array.
+"""
 
 
 def render(
     app: AppDef, cfg: Mapping[str, Any], app_id: str, directory: str, here: str, programs: str
 ) -> str:
-    """Return the script.
+    """Return the batch script.
 
     Args:
-        app: the app with its macros.
+        app: the app, whose macros have not been substituted yet.
         cfg: the scheduler's options.
         app_id: the job's name.
         directory: the directory for logs.
         here: the working directory.
-        programs: the directory that contains `relight`, in case PATH lacks it.
+        programs: the directory that contains `relight`, in case it is not on PATH.
 
     Raises:
         UsageError: if the app or an option can't be expressed in Slurm.
@@ -144,7 +145,7 @@ def _naming(commands: str, names: _Names) -> str:
 
 
 def indices(app: AppDef, cfg: Mapping[str, Any]) -> list[int]:
-    """Return a job array's indices. The result is empty for other jobs.
+    """Return the indices of a job array, or an empty list if the job isn't an array.
 
     Raises:
         UsageError: if the option is invalid, or the app can't be run as an array.
@@ -167,7 +168,7 @@ def indices(app: AppDef, cfg: Mapping[str, Any]) -> list[int]:
 
 
 def is_ours(role: Role) -> bool:
-    """Return whether a role's command is `relight run`, either directly or in a shell."""
+    """Return whether a role's command runs `relight run`, either directly or through a shell."""
     if os.path.basename(role.entrypoint) == "relight":
         return role.args[:1] == ["run"]
     if role.args[:3] == ["-m", "relight", "run"]:
@@ -176,7 +177,7 @@ def is_ours(role: Role) -> bool:
 
 
 def is_elastic(role: Role) -> bool:
-    """Return whether a role may run with fewer replicas than its maximum."""
+    """Return whether a role can run with fewer than its maximum number of replicas."""
     return role.min_replicas is not None and role.min_replicas < role.num_replicas
 
 
@@ -332,16 +333,16 @@ def _common(cfg: Mapping[str, Any], seconds: int) -> dict[str, Any]:
         flags["exclusive"] = True
     flags["requeue" if cfg.get("requeue", True) else "no-requeue"] = True
     if seconds:
-        flags["signal"] = f"B:USR1@{seconds}"  # sent to the script, which signals the workers
+        flags["signal"] = f"B:USR1@{seconds}"  # Slurm signals the script, which signals the workers
     return flags
 
 
 def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
     """Return the signal that workers receive before the time limit, and how many seconds before the
-    limit they receive it. Without such a signal, return an empty string and 0.
+    limit they receive it. If they don't receive a signal, return an empty string and 0.
     """
     text = cfg.get("signal")
-    if text is None:  # it could kill other programs
+    if text is None:  # the signal could kill other programs
         text = DEFAULT_SIGNAL if all(map(is_ours, app.roles)) else "none"
     if text in ("", "none"):
         return "", 0
@@ -353,7 +354,7 @@ def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
     seconds = int(match[2] or 60)
     limit = minutes(str(cfg.get("time") or ""))
     if limit:
-        seconds = min(seconds, int(limit * 60 / 4))  # not at the start of a short job
+        seconds = min(seconds, int(limit * 60 / 4))  # not right at the start of a short job
     return match[1], max(seconds, 1)
 
 
@@ -435,7 +436,7 @@ def _replica_function(
 
 
 def _path(role: Role, programs: str, top: str) -> str:
-    """Return the search path for `relight`. It consists of the node's PATH, the location of
+    """Return the search path for `relight`, which consists of the node's PATH, the location of
     `relight` on this host, and the job's directory (`job/launcher_file.py`).
     """
     brought = f'"{top}/{LAUNCHER}"'
@@ -450,12 +451,12 @@ def _path(role: Role, programs: str, top: str) -> str:
 
 
 def _start_step(role: Role, function: str, group: int | None, box: Container | None) -> list[str]:
-    """Return the lines that start a role's step."""
+    """Return the lines of the script that start a role's step."""
     nodes = "$SLURM_JOB_NUM_NODES" + ("" if group is None else f"_HET_GROUP_{group}")
     flags = [] if group is None else [f"--het-group={group}"]
     if role.resource.cpu > 0:  # srun does not inherit this option from sbatch
         flags += [f"--cpus-per-task={role.resource.cpu}"]
-    # relight's agents handle a lost agent themselves.
+    # relight's agents handle the loss of an agent themselves.
     flags += [f"--kill-on-bad-exit={0 if is_ours(role) else 1}"]
     flags += ["--no-kill"] if is_elastic(role) else []
     command = ["bash", "-c", function]
@@ -468,7 +469,9 @@ def _start_step(role: Role, function: str, group: int | None, box: Container | N
 
 
 def word(text: str, job: str = _PLAIN.job) -> str:
-    """Return a string as one shell word, with variables for the values that only Slurm knows."""
+    """Quote a string as a single shell word, and insert shell variables for values that only Slurm
+    knows.
+    """
     if not _MARK.search(text) and "'" not in text:
         return shlex.quote(text)
     quoted = re.sub(r'([\\"$`])', r"\\\1", text)

@@ -1,9 +1,8 @@
-"""Queries Slurm for the states of many jobs with one command.
+"""Queries Slurm for the states of many jobs with a single command.
 
-The JSON output of squeue and sacct changes with each version, unlike the fixed-width output of
-`squeue -O` and the output of `sacct --parsable2`. squeue reports a job until a few minutes after
-its end (MinJobAge). sacct reports a job forever if accounting is enabled. Sources: squeue(1),
-sacct(1), "JOB STATE CODES".
+The JSON output of squeue and sacct changes with every version, unlike the output of `squeue -O` and
+`sacct --parsable2`. squeue reports a job until a few minutes after it has ended (MinJobAge). If
+accounting is enabled, sacct reports a job forever. Sources: squeue(1), sacct(1), "JOB STATE CODES".
 """
 
 import re
@@ -65,8 +64,8 @@ _SACCT = "JobID,State,ExitCode,Submit,NodeList,JobName"
 
 
 class Part(NamedTuple):
-    """A job, one component of a heterogeneous job, or one job in an array, with its index.
-    `exitcode` is negative for a signal, and `restarts` is None if unknown.
+    """A job, a component of a heterogeneous job, or a job in an array along with its index.
+    `exitcode` is negative if a signal ended the job, and `restarts` is None if unknown.
     """
 
     app_id: str
@@ -101,8 +100,8 @@ Jobs = dict[str, list[Part]]
 
 
 def query(app_ids: Sequence[str]) -> Jobs:
-    """Query Slurm for the given jobs, including job arrays and jobs in arrays (`12_3`).
-    Return the parts of each job, in order.
+    """Query Slurm for the given jobs, which may be job arrays or jobs in an array (`12_3`). Return
+    the parts of each job, in order.
 
     Raises:
         MachineError: if Slurm does not respond.
@@ -119,7 +118,9 @@ def query(app_ids: Sequence[str]) -> Jobs:
 
 
 def split_array_id(app_id: str) -> tuple[str, int | None]:
-    """Split the id of a job in an array, such as `12_3`, into 12 and 3. Other ids lack an index."""
+    """Split the id of a job in an array, such as `12_3`, into 12 and 3. The index is None for all
+    other ids.
+    """
     job, _, index = app_id.partition("_")
     return job, whole(index)
 
@@ -135,7 +136,7 @@ def _chosen(app_ids: Sequence[str], jobs: Jobs) -> Jobs:
 
 
 def user_jobs(user: int) -> Jobs:
-    """Return a user's jobs from Slurm, including jobs from the last week if accounting is enabled.
+    """Query Slurm for a user's jobs, including those from the last week if accounting is enabled.
 
     Raises:
         MachineError: if Slurm does not respond.
@@ -145,10 +146,10 @@ def user_jobs(user: int) -> Jobs:
 
 
 class Partition(NamedTuple):
-    """The resources that jobs can request on the nodes of one or more partitions.
+    """The resources that jobs can request on the nodes in one or more partitions.
 
-    `memory` says whether memory is configured. If it isn't, each node has 1 MB, and a job that
-    requests more is rejected. `gpus` is in Slurm's format, `gpu:a100:8`, or empty.
+    `memory` is whether memory is configured. If it isn't, each node has only 1 MB, and a job that
+    requests more is rejected. `gpus` is empty, or in Slurm's format, such as `gpu:a100:8`.
     """
 
     memory: bool
@@ -156,8 +157,8 @@ class Partition(NamedTuple):
 
 
 def partition(name: str) -> Partition:
-    """Return the resources in a partition, or in the default one if the name is empty. If Slurm
-    does not respond, memory is assumed to be configured.
+    """Return the resources in a partition, or in the default partition if the name is empty. If
+    Slurm does not respond, assume that memory is configured.
     """
     command = ["sinfo", "--noheader", "--noconvert", "--format=%P %m %G"]
     try:
@@ -174,8 +175,8 @@ def partition(name: str) -> Partition:
 
 
 def excludable(nodes: Sequence[str], nodelist: str) -> list[str]:
-    """Return those of the given nodes that Slurm knows and that aren't in a node list. The result
-    is empty if Slurm does not respond.
+    """Return the given nodes, except those that Slurm doesn't know about or that are in `nodelist`.
+    The result is empty if Slurm does not respond.
     """
     try:
         process = run(["sinfo", "--noheader", "--Node", "--format=%N"], _SINFO_LIMIT_S)
@@ -188,11 +189,11 @@ def excludable(nodes: Sequence[str], nodelist: str) -> list[str]:
 def run(
     command: Sequence[str], limit_s: float = _LIMIT_S, variables: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a Slurm command with the given environment or, by default, with this process's
+    """Run a Slurm command with the given environment, or by default with this process's
     environment.
 
     Raises:
-        MachineError: if the command does not exist, or does not exit.
+        MachineError: if the command does not exist, or does not exit in time.
     """
     try:
         return subprocess.run(
@@ -217,7 +218,7 @@ def run(
 
 
 def last_message(process: "subprocess.CompletedProcess[str]") -> str:
-    """Return the last message of a Slurm command, without its prefixes."""
+    """Return the last message that a Slurm command printed, without its prefixes."""
     said = [line for line in process.stderr.splitlines() if line.strip()]
     last = said[-1] if said else f"{process.args[0]} exited with code {process.returncode}"
     return re.sub(r"^(?:\w+: )?(?:error|fatal): |^slurm_load_jobs error: ", "", last.strip())
@@ -309,7 +310,7 @@ def from_sacct(text: str) -> Jobs:
 
 
 class TaskEnd(NamedTuple):
-    """How a failed task in a step ended, according to srun. `lost` is true if the task's node was
+    """How a failed task in a step ended, according to srun. `lost` means that the task's node was
     lost.
     """
 
@@ -328,7 +329,7 @@ _SIGNALS = {"Hangup": 1, "Interrupt": 2, "Quit": 3, "Aborted": 6, "Bus error": 7
 
 
 def task_ends(text: str) -> list[TaskEnd]:
-    """Return how tasks ended, in the order of their failures, from srun's stderr."""
+    """Parse from srun's stderr how each task ended, in the order in which the tasks failed."""
     ends: list[TaskEnd] = []
     lost: set[str] = set()
     for line in text.splitlines():
@@ -354,7 +355,7 @@ def _task_numbers(text: str) -> Iterable[int]:
 def _hosts(text: str) -> tuple[str, ...]:
     try:
         return tuple(hostlist.expand(text))
-    except ValueError:  # "None assigned", or cut off
+    except ValueError:  # such as "None assigned", or a truncated value
         return ()
 
 
@@ -367,12 +368,12 @@ def _by_job(parts: Iterable[Part]) -> Jobs:
 
 
 def combined_state(parts: Sequence[Part]) -> AppState:
-    """Combine the states of a heterogeneous job's components into the job's state."""
+    """Combine the states of all components of a heterogeneous job into the job's state."""
     return combined([part.app_state for part in parts])
 
 
 def combined(states: Sequence[AppState]) -> AppState:
-    """Combine the states of a job's parts into the job's state."""
+    """Combine the states of all parts of a job into the job's state."""
     going = [s for s in states if not s.is_over]
     for state in (AppState.RUNNING, AppState.UNKNOWN, AppState.PENDING):
         if state in going:

@@ -1,1 +1,1 @@
-"""Jobs on a list of hosts, over ssh: one replica per host."""
+"""Runs jobs on a list of hosts over ssh, with one replica per host."""

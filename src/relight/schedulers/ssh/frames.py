@@ -1,4 +1,4 @@
-"""The protocol between the two sides of an ssh connection, over its stdin and stdout.
+"""The protocol that the two sides of an ssh connection use over stdin and stdout.
 
 A frame consists of its kind (1 byte), a length (4 bytes, big-endian) and that many bytes:
 
@@ -7,7 +7,7 @@ A frame consists of its kind (1 byte), a length (4 bytes, big-endian) and that m
                       the connection is otherwise considered lost
     remote to local   OUT and ERR, the replica's output; END (JSON), the last frame
 
-The remote side sends GREETING first; any output before GREETING was printed by a shell's start-up
+The remote side sends GREETING first. Any output before GREETING was printed by a shell's startup
 files.
 """
 
@@ -24,7 +24,7 @@ NAME = b"relight ssh "
 GREETING = NAME + b"1\n"
 ORDER, ARCHIVE, GO, BEAT, STOP, OUT, ERR, END = (b"%c" % letter for letter in b"OAGBSoeE")
 HIGH_WATER = 1 << 20
-"""Maximum number of bytes queued for writing. Senders wait while the queue exceeds it."""
+"""The maximum number of bytes queued for writing. Senders wait while more bytes are queued."""
 _MAX_PAYLOAD = 1 << 26
 _NOISE_LIMIT = 1 << 20
 _HEAD = struct.Struct(">cI")
@@ -33,11 +33,11 @@ Frame = tuple[bytes, bytes]
 
 
 class ReplicaEnded(NamedTuple):
-    """The content of END: the result of an order.
+    """The content of an END frame, which is the result of an order.
 
-    `exitcode` is the replica's exit code (negative for a signal), or None. `error` is the
-    system's error for the replica, and `error_file` the content of its error file. `message`,
-    `hint` and the exit `code` describe why an order could not be executed.
+    `exitcode` is the replica's exit code (negative for a signal), or None. `error` is the reason
+    that the system reports for the replica's end, and `error_file` is the content of its error
+    file. `message`, `hint` and the exit `code` describe why an order could not be executed.
     """
 
     exitcode: int | None = None
@@ -58,7 +58,7 @@ class ReplicaEnded(NamedTuple):
         return ended
 
     def to_payload(self) -> bytes:
-        """Return the frame payload that `parse` accepts."""
+        """Serialize the result into a payload that `parse` accepts."""
         return json.dumps(fields.plain(self)).encode()
 
 
@@ -71,7 +71,7 @@ class FrameDecoder:
     """Decodes a stream of bytes into frames.
 
     Args:
-        greeting: the first bytes from the other side, or empty.
+        greeting: the bytes that the other side sends first, or empty.
     """
 
     def __init__(self, greeting: bytes = b"") -> None:
@@ -82,10 +82,10 @@ class FrameDecoder:
         self._left = b""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Decode data, and return the frames that it completes.
+        """Decode more data, and return the frames that are now complete.
 
         Raises:
-            ValueError: if the data is not a frame.
+            ValueError: if the data is not a valid frame.
         """
         self._left += data
         if not self.greeted:
@@ -120,7 +120,7 @@ class FrameChannel:
         on_frame: called with each frame.
         on_end: called once, after the last frame.
         on_room: called when most of the queued bytes have been written.
-        greeting: the first bytes from the other side, or empty.
+        greeting: the bytes that the other side sends first, or empty.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ class FrameChannel:
     ) -> None:
         self.decoder = FrameDecoder(greeting)
         self.ended = False
-        """Whether no more frames can arrive."""
+        """Whether the last frame has arrived."""
         self.broken = False
-        """Whether no more frames can be sent."""
+        """Whether it is no longer possible to send frames."""
         self._loop, self._reader, self._writer = loop, reader, writer
         self._on_frame, self._on_end, self._on_room = on_frame, on_end, on_room
         self._waiting = bytearray()

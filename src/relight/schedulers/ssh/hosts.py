@@ -1,4 +1,4 @@
-"""Hosts, the ssh command for a host, and explanations of ssh failures."""
+"""Parses hosts, builds the ssh command for a host, and explains ssh failures."""
 
 import os
 import shlex
@@ -27,7 +27,7 @@ _SSH_FAILED = 255
 
 
 class SshHost(NamedTuple):
-    """One host. If `user` is empty or `port` is 0, ssh's own configuration determines it."""
+    """A host. If `user` is empty or `port` is 0, ssh's own configuration determines the value."""
 
     name: str
     user: str = ""
@@ -43,7 +43,7 @@ def parse(text: str) -> SshHost:
     """Parse `name`, `user@name`, `name:port` or `[address]:port`.
 
     Raises:
-        UsageError: if the string doesn't have any of these forms.
+        UsageError: if the text doesn't have any of these forms.
     """
     user, at, rest = text.rpartition("@")
     if rest.startswith("["):
@@ -51,12 +51,12 @@ def parse(text: str) -> SshHost:
         colon, port = port[:1], port[1:]
         name = name if bracket else ""
     elif rest.count(":") > 1:
-        name, colon, port = rest, "", ""  # an IPv6 address
+        name, colon, port = rest, "", ""  # the host is an IPv6 address
     else:
         name, colon, port = rest.partition(":")
     number = whole(port) or 0
     plain = not set(name + user) & set(" \t'\"\\$`;&|<>()*?")
-    # ssh would parse a leading dash as a flag.
+    # ssh would parse a name with a leading dash as a flag.
     starts_valid = not name.startswith("-") and not user.startswith("-")
     port_is_valid = (colon == ":" and 0 < number < 65536) or (not colon and not port)
     if not name or bool(at) != bool(user) or not plain or not starts_valid or not port_is_valid:
@@ -67,7 +67,7 @@ def parse(text: str) -> SshHost:
 
 
 def read(path: str) -> list[SshHost]:
-    """Return the hosts in an mpirun hostfile: one host per line, optionally followed by
+    """Read the hosts from an mpirun hostfile, which has one host per line, optionally followed by
     `slots=8`.
 
     Raises:
@@ -99,10 +99,10 @@ def read(path: str) -> list[SshHost]:
 
 
 def parse_hosts(cfg: Mapping[str, Any]) -> list[SshHost]:
-    """Return the hosts that the options name, in the given order.
+    """Return the hosts that the options specify, in the given order.
 
     Raises:
-        UsageError: if no host is named, or if both options are given.
+        UsageError: if no host is specified, or if both options are used.
     """
     if cfg.get("hosts") and cfg.get("hostfile"):
         raise UsageError("-cfg hosts and -cfg hostfile are mutually exclusive")
@@ -117,7 +117,7 @@ def parse_hosts(cfg: Mapping[str, Any]) -> list[SshHost]:
 
 
 class NoRelightError(UsageError):
-    """A host does not have relight, or has a different version."""
+    """Raised if a host does not have relight, or has a different version."""
 
 
 def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = "") -> list[str]:
@@ -126,7 +126,7 @@ def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = 
     Args:
         host: the host.
         cfg: the scheduler's options.
-        python: the interpreter to try first if the options don't name one.
+        python: the interpreter to try first if the options don't specify one.
         launcher: the launcher's directory on the host, if relight is not installed there.
 
     Raises:
@@ -142,7 +142,8 @@ def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = 
         "ServerAliveInterval": alive_s,
         "ServerAliveCountMax": 3,
         "LogLevel": "INFO",  # ssh reports a lost connection
-        # A shared connection would be closed when the job that opened it ends.
+        # A connection that is shared by several jobs would be closed when the job that opened it
+        # ends.
         "ControlMaster": "no",
         "ControlPath": "none",
     }
@@ -157,7 +158,7 @@ def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = 
 
 
 def _remote_command(wanted: str | None, python: str, launcher: str) -> str:
-    """Return the command for the remote login shell. It works in any shell."""
+    """Return the command to run in the remote login shell. The command works in any shell."""
     if not wanted:
         found = f'p={shlex.quote(python)}; command -v "$p" >/dev/null 2>&1 || p=python3'
     elif wanted.startswith("~/"):
@@ -170,12 +171,14 @@ def _remote_command(wanted: str | None, python: str, launcher: str) -> str:
 
 
 def in_shell(script: str) -> str:
-    """Return a command line that runs a script with sh and works in any login shell."""
+    """Return a command line that runs a script with sh. The command line works in any login
+    shell.
+    """
     return f"exec sh -c {shlex.quote(script)}"
 
 
 def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -> RelightError:
-    """Return the error for a failed process on a host.
+    """Return the error to raise for a process that failed on a host.
 
     Args:
         host: the host.
@@ -214,7 +217,7 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
 
 
 def _connection_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
-    """Yield ssh error messages, each with its meaning and what to do."""
+    """Yield error messages from ssh, each with its meaning and its remedy."""
     yield ("HOST IDENTIFICATION HAS CHANGED", f"the host key of {host} has changed",
            "if the host's key was changed on purpose: "
            f"ssh-keygen -R {_known_hosts_name(host)}")  # fmt: skip
@@ -234,8 +237,8 @@ def _connection_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str
 
 
 def _start_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
-    """Yield error messages from the remote shell or Python, each with its meaning and what to
-    do.
+    """Yield error messages from the remote shell or Python, each with its meaning and its
+    remedy.
     """
     another = "use -cfg python=FILE to select a different one"
     yield ("Unknown option: -P", f"Python on {host} is older than 3.11", another)
@@ -257,7 +260,7 @@ def _in_brackets(line: str) -> str:
 
 
 def problem(host: SshHost, end: ReplicaEnded) -> RelightError | None:
-    """Return the error in a host's response, or None."""
+    """Return the error that a host's response reports, or None."""
     if not end.message:
         return None
     kind = {EXIT_MACHINE: MachineError, EXIT_INTERNAL: InternalError}.get(end.code, UsageError)

@@ -1,12 +1,12 @@
-"""The link: the local process that represents a replica on another host, and runs `ssh`.
+"""The link, which is the local process that represents a replica on another host and runs `ssh`.
 
     executor --> spawner --> this --> ssh ~~> sshd --> replica --> the replica
 
-To the process that runs the job (`processes.executor`), the link looks like the replica itself,
-because it has the same output, exit code or signal, and error file. SIGTERM is forwarded as STOP.
-ssh has its own session, so signals sent to this process never reach it. However this process ends,
-ssh's stdin is closed, which ends the replica on its host. The order is passed in an environment
-variable, which only the process's owner can read.
+To the process that runs the job (`processes.executor`), the link looks like the replica itself. It
+has the same output, the same exit code or signal, and the same error file. The link forwards
+SIGTERM as STOP. ssh runs in its own session, so signals to the link never reach ssh. No matter how
+the link exits, ssh's stdin is then closed, which ends the replica on its host. The link reads its
+order from an environment variable, which only the process's owner can read.
 """
 
 import json
@@ -40,15 +40,17 @@ _BEATS_IN_SILENCE = 4
 _STDERR_LIMIT = 1 << 16
 
 
-class _Gone(Exception):  # noqa: N818  # not an error; the rest need not be sent
-    """The replica ended while its workspace was being sent."""
+class _Gone(Exception):  # noqa: N818  # not an error
+    """Raised if the replica ends while its workspace is being sent, so that the rest need not be
+    sent.
+    """
 
 
 class ReplicaLink:
-    """One replica.
+    """Runs one replica on its host.
 
     Args:
-        order: the order.
+        order: the link's order.
         variables: this process's environment.
     """
 
@@ -86,15 +88,15 @@ class ReplicaLink:
             self._loop.on_signal(number, lambda _: self._stop())
 
     def run(self) -> frames.ReplicaEnded:
-        """Run the replica; return how it ended, with `exitcode` None if it was stopped.
+        """Run the replica, and return how it ended. `exitcode` is None if the replica was stopped.
 
         Raises:
-            RelightError: if it could not be run, or the connection was lost.
+            RelightError: if the replica could not be run, or if the connection was lost.
         """
         channel = self._channel
         self._loop.run_until(lambda: channel.decoder.greeted or channel.ended)
         if channel.decoder.greeted and not self._stopped:
-            self._stderr_tail = b""  # a banner, or messages from a shell
+            self._stderr_tail = b""  # discard a banner, or messages from a shell
             self._send_beat()
             channel.send(frames.ORDER, to_text(self._order.order))
             try:
@@ -120,7 +122,7 @@ class ReplicaLink:
             workspaces.archive(self._order.workspace, self)  # type: ignore[arg-type]  # it writes only
 
     def write(self, data: bytes) -> int:
-        """Send a chunk of the archive when the channel has room."""
+        """Send a chunk of the archive as soon as the channel has room for it."""
         self._channel.send(frames.ARCHIVE, data)
         while self._channel.waiting > frames.HIGH_WATER:
             self._loop.run_once(None)
@@ -151,7 +153,7 @@ class ReplicaLink:
         self._loop.call_after(self._order.order.silence_s / _BEATS_IN_SILENCE, self._send_beat)
 
     def _stop(self) -> None:
-        """Stop the replica; a second call skips the grace period."""
+        """Stop the replica. A second call skips the grace period."""
         if self._channel.decoder.greeted:
             self._channel.send(frames.STOP)
         if not self._stopped:
@@ -186,11 +188,11 @@ def _write_error_file(path: str, text: str) -> None:
     try:
         files.replace(path, text)
     except OSError:
-        pass  # the exit code is reported as well
+        pass  # the exit code is also reported
 
 
 def _end_as(exitcode: int) -> NoReturn:
-    """End in the same way as the replica, with its exit code or by its signal."""
+    """Exit in the same way as the replica, with the same exit code or by the same signal."""
     if exitcode < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
@@ -203,7 +205,7 @@ def _end_as(exitcode: int) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run the replica described by the order in the environment."""
+    """Run the replica that the order in the environment describes."""
     variables = dict(env.read().variables)
     order: LinkOrder = fields.record(LinkOrder, fields.decode(variables[VARIABLE]))
     passed_on = {name: variables[name] for name in _PASSED_ON if name in variables}

@@ -1,4 +1,4 @@
-"""The orders for an ssh job's processes, as JSON that `base/fields` reads.
+"""The orders for the processes of an ssh job, as JSON that `base/fields` can parse.
 
 processes.executor -> link    LinkOrder, in an environment variable
 here -> replica               RunReplica, Check, Remove
@@ -11,7 +11,7 @@ from relight.schedulers.ssh.hosts import SshHost
 
 
 class RunReplica(NamedTuple):
-    """Run a replica. `copy` says whether the working directory is in a copy of the workspace."""
+    """Run a replica. `copy` is whether the working directory is in a copy of the workspace."""
 
     app_id: str
     role: str
@@ -25,7 +25,7 @@ class RunReplica(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Check whether the directory and the commands exist."""
+    """Check whether the working directory and the commands exist."""
 
     cwd: str
     copy: bool
@@ -35,7 +35,7 @@ class Check(NamedTuple):
 
 
 class Remove(NamedTuple):
-    """Remove a copy of a workspace."""
+    """Remove the copy of a workspace."""
 
     app_id: str
     role: str
@@ -45,8 +45,8 @@ class Remove(NamedTuple):
 
 
 class LinkOrder(NamedTuple):
-    """Run a replica on a host. The order contains the ssh command, the path of the error file, the
-    order for the host, and optionally a workspace to copy.
+    """Run a replica on a host. This order contains the ssh command, the path of the error file, the
+    order to send to the host, and optionally a workspace to copy.
     """
 
     host: SshHost
@@ -57,7 +57,9 @@ class LinkOrder(NamedTuple):
 
 
 class RemoteReplica(NamedTuple):
-    """A local record of a replica on another host, with the order that removes its workspace."""
+    """A local record of a replica on another host, which contains the order that removes its
+    workspace.
+    """
 
     host: SshHost
     command: tuple[str, ...]

@@ -1,9 +1,9 @@
-"""Sends requests to all of a job's hosts in parallel. A request checks whether a host can run its
-part of the job, removes a workspace, or stores the launcher.
+"""Sends requests to all of a job's hosts in parallel. A request may check whether a host can run
+its part of the job, remove a workspace, or store the launcher.
 
-The launcher (`job/launcher_file.py`) is sent to hosts without relight, into a directory of the
-user's cache named after the file's content. Therefore each version is sent only once, and a job
-never gets a different version.
+The launcher (`job/launcher_file.py`) is sent to hosts that don't have relight. It is stored in the
+user's cache, in a directory whose name is derived from the file's content. Each version is
+therefore sent only once, and a job never gets a different version.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ _LIMIT_S = 60.0
 
 
 def ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> list[Failure]:
-    """Send each order to its host, skipping duplicates. Return the hosts that failed, with the
-    reasons.
+    """Send each order to its host, without duplicates. Return each host that failed, along with the
+    reason.
     """
     started = (
         (host, _ordered(command, order)) for host, command, order in dict.fromkeys(questions)
@@ -38,7 +38,7 @@ def ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> l
 
 
 def refuse(failures: Sequence[Failure]) -> None:
-    """Raise the first failure. Its message also names the other hosts that failed.
+    """Raise the first failure, if any. The message also names the other hosts that failed.
 
     Raises:
         RelightError: if a host failed.
@@ -51,13 +51,14 @@ def refuse(failures: Sequence[Failure]) -> None:
 
 
 def send_launcher(targets: Sequence[tuple[SshHost, Sequence[str]]]) -> str:
-    """Store the launcher on hosts that don't have it; return its directory in shell syntax.
+    """Store the launcher on each host that doesn't have it, and return its directory in shell
+    syntax.
 
     Args:
         targets: the hosts, each with the ssh command that starts a replica there.
 
     Raises:
-        MachineError: if a host can't store it.
+        MachineError: if a host can't store the launcher.
     """
     content = launcher_file.build()
     name = hashlib.sha256(content).hexdigest()[:16]
@@ -80,7 +81,7 @@ def _failures(
     started: Iterable[tuple[SshHost, "subprocess.Popen[bytes]"]],
     answer: Callable[[SshHost, "subprocess.Popen[bytes]"], RelightError | None],
 ) -> list[Failure]:
-    """Start all processes, then wait for their responses; return the hosts that failed."""
+    """Start all processes, wait for their responses, and return the hosts that failed."""
     running: list[tuple[SshHost, subprocess.Popen[bytes]]] = []
     try:
         running.extend(started)
@@ -93,7 +94,7 @@ def _failures(
 
 
 def _sent(path: str, ssh: Sequence[str], script: str) -> "subprocess.Popen[bytes]":
-    """Run a script on a host, with a file as its input."""
+    """Run a script on a host, with a file as the script's stdin."""
     with open(path, "rb") as source:
         return _start([*ssh, hosts.in_shell(script)], source)
 
@@ -119,7 +120,7 @@ def _start(command: Sequence[str], stdin: int | IO[bytes]) -> "subprocess.Popen[
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # no terminal, so ssh can't prompt
+            start_new_session=True,  # without a terminal, ssh can't prompt
         )
     except FileNotFoundError:
         raise MachineError(
@@ -128,17 +129,19 @@ def _start(command: Sequence[str], stdin: int | IO[bytes]) -> "subprocess.Popen[
 
 
 def _ordered(command: Sequence[str], order: Check | Remove) -> "subprocess.Popen[bytes]":
-    """Start a command and send it an order. Its stdin stays open until it has responded."""
+    """Start a command, and send it an order. The command's stdin stays open until the command has
+    responded.
+    """
     process = _start(command, subprocess.PIPE)
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # its output explains why
+    with contextlib.suppress(BrokenPipeError):  # the command's output explains why
         process.stdin.write(frames.frame(frames.ORDER, to_text(order)))
         process.stdin.flush()
     return process
 
 
 def _answer(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError | None:
-    """Return why a host can't execute its order, or None if it can."""
+    """Return the reason why a host can't execute its order, or None if it can."""
     try:
         out, err = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:

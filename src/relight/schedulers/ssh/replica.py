@@ -2,19 +2,19 @@
 
     sshd --exec--> this --> spawner --> the replica (an agent) --> its workers
 
-It receives its order on stdin (`frames`), never in a command line. It manages the replica in the
-same way as an agent manages its workers, using the same state machine and the same spawner, so that
-no process outlives it. It ends the replica (SIGTERM, then after the grace period SIGKILL for the
-replica and all its descendants) in these cases:
+This process receives its order on stdin (`frames`), never on a command line. It manages the replica
+in the same way as an agent manages its workers, with the same state machine and the same spawner,
+so that no process outlives it. To end the replica, it sends SIGTERM to the replica and, after the
+grace period, SIGKILL to the replica and all its descendants. It does so in these cases:
 
     STOP arrives                   the job was cancelled, or another replica failed
     stdin ends                     ssh or its parent was killed, or the connection was closed
     no frame for `silence_s`       the other machine or the network is down
     it receives SIGTERM, SIGINT or SIGHUP
 
-If this process itself is killed, its spawner kills the rest. Other orders are `check`, which
-reports what would fail, and `remove`, which removes a copy of a workspace. Invariant: END is sent
-exactly once, as the last frame, when no processes are left.
+If this process itself is killed, its spawner kills the replica's processes. There are two other
+orders. `check` reports what would fail, and `remove` removes the copy of a workspace. Invariant:
+END is sent exactly once, as the last frame, when no processes are left.
 """
 
 import os
@@ -46,11 +46,11 @@ _REPORT_LIMIT = 1 << 20
 
 
 class Session:
-    """One connection, from its order to its end.
+    """A connection, from the time its order arrives until it ends.
 
     Args:
-        reader: the descriptor for orders.
-        writer: the descriptor for output.
+        reader: the descriptor to read orders from.
+        writer: the descriptor to write output to.
     """
 
     def __init__(self, reader: int, writer: int) -> None:
@@ -82,9 +82,9 @@ class Session:
         self._loop.run_until(lambda: self._over or self._has_ended())
         if self._supervisor is not None:
             self._supervisor.workers.close()
-            if not self._over:  # otherwise it was rejected
+            if not self._over:  # otherwise, the order was rejected
                 self._record_end(self._supervisor)
-            # All writers have exited, so the remaining output is finite.
+            # All processes that write output have exited, so the remaining output is finite.
             self._loop.run_until(lambda: not self._streams or self._channel.ended)
             self._read_error_file()
         if self._archive is not None:
@@ -95,7 +95,7 @@ class Session:
         self._loop.run_until(lambda: not self._channel.waiting)
         limit.cancel()
 
-    # Handling frames from the other side.
+    # Handling frames that the other side sends.
 
     def _on_frame(self, kind: bytes, payload: bytes) -> None:
         self._restart_silence_timer()
@@ -149,7 +149,7 @@ class Session:
         elif isinstance(order, Remove):
             copy = _copy_path(order)
             files.remove_tree(copy)
-            for _ in range(2):  # the directories of its role and job, once they are empty
+            for _ in range(2):  # the role's and job's directories, once empty
                 copy = os.path.dirname(copy)
                 try:
                     os.rmdir(copy)
@@ -244,7 +244,7 @@ class Session:
                 text = file.read(_REPORT_LIMIT).decode(errors="replace")
                 self._end = self._end._replace(error_file=text)
         except OSError:
-            pass  # not written
+            pass  # there is no error file
 
 
 def _ignore(event: ProcessEvent) -> None:
@@ -252,8 +252,8 @@ def _ignore(event: ProcessEvent) -> None:
 
 
 def _copy_path(order: RunReplica | Remove) -> str:
-    """Return the path of a workspace's copy. Each replica has its own, because hosts may share a
-    disk.
+    """Return the path for a copy of the workspace. Each replica has its own copy, because hosts may
+    share a disk.
 
     Raises:
         UsageError: if the id is invalid.
@@ -272,7 +272,7 @@ def _unpack(file: IO[bytes], place: str) -> None:
             with tarfile.open(fileobj=file) as tar:
                 if hasattr(tarfile, "tar_filter"):  # Python 3.11.4
                     tar.extraction_filter = tarfile.tar_filter
-                tar.extractall(place)  # noqa: S202  # its sender may run programs here anyway
+                tar.extractall(place)  # noqa: S202  # the sender can run programs here anyway
         except tarfile.TarError as error:
             raise MachineError(f"can't unpack the workspace in {place}: {error}") from None
 
@@ -296,8 +296,7 @@ def _existing_directory(path: str) -> str:
 
 def _search_path(wanted: str) -> str:
     """Return the value of PATH. It consists of the role's own PATH, the launcher's directory if
-    this is the bundled launcher, and the host's PATH with the directory of relight's Python on this
-    host.
+    this is the bundled launcher, and this host's PATH including the directory of relight's Python.
     """
     path = env.read().get("PATH", os.defpath)
     own = os.path.dirname(sys.executable)
@@ -314,7 +313,7 @@ def _check_command(command: str, path: str) -> None:
 
 
 def main() -> NoReturn:
-    """Execute the order from stdin."""
+    """Execute the order that arrives on stdin."""
     reader, writer = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):

@@ -1,8 +1,9 @@
-"""Jobs on a list of hosts, over ssh: one replica per host, started and ended together.
+"""Runs jobs on a list of hosts over ssh, with one replica per host. All of a job's replicas are
+started and stopped together.
 
-On this machine, such a job is a process job (`processes`) whose replicas are ssh commands. Its
-state, logs, retries and termination therefore work as for local jobs, in the job's directory on
-this machine.
+On this machine, an ssh job is a process job (`processes`) whose replicas are ssh commands. Its
+state, logs, retries and termination therefore work in the same way as for local jobs, in the job's
+directory on this machine.
 
     here    submit: checks all hosts, and sends the launcher to those that don't have relight; if a
                     host can't run its part, raises an error before anything starts
@@ -15,12 +16,13 @@ this machine.
     SUCCEEDED FAILED CANCELLED      nothing, because END has arrived, or because the connection was
                                     lost and the host ends the rest on its own
 
-Invariants: no process outlives the caller on either side, however the caller ends. On the local
-side, the executor exits together with the process that submitted the job (unless `detach` is set),
-and the links and ssh exit with the executor. On the remote side, `replica` ends all processes when
-stdin is closed, or when nothing has arrived for `silence` seconds. Values of variables are sent on
-stdin, never in a command line. ssh never prompts (BatchMode). The first replica of the first role
-is on the first host, which is the rendezvous endpoint.
+Invariants: on either side, no process outlives the caller, no matter how the caller exits. On the
+local side, the executor exits together with the process that submitted the job (unless `detach` is
+set), and the links and ssh exit together with the executor. On the remote side, `replica` ends all
+processes when stdin is closed, or when nothing has arrived for `silence` seconds. The values of
+environment variables are sent over stdin, never on a command line. ssh never prompts the user
+(BatchMode). The first replica of the first role is on the first host, which is the rendezvous
+endpoint.
 """
 
 import json
@@ -78,7 +80,7 @@ class Ssh(ProcessScheduler):
     capabilities = Capabilities(retries=True, survives_caller=False)
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
-        """Return the commands for an app and their hosts. See `Scheduler.render`."""
+        """Return an app's commands and the hosts to run them on. See `Scheduler.render`."""
         listed = hosts.parse_hosts(cfg)
         wanted = sum(role.num_replicas for role in app.roles)
         if wanted > len(listed):
@@ -118,10 +120,12 @@ class Ssh(ProcessScheduler):
         return Request(self.name, app, cfg, body, _text(body), notes)
 
     def submit(self, request: Request) -> str:
-        """Start the job and return its id, once all hosts have confirmed that they can run it.
+        """Start the job, and return its id. The job is only started once all hosts have confirmed
+        that they can run it.
 
         Raises:
-            RelightError: if a host can't run it, or if no process can be started on this machine.
+            RelightError: if a host can't run the job, or if no process can be started on this
+                machine.
         """
         body, app_id = request.body, str(request.body["app_id"])
         orders = {
@@ -149,7 +153,7 @@ class Ssh(ProcessScheduler):
             raise
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs that were submitted from this machine."""
+        """Return the status of each job that was submitted from this machine."""
         found = {}
         marks = {app_id: known for app_id in app_ids if (known := _load_replicas(app_id))}
         for app_id, status in super().status(list(marks)).items():
@@ -166,16 +170,17 @@ class Ssh(ProcessScheduler):
         return super().logs(app_id, query)
 
     def cancel(self, app_id: str) -> None:
-        """Stop a job and return when it is over."""
+        """Stop a job, and wait until it is over."""
         self._check_exists(app_id)
         super().cancel(app_id)
 
     def delete(self, app_id: str) -> None:
-        """Stop a job and remove its state and logs on this machine, and its workspace copies on the
-        hosts.
+        """Stop a job, remove its state and logs from this machine, and remove its workspace copies
+        from the hosts.
 
         Raises:
-            MachineError: if a host does not respond; its copy must be removed manually.
+            MachineError: if a host does not respond. The copy on that host must be removed
+                manually.
         """
         known = _load_replicas(app_id)
         if not known and records.find_by_handle(self.name, app_id) is None:
@@ -207,8 +212,8 @@ def _copied_variables(cfg: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _substituted(role: Role, number: int, app_id: str) -> Role:
-    """Return the role with its macros replaced, except for the directory, which only the host
-    knows.
+    """Return the role with its macros replaced, except for the directory macro, because only the
+    host knows the directory.
     """
     known = {"app_id": app_id, "replica_id": str(number), "rank0_env": "RELIGHT_RANK0_HOST"}
     return macros.substitute(role, known)
@@ -241,8 +246,8 @@ def _link_order(
 def _ready(
     orders: Mapping[tuple[str, int], LinkOrder], cfg: Mapping[str, Any]
 ) -> dict[tuple[str, int], LinkOrder]:
-    """Check that each host can run its replica; return the orders. Hosts without relight receive
-    the launcher, and orders that use it.
+    """Check that each host can run its replica, and return the orders. Hosts that don't have
+    relight receive the launcher, and an order that uses the launcher.
 
     Raises:
         RelightError: if a host can't run its replica.
@@ -272,7 +277,7 @@ def _ready(
 
 
 def _errors(orders: Sequence[LinkOrder]) -> Sequence[remote_checks.Failure]:
-    """Return why hosts can't run their replicas."""
+    """Return each host that can't run its replica, along with the reason."""
     return remote_checks.ask(
         [(each.host, each.command, _check_order(each.order)) for each in orders]
     )
@@ -301,11 +306,11 @@ def _link_processes(
 
 
 def _check_order(order: RunReplica) -> Check:
-    """Return an order that checks whether a replica could run, without the secrets from its own
-    order.
+    """Return an order that checks whether a replica could run. It doesn't contain the secrets in
+    the replica's own order.
     """
     command = order.args[0]
-    # A path relative to the working directory may exist only after the copy.
+    # A path relative to the working directory may not exist before the workspace has been copied.
     commands = (command,) if os.path.isabs(command) or "/" not in command else ()
     path = order.env.get("PATH", "")
     return Check(order.cwd, order.copy, commands, path, order.silence_s)
@@ -316,7 +321,7 @@ def _remove_order(order: RunReplica) -> Remove:
 
 
 def _load_replicas(app_id: str) -> list[RemoteReplica]:
-    """Return the recorded replicas of an ssh job. The result is empty for other jobs."""
+    """Return the replicas that were recorded for an ssh job. The result is empty for other jobs."""
     try:
         known = records.load(os.path.join(records.path(app_id), _FILE))
         return [
@@ -349,7 +354,7 @@ def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> I
 
 
 def _text(body: Mapping[str, Any]) -> str:
-    """Return the local commands, and the commands that they run on the hosts."""
+    """Format the local commands, and the commands that they run on the hosts."""
     lines = []
     if body["workspace"]:
         lines += [f"# {body['workspace']} is copied to each host", ""]

@@ -2,12 +2,12 @@
 
 An interpreter that was started as `torchrun`, `-m torch.distributed.run` or `-m
 torch.distributed.launch` is replaced by `relight run` or `relight launch` before torch is imported.
-In any other program, relight's `elastic_launch` is installed in torch's module
-`torch.distributed.launcher.api` when that is imported.
+In any other program, relight's `elastic_launch` is installed in `torch.distributed.launcher.api`
+when that module is imported.
 
-This file's directory is briefly on the programs' sys.path, so it must not contain any other
-modules. If the Python version is too old for relight, torch's launcher is used, and a message
-explains why.
+The directory that contains this file is briefly on each program's sys.path, so it must not contain
+any other modules. If the Python version is too old for relight, torch's launcher is used, and a
+message explains why.
 """
 
 import os
@@ -26,10 +26,10 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file
 
 
 class Finder:
-    """Finds this relight installation, wherever it is, and torch's launcher."""
+    """Finds torch's launcher, and this relight installation even if it isn't on sys.path."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        """Return the spec of relight or of torch's launcher, or None for other modules."""
+        """Return the spec for relight or for torch's launcher, or None for any other module."""
         if name == "relight":
             from importlib.machinery import PathFinder
 
@@ -49,7 +49,7 @@ FINDER = Finder()
 
 
 class Loader:
-    """Loads torch's launcher and replaces its functions with relight's."""
+    """Loads torch's launcher, and replaces its functions with relight's."""
 
     def __init__(self, loader: "Any") -> None:
         self.loader = loader
@@ -59,7 +59,7 @@ class Loader:
         return self.loader.create_module(spec)
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Run the module, then replace its functions."""
+        """Execute the module, and then replace its functions."""
         self.loader.exec_module(module)
         if sys.version_info < OLDEST:
             sys.stderr.write(
@@ -76,8 +76,8 @@ class Loader:
 
 
 def command(words: "list[str]") -> "list[str] | None":
-    """Convert a Python command line to a relight command line, or return None if it starts another
-    program.
+    """Convert a Python command line to a relight command line, or return None if it starts a
+    different program.
 
     Args:
         words: Python's command line, as in sys.orig_argv.
@@ -113,7 +113,9 @@ def _becomes(python: "list[str]", own: "str | None", rest: "list[str]") -> "list
 
 
 def _command_of_script(path: str) -> "str | None":
-    """Return the relight command for one of torch's scripts, or None for other scripts."""
+    """Return the relight command that replaces one of torch's scripts, or None for any other
+    script.
+    """
     folder, name = os.path.split(path)
     if name in ("run.py", "launch.py"):
         is_torchs = os.path.abspath(folder).endswith(os.path.join("torch", "distributed"))

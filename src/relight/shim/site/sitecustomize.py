@@ -1,5 +1,5 @@
-"""Loads the hook in programs started by `relight exec`, and then loads the sitecustomize module
-that this one hides.
+"""Loads the hook in programs that `relight exec` starts, and then loads the sitecustomize module
+that this module hides.
 """
 
 import os

@@ -1,14 +1,14 @@
-"""Replaces the real sitecustomize, through PYTHONPATH, in interpreters that relight starts.
+"""Replaces the real sitecustomize module in interpreters that relight starts, through PYTHONPATH.
 
-The warm spawner has exactly the workers' command line and stops here, before the script runs. A
-worker is a fork of it that continues from here, so that the interpreter itself does everything that
-follows, such as setting up `__main__` and the arguments, printing tracebacks, and exiting
-(docs/decisions/0011-warm.md).
+The warm spawner has exactly the same command line as the workers, and stops in this module, before
+the script runs. A worker is a fork of the warm spawner that continues from this point. The
+interpreter itself then does everything that follows, such as setting up `__main__` and the
+arguments, printing tracebacks, and exiting (docs/decisions/0011-warm.md).
 
 In stage `check`, the interpreter runs a command that does nothing. It executes the workers' command
-line only after it has verified that this file is imported and that no wrapper program is involved,
-because an interpreter that skipped this file would run the script. In stage `learn`, the
-interpreter is a worker.
+line only after it has verified that this file is imported and that no wrapper program is involved.
+An interpreter that didn't import this file would run the script. In stage `learn`, the interpreter
+is a worker.
 """
 
 import os
@@ -24,7 +24,7 @@ loaded = set(sys.modules)
 
 
 def step_aside(variables: "MutableMapping[str, str]") -> str:
-    """Remove the variables that load this file from an environment, and return the task."""
+    """Strip an environment of the variables that load this file, and return the task."""
     variables.pop("PYTHONPATH", None)
     variables.pop("RELIGHT_ROOM", None)
     if "RELIGHT_PYTHONPATH" in variables:
@@ -40,26 +40,26 @@ def passed() -> "dict[str, str]":
 
 
 class ImportRecorder:
-    """An import finder that never finds a module. It records imports, and the first step of an
-    optimizer, in an in-memory file that belongs to the agent.
+    """An import finder that never finds a module, but records imports. It writes them, and an
+    optimizer's first step, to an in-memory file that belongs to the agent.
 
     Each line is the name of a module, `=NAME=VALUE` when the script sets a variable, `=NAME` when
     it removes one, `!optimizer` once torch.optim has been imported, or `!step` after the first
     step.
 
-    The file is opened for each line, because the script would be able to see a descriptor that
-    stays open. Before Python 3.13, a memory mapping would also keep one open.
+    The file is opened for each line, because the script could see a descriptor that stays open.
+    Before Python 3.13, a memory mapping would also keep a descriptor open.
 
     Args:
         path: the path of the file.
-        has_variables: whether to record variables.
+        has_variables: whether to record environment variables.
     """
 
     def __init__(self, path: str, *, has_variables: bool = True) -> None:
         self.path = path
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self.room = os.fstat(fd).st_size
-        text = os.pread(fd, self.room, 0)  # this worker may have started as another program
+        text = os.pread(fd, self.room, 0)  # this worker may have executed another program before
         os.close(fd)
         self.end = text.find(b"\0")
         self.installed = (os.path.dirname(os.__file__), "<frozen")
@@ -69,8 +69,8 @@ class ImportRecorder:
             sys.addaudithook(self.audit)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Record the name of a module, unless the caller is importlib.util.find_spec, which imports
-        nothing.
+        """Record the name of a module, unless the caller is importlib.util.find_spec, which doesn't
+        import anything.
         """
         del path, target
         caller = sys._getframe(1).f_back
@@ -82,9 +82,9 @@ class ImportRecorder:
             self.await_step()
 
     def await_step(self) -> None:
-        """Have torch call `on_step` once the worker itself has imported torch's optimizers. The
+        """Make torch call `on_step`, once the worker itself has imported torch's optimizers. The
         module that defines the required function imports other modules afterwards, so this finder
-        is called again in time and no optimizer is missed.
+        is called again early enough that no optimizer is missed.
         """
         module = sys.modules.get("torch.optim.optimizer")
         register = getattr(module, "register_optimizer_step_post_hook", None)
@@ -99,7 +99,7 @@ class ImportRecorder:
 
     def on_step(self, *_: object) -> None:
         """Record the first step. The hook is not removed, because torch may be iterating over its
-        hooks at this moment.
+        hooks at that moment.
         """
         if self.awaits_step:
             self.awaits_step = False
@@ -121,7 +121,7 @@ class ImportRecorder:
             self.note(b"=" + text.encode("unicode_escape") + b"\n")
 
     def note(self, data: bytes) -> None:
-        """Write to the file as long as there is room in it."""
+        """Write to the file as long as it has enough space."""
         begin, end = self.end, self.end + len(data)
         if begin >= 0 and end < self.room:
             self.end = end
@@ -153,7 +153,7 @@ def record(variables: "MutableMapping[str, str]") -> None:
 
 
 def check(setup: "dict[str, Any]") -> None:
-    """Become the warm spawner, or raise an exception if that is impossible."""
+    """Become the warm spawner, or raise an exception if this process can't."""
     program = setup["program"]
     has_parent = setup["keep"] or os.getppid() == setup["agent"]
     if not has_parent or not os.path.samefile("/proc/self/exe", program):
@@ -164,7 +164,7 @@ def check(setup: "dict[str, Any]") -> None:
 
 
 def customize() -> "Exception | None":
-    """Import the real sitecustomize; return any exception that it raised."""
+    """Import the real sitecustomize module, and return the exception that it raises, if any."""
     del sys.modules["sitecustomize"]
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
@@ -174,7 +174,7 @@ def customize() -> "Exception | None":
 
 
 def preload(stage: str, control: int, described: int) -> "Exception | None":
-    """Run the stage `check` or `serve`. The function returns only in workers."""
+    """Run the stage `check` or `serve`. This function returns only in workers."""
     reason = ""
     try:
         import json

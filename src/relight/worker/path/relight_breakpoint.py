@@ -1,6 +1,6 @@
-"""Makes `relight.worker.breakpoint` importable in a Python that lacks relight. This directory,
-which contains nothing else, is on the workers' PYTHONPATH. If that Python is too old for the
-module, pdb is used instead.
+"""Makes `relight.worker.breakpoint` importable in a Python installation that doesn't have relight.
+The directory that contains this file, and nothing else, is on the workers' PYTHONPATH. If the
+Python version is too old for the module, pdb is used instead.
 """
 
 import os
