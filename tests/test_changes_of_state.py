@@ -35,7 +35,7 @@ def changes(log: Path, core: str) -> list[str]:
     return [f"{x['before']} -> {x['after']}" for x in lines if x.get("core") == core]
 
 
-def test_local_job_logs_worker_and_group_transitions(launch: Launch, tmp_path: Path) -> None:
+def test_local_job_logs_worker_and_group_state_transitions(launch: Launch, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, signal, time\n"
@@ -57,7 +57,7 @@ def test_local_job_logs_worker_and_group_transitions(launch: Launch, tmp_path: P
     ]  # fmt: skip
 
 
-def test_nodes_log_link_and_lease_transitions(tmp_path: Path) -> None:
+def test_nodes_log_link_and_lease_state_transitions(tmp_path: Path) -> None:
     """One node coordinates through a file and the other connects to it; heartbeats log nothing."""
     flags = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=changes")
     with OneMachine() as machine:
@@ -78,7 +78,7 @@ def test_nodes_log_link_and_lease_transitions(tmp_path: Path) -> None:
     assert changes(host, "supervision") == changes(other, "supervision") == ["running -> ended"]
 
 
-def test_simulated_transitions_are_contiguous(
+def test_logged_state_transitions_have_no_gaps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Under all simulated faults, no transition is missed, and none leaves the state unchanged."""
@@ -115,7 +115,7 @@ def test_simulated_transitions_are_contiguous(
             state = each.after
 
 
-def test_event_schema_covers_all_states() -> None:
+def test_event_schema_lists_all_states() -> None:
     kinds: dict[str, type[Enum]] = {
         "supervision": SupervisionState, "link": LinkState, "membership": GroupState,
         "election": ElectionState,
@@ -141,7 +141,7 @@ def test_event_schema_covers_all_states() -> None:
         (event_types.GroupStopped(0, "x" * 9999), "GroupStopped: " + "x" * 286),
     ],
 )
-def test_transition_cause_names_input_and_reason(taken: object, cause: str) -> None:
+def test_cause_of_state_transition_names_input_and_reason(taken: object, cause: str) -> None:
     assert changed("link", "joining", "seeking", taken).cause == cause
 
 

@@ -8,7 +8,7 @@ from chaos import play
 pytestmark = pytest.mark.slow
 
 
-def test_random_kills_and_stops_leave_nothing_behind() -> None:
+def test_jobs_with_randomly_killed_processes_leave_nothing_behind() -> None:
     """Nothing hangs, no process or file is left behind, and exit codes are right."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
         plays = list(pool.map(play, range(5)))

@@ -86,7 +86,7 @@ def attach(*arguments: object, types: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_breakpoint_waits_and_prints_attach_command(script: str) -> None:
+def test_rank_at_breakpoint_waits_and_prints_attach_command(script: str) -> None:
     with running("--nproc-per-node=2", script, stops="1") as job:
         line = job.waits()
         assert re.fullmatch(
@@ -102,7 +102,7 @@ def test_breakpoint_waits_and_prints_attach_command(script: str) -> None:
         assert sorted(stdout.splitlines()) == ["x is 41", "x is 42", "x is 42", "x is 50"]
 
 
-def test_detaching_leaves_rank_at_breakpoint(script: str) -> None:
+def test_rank_stays_at_breakpoint_after_debugger_detaches(script: str) -> None:
     with running(script) as job:
         first = attach(job.pid(), types="x = 50\n")
         assert first.stdout.endswith("detached: rank 0 is still waiting\n")
@@ -113,7 +113,7 @@ def test_detaching_leaves_rank_at_breakpoint(script: str) -> None:
         assert job.ends()[0] == 0
 
 
-def test_killed_terminal_detaches(script: str) -> None:
+def test_debugger_detaches_when_its_terminal_is_killed(script: str) -> None:
     with running(script) as job:
         pid = job.pid()
         killed = subprocess.Popen(
@@ -128,7 +128,7 @@ def test_killed_terminal_detaches(script: str) -> None:
         assert job.ends()[0] == 0
 
 
-def test_only_one_terminal_attaches_at_a_time(script: str) -> None:
+def test_only_one_terminal_can_attach_at_a_time(script: str) -> None:
     with running(script) as job:
         pid = job.pid()
         first = subprocess.Popen(
@@ -144,7 +144,7 @@ def test_only_one_terminal_attaches_at_a_time(script: str) -> None:
 
 
 @pytest.mark.needs_root
-def test_other_user_cannot_attach(script: str) -> None:
+def test_other_user_cannot_attach_to_breakpoint(script: str) -> None:
     other = (
         "import os, socket, sys\n"
         "os.setuid(65534)\n"
@@ -161,7 +161,7 @@ def test_other_user_cannot_attach(script: str) -> None:
         assert attach(pid, types="c\nc\n").returncode == 0
 
 
-def test_quit_ends_rank(script: str) -> None:
+def test_pdb_quit_command_ends_rank(script: str) -> None:
     with running(script) as job:
         attach(job.pid(), types="q\n")
         code, _, stderr = job.ends()
@@ -169,13 +169,13 @@ def test_quit_ends_rank(script: str) -> None:
         assert "rank 0 raised BdbQuit" in stderr
 
 
-def test_interact_shares_debugger_terminal(script: str) -> None:
+def test_pdb_interact_command_uses_attached_terminal(script: str) -> None:
     with running(script) as job:
         found = attach(job.pid(), types="interact\nx + 1\nprint(x + 2)\nexit()\np x\nc\nc\n")
         assert ">>> 42\n>>> 43\n>>> (Pdb) 41\n" in found.stdout
 
 
-def test_pdb_commands_prompt_works_remotely(script: str) -> None:
+def test_pdb_commands_prompt_works_over_attached_terminal(script: str) -> None:
     with running(script) as job:
         found = attach(job.pid(), types="b 10\ncommands 1\np number + 100\nend\nc\nc\nc\n")
         assert "(com) " in found.stdout
@@ -183,7 +183,7 @@ def test_pdb_commands_prompt_works_remotely(script: str) -> None:
         assert job.ends()[0] == 0
 
 
-def test_threads_and_children_break_independently(tmp_path: Path) -> None:
+def test_breakpoints_in_threads_and_child_processes_are_independent(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import multiprocessing, threading\n"
@@ -222,14 +222,14 @@ def test_rank_at_breakpoint_does_not_count_as_hung(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hook", ["0", "builtins.print"])
-def test_pythonbreakpoint_is_respected(hook: str, script: str) -> None:
+def test_pythonbreakpoint_variable_is_respected(hook: str, script: str) -> None:
     with running(script, PYTHONBREAKPOINT=hook) as job:
         code, _, stderr = job.ends()
         assert code == 0
         assert "is at a breakpoint" not in stderr
 
 
-def test_breakpoint_works_in_python_without_relight(tmp_path: Path, script: str) -> None:
+def test_breakpoint_works_in_environment_without_relight(tmp_path: Path, script: str) -> None:
     """The workers' virtual environment is empty; in practice, it has torch but not relight."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     python = tmp_path / "env" / "bin" / "python"
@@ -252,7 +252,7 @@ def test_breakpoint_works_in_forked_workers(script: str) -> None:
         assert job.ends()[0] == 0
 
 
-def test_attach_errors_suggest_a_remedy() -> None:
+def test_errors_while_attaching_suggest_a_remedy() -> None:
     with pytest.raises(UsageError, match="rank 7 of 5 is not on this machine; here: ranks 0-1"):
         debug._choose({0: 10, 1: 11}, {}, 7, "5")
     with pytest.raises(UsageError, match="rank 7 of 5 is not on this machine; here: none"):
@@ -312,7 +312,7 @@ def test_breakpoint_at_terminal_behaves_as_under_torchrun(launcher: str, tmp_pat
     assert "x is 43" in at_terminal([*command, "--nproc-per-node=1", str(script)], answer)
 
 
-def test_first_rank_gets_terminal_while_others_wait(
+def test_first_rank_at_breakpoint_gets_terminal_while_others_wait(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "train.py"

@@ -8,7 +8,7 @@ from conftest import Launch
 from relight.base.errors import EXIT_MACHINE
 
 
-def test_hint_names_breakpoint_and_python_that_can_attach(launch: Launch) -> None:
+def test_hint_for_debug_mentions_breakpoint_and_required_python_version(launch: Launch) -> None:
     command = [sys.executable, "-c", "print(flush=True)\nimport time; time.sleep(600)"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:

@@ -33,7 +33,7 @@ def marked() -> list[object]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", marked())
-def test_fault_is_reported_correctly_everywhere(fault: Fault) -> None:
+def test_console_and_json_report_diagnose_fault_correctly(fault: Fault) -> None:
     """The console, the JSON report, and `relight list` agree, and none of them is wrong."""
     stderr, found = run(fault, shlex.join((*RELIGHT, "run")))
     lines = report_of(stderr)
@@ -43,7 +43,7 @@ def test_fault_is_reported_correctly_everywhere(fault: Fault) -> None:
     assert got.is_right is (fault.path.stem not in KNOWN), f"{got}\n{told}"
 
 
-def test_few_faults_in_second_corpus_are_partly_reported() -> None:
+def test_at_most_5_percent_of_second_fault_corpus_is_partly_diagnosed() -> None:
     second = {fault.path.stem for fault in faults() if fault.path.parent.name == "second"}
     assert KNOWN.keys() <= second
     assert len(KNOWN) <= 0.05 * len(second)

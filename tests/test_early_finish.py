@@ -22,7 +22,7 @@ while os.environ["RANK"] != "1" and not os.path.exists(sys.argv[1]):
 """
 
 
-def test_early_finisher_is_reported_once(
+def test_rank_that_finishes_early_is_reported_once(
     start: Start, launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     over = tmp_path / "over"

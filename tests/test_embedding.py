@@ -61,7 +61,7 @@ def caller(tmp_path: Path) -> Caller:
 
 
 @MODES
-def test_result_has_exit_codes_restarts_and_cause(caller: Caller, mode: str) -> None:
+def test_job_result_has_exit_codes_restarts_and_cause(caller: Caller, mode: str) -> None:
     result = caller(
         """
         import json
@@ -91,7 +91,7 @@ def test_result_has_exit_codes_restarts_and_cause(caller: Caller, mode: str) -> 
     ]  # fmt: skip
 
 
-def test_failures_have_time_of_day_and_order(tmp_path: Path) -> None:
+def test_failures_have_timestamps_and_are_ordered_by_time(tmp_path: Path) -> None:
     """`at` counts back from the time of the node's report, so clocks need not agree."""
     (tmp_path / "train.py").write_text(TRAIN)
     began = time.time()
@@ -107,7 +107,7 @@ def test_failures_have_time_of_day_and_order(tmp_path: Path) -> None:
 
 
 @MODES
-def test_job_leaves_nothing_behind_in_caller(caller: Caller, mode: str) -> None:
+def test_job_leaves_nothing_behind_in_calling_program(caller: Caller, mode: str) -> None:
     """No descriptor, thread, child, or handler is left, and no worker is running, whether the job
     succeeds, times out, or is interrupted, or on_event raises.
     """
@@ -156,7 +156,7 @@ def test_job_leaves_nothing_behind_in_caller(caller: Caller, mode: str) -> None:
 
 
 @pytest.mark.parametrize("args", [[], ["fail"]], ids=["succeeds", "fails"])
-def test_short_job_leaves_no_status_socket(caller: Caller, args: list[str]) -> None:
+def test_short_in_process_job_leaves_no_status_socket_open(caller: Caller, args: list[str]) -> None:
     """Otherwise, its status socket would stay open in a program that continues."""
     result = caller(
         f"""
@@ -179,7 +179,7 @@ def test_short_job_leaves_no_status_socket(caller: Caller, args: list[str]) -> N
     assert result.stdout.endswith("True\n"), result.stderr
 
 
-def test_caller_handler_runs_after_signal_stops_job(caller: Caller) -> None:
+def test_signal_handler_of_caller_runs_after_job_has_stopped(caller: Caller) -> None:
     """In-process, the agent handles the signal first, then calls the program's own handler once."""
     result = caller(
         """
@@ -195,7 +195,7 @@ def test_caller_handler_runs_after_signal_stops_job(caller: Caller) -> None:
     assert result.stdout.splitlines()[-2:] == ["terminated", "143"], result.stderr
 
 
-def test_in_process_rejected_when_unsafe(caller: Caller) -> None:
+def test_in_process_job_is_rejected_when_unsafe(caller: Caller) -> None:
     """In-process jobs need the main thread, no other threads or children, and no --preload."""
     result = caller(
         """
@@ -267,7 +267,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_invalid_spec_is_rejected(arguments: str) -> None:
+def test_invalid_job_spec_is_rejected(arguments: str) -> None:
     """No worker starts, and the message is the same as from `relight run`."""
     with pytest.raises(UsageError) as caught:
         eval(f"run({arguments})", {"run": relight.run, "RunSpec": RunSpec})
@@ -275,7 +275,7 @@ def test_invalid_spec_is_rejected(arguments: str) -> None:
         assert part in "".join(traceback.format_exception_only(caught.value))
 
 
-def test_two_threads_run_two_nodes_of_one_job(tmp_path: Path) -> None:
+def test_two_threads_can_run_two_nodes_of_one_job(tmp_path: Path) -> None:
     """Each gets its own node's events; output goes to sys.stdout, as in a notebook."""
     (tmp_path / "train.py").write_text(TRAIN)
     with socket.socket() as sock:
@@ -304,7 +304,7 @@ def test_two_threads_run_two_nodes_of_one_job(tmp_path: Path) -> None:
     assert {event.world_size for event in formed} == {2}
 
 
-def test_sigkill_of_caller_ends_workers(start: Start, tmp_path: Path) -> None:
+def test_workers_end_when_caller_is_killed(start: Start, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "caller.py").write_text(
         textwrap.dedent("""
@@ -332,7 +332,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_killed_agent_yields_a_result(tmp_path: Path) -> None:
+def test_job_returns_result_even_if_agent_is_killed(tmp_path: Path) -> None:
     """No exception is raised, and nothing keeps waiting for the agent."""
     (tmp_path / "train.py").write_text(TRAIN)
 
@@ -366,7 +366,7 @@ def test_caller_with_closed_stdout_gets_result(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "0"), done.stderr
 
 
-def test_failing_sys_stdout_does_not_disturb_job(
+def test_write_errors_on_sys_stdout_do_not_disturb_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Output is still read, even if there is more than a pipe holds."""
@@ -378,7 +378,7 @@ def test_failing_sys_stdout_does_not_disturb_job(
     assert relight.run(relight.RunSpec(str(script))).exit_code == 5
 
 
-def test_failed_in_process_job_leaks_no_descriptors(caller: Caller) -> None:
+def test_failed_in_process_job_leaks_no_file_descriptors(caller: Caller) -> None:
     """Descriptors are closed even if the garbage collector never runs."""
     result = caller(
         """
@@ -420,7 +420,7 @@ except ValueError as error:
 
 
 @pytest.mark.parametrize("how", ["ignores", "reaps"])
-def test_failure_detected_despite_caller_sigchld_handling(tmp_path: Path, how: str) -> None:
+def test_failure_is_detected_whatever_caller_does_with_sigchld(tmp_path: Path, how: str) -> None:
     """Otherwise, `subprocess` would report exit code 0 for each child."""
     (tmp_path / "fails.py").write_text("import sys; sys.exit(3)\n")
     (tmp_path / "ends.py").write_text("")
@@ -461,7 +461,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("is_function", [False, True], ids=["run", "launch"])
-def test_ctrl_c_while_agent_starts_stops_workers(tmp_path: Path, is_function: bool) -> None:
+def test_ctrl_c_while_agent_is_starting_stops_workers(tmp_path: Path, is_function: bool) -> None:
     (tmp_path / "busy.py").write_text(BUSY.format(is_function=is_function))
     (tmp_path / "work.py").write_text("import busy\nbusy.work()\n")
     result = subprocess.run(

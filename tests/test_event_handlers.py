@@ -23,14 +23,14 @@ def run(launch: Launch, name: str, **variables: str) -> "subprocess.CompletedPro
     return launch(*words, PYTHONPATH=PLUGIN, **variables)
 
 
-def test_handler_gets_all_events_of_short_job(launch: Launch, tmp_path: Path) -> None:
+def test_event_handler_receives_all_events_of_short_job(launch: Launch, tmp_path: Path) -> None:
     path = tmp_path / "events"
     done = run(launch, "writes", EVENTS_FILE=str(path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
     assert path.read_text().split() == OF_A_JOB
 
 
-def test_logging_handler_gets_json_lines(launch: Launch, tmp_path: Path) -> None:
+def test_logging_handler_receives_json_lines(launch: Launch, tmp_path: Path) -> None:
     path = tmp_path / "events"
     assert run(launch, "logs", EVENTS_FILE=str(path)).returncode == 0
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -38,7 +38,7 @@ def test_logging_handler_gets_json_lines(launch: Launch, tmp_path: Path) -> None
     assert [line["n"] for line in lines] == list(range(1, 8))
 
 
-def test_handler_events_identify_the_job(launch: Launch, tmp_path: Path) -> None:
+def test_events_sent_to_handler_identify_job_and_host(launch: Launch, tmp_path: Path) -> None:
     path = tmp_path / "events"
     assert run(launch, "logs", EVENTS_FILE=str(path), PBS_JOBID="3.head").returncode == 0
     origins = [json.loads(line)["agent"] for line in path.read_text().splitlines()]
@@ -53,7 +53,7 @@ def test_handler_events_identify_the_job(launch: Launch, tmp_path: Path) -> None
     ] * len(OF_A_JOB)
 
 
-def test_handler_gets_events_while_job_runs(launch: Launch, tmp_path: Path) -> None:
+def test_event_handler_receives_events_while_job_is_running(launch: Launch, tmp_path: Path) -> None:
     path = tmp_path / "events"
     done = launch("run", "--event-log-handler=writes", "--no-python", "sh", "-c",
                   'while [ "$(wc -l < "$EVENTS_FILE")" != 3 ]; do sleep 0.05; done',
@@ -74,13 +74,15 @@ def test_handler_gets_events_while_job_runs(launch: Launch, tmp_path: Path) -> N
                      marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_failing_handler_loses_only_its_own_events(launch: Launch, name: str, said: str) -> None:
+def test_failing_event_handler_loses_only_its_own_events(
+    launch: Launch, name: str, said: str
+) -> None:
     done = run(launch, name)
     assert (done.returncode, done.stdout) == (0, "hello\n")
     assert done.stderr == f"relight: --event-log-handler={name}: {said}\n"
 
 
-def test_unknown_handler_rejected_with_known_ones(launch: Launch) -> None:
+def test_error_for_unknown_event_handler_lists_known_ones(launch: Launch) -> None:
     done = run(launch, "write")
     assert (done.returncode, done.stdout) == (2, "")
     assert "is not one of null, console, dynamic_rendezvous, blocks" in done.stderr

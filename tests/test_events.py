@@ -59,7 +59,7 @@ def test_every_event_type_has_example_and_description() -> None:
     assert {type(event) for event in EXAMPLES} == set(event_types.Event.__args__)
 
 
-def test_events_page_is_generated_from_code() -> None:
+def test_events_page_is_up_to_date() -> None:
     """`relight events --schema > docs/events.md` generates it."""
     text = (Path(__file__).parent.parent / "docs" / "events.md").read_text()
     assert text == event_schema.page()
@@ -81,7 +81,7 @@ def test_field_descriptions_match_event_fields() -> None:
         ("it can't be imported: SystemExit(3)", "it can't be imported: SystemExit(3)"),
     ],
 )
-def test_preload_cost_shown_only_for_importable_modules(reason: str, end: str) -> None:
+def test_preload_cost_is_shown_only_for_importable_modules(reason: str, end: str) -> None:
     """A module's cost per worker is reported only if a worker can import it."""
     text = describe(event_types.PreloadWithout("wandb", reason, 0.4, True))
     assert text.endswith(end)

@@ -145,7 +145,7 @@ def test_training_examples_do_not_import_relight(path: Path) -> None:
     assert not {name for name in imported if name.startswith("relight")}
 
 
-def test_digits_reaches_95_percent_accuracy(uninterrupted: tuple[str, Path]) -> None:
+def test_digits_example_reaches_95_percent_accuracy(uninterrupted: tuple[str, Path]) -> None:
     """The example prints one line per epoch."""
     lines = uninterrupted[0].splitlines()
     assert lines[0] == "2 workers on cpu with gloo, starting"
@@ -156,7 +156,7 @@ def test_digits_reaches_95_percent_accuracy(uninterrupted: tuple[str, Path]) -> 
     assert len(lines) == EPOCHS + 2
 
 
-def test_digits_result_unchanged_by_worker_kill(
+def test_digits_example_gives_same_result_if_worker_is_killed(
     warm_torch: WarmTorch, uninterrupted: tuple[str, Path]
 ) -> None:
     """The result is identical bit for bit, whether rank 0 (which saves) or another is killed."""
@@ -171,7 +171,7 @@ def test_digits_result_unchanged_by_worker_kill(
     assert identical(load(warm_torch.folder / "digits.pt"), load(uninterrupted[1]))
 
 
-def test_digits_result_unchanged_by_stop_and_resume(
+def test_digits_example_gives_same_result_after_stop_and_resume(
     warm_torch: WarmTorch, uninterrupted: tuple[str, Path]
 ) -> None:
     process = warm_torch.begin(INTERRUPTED, "--nproc-per-node=2", variables={"WAITS": "1"})
@@ -186,7 +186,7 @@ def test_digits_result_unchanged_by_stop_and_resume(
     assert identical(load(warm_torch.folder / "digits.pt"), load(uninterrupted[1]))
 
 
-def test_digits_resumes_with_different_world_size(
+def test_digits_example_resumes_with_different_world_size(
     warm_torch: WarmTorch, uninterrupted: tuple[str, Path]
 ) -> None:
     """The number of images isn't divisible by the number of workers."""
@@ -202,7 +202,7 @@ def test_digits_resumes_with_different_world_size(
 
 
 @pytest.mark.long
-def test_digits_result_matches_torchrun(
+def test_digits_example_gives_same_result_as_under_torchrun(
     launch: Launch, tmp_path: Path, uninterrupted: tuple[str, Path]
 ) -> None:
     """The result is identical bit for bit, and the script is unmodified."""
@@ -252,7 +252,7 @@ print(seen, *sorted(os.listdir(path.parent)))
 """
 
 
-def test_digits_checkpoint_write_is_atomic(launch: Launch, tmp_path: Path) -> None:
+def test_digits_example_writes_checkpoints_atomically(launch: Launch, tmp_path: Path) -> None:
     """If killed while saving, it leaves at most one temporary file next to the checkpoint."""
     path = tmp_path / "made" / "digits.pt"
     done = launch("-c", SAVE_AND_DIE, EXAMPLES, path, command=(sys.executable,))
@@ -261,14 +261,16 @@ def test_digits_checkpoint_write_is_atomic(launch: Launch, tmp_path: Path) -> No
     assert set(files) <= {"digits.pt", "digits.pt.partial"}
 
 
-def test_hello_ddp_prints_three_lines_per_rank(warm_torch: WarmTorch) -> None:
+def test_hello_ddp_example_prints_three_lines_per_rank(warm_torch: WarmTorch) -> None:
     done = warm_torch.run(HELLO.read_text(), "--nnodes=1", "--nproc-per-node=2")
     assert done.returncode == 0, done.stderr
     check_hello(done.stdout, 2)
 
 
 @pytest.mark.long
-def test_hello_ddp_output_matches_torchrun(launch: Launch, tmp_path: Path) -> None:
+def test_hello_ddp_example_prints_same_lines_as_under_torchrun(
+    launch: Launch, tmp_path: Path
+) -> None:
     """Files are compared, because torchrun's workers interleave lines on a shared stdout."""
     done = launch("--redirects=1", f"--log-dir={tmp_path}", "--nnodes=1", "--nproc-per-node=3",
                   HELLO, command=TORCHRUN, **OWN_STORE)  # fmt: skip
@@ -301,7 +303,7 @@ def check_hello(output: str, nproc: int) -> None:
         (0, None, "cpu"),
     ],
 )
-def test_examples_use_accelerator_only_if_one_per_worker(
+def test_examples_use_accelerators_only_if_each_worker_has_one(
     path: Path,
     devices: int,
     built_for: str | None,
@@ -359,7 +361,7 @@ RESUMED = "4 workers on cpu with gloo, resuming after epoch 12 of 30\n"
     ],
     ids=["no kill", "no resume", "too early", "no end", "low accuracy", "all steps succeed"],
 )
-def test_demo_names_failed_step(lines: str, flaw: str) -> None:
+def test_failed_demo_names_the_step_that_failed(lines: str, flaw: str) -> None:
     assert story(lines).flaw() == flaw
 
 
@@ -431,7 +433,7 @@ def test_interrupted_demo_cleans_up(
         time.sleep(0.01)
 
 
-def test_documented_notice_handler_saves_one_whole_step(warm_torch: WarmTorch) -> None:
+def test_documented_preemption_handler_saves_after_a_complete_step(warm_torch: WarmTorch) -> None:
     """docs/clusters/slurm.md: all ranks exit after the same step, whichever receives the signal."""
     page = (EXAMPLES.parent / "docs" / "clusters" / "slurm.md").read_text()
     loop = page.partition("```python\n")[2].partition("```")[0]

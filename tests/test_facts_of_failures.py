@@ -28,7 +28,9 @@ WAYS = pytest.mark.parametrize(
 
 
 @WAYS
-def test_fatal_traceback_is_timestamped(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_failure_records_when_fatal_traceback_was_printed(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     text = "import atexit\natexit.register(time.sleep, 1)\nraise ValueError('bad')\n"
     found = failure_of(tmp_path, text, *flags)
     assert found.printed_s is not None
@@ -37,7 +39,7 @@ def test_fatal_traceback_is_timestamped(tmp_path: Path, flags: tuple[str, ...]) 
 
 
 @WAYS
-def test_program_continuing_after_traceback_is_detected(
+def test_failure_records_whether_program_continued_after_traceback(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     text = "try: {}['x']\nexcept KeyError: traceback.print_exc()\ntime.sleep(1)\nsys.exit(1)\n"
@@ -48,7 +50,9 @@ def test_program_continuing_after_traceback_is_detected(
 
 
 @pytest.mark.parametrize("flags", [(), ("-r3",)], ids=["pipe", "file"])
-def test_huge_message_keeps_type_and_location(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_exception_with_huge_message_keeps_type_and_location(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     more = (*flags, f"--log-dir={tmp_path / 'logs'}") if flags else ()
     found = failure_of(tmp_path, "raise RuntimeError('size ' + 'x' * 300_000)\n", *more)
     assert found.report is not None
@@ -56,7 +60,7 @@ def test_huge_message_keeps_type_and_location(tmp_path: Path, flags: tuple[str, 
     assert found.report.where.endswith("train.py:2")
 
 
-def test_missing_shebang_interpreter_is_named(tmp_path: Path) -> None:
+def test_failure_report_names_missing_shebang_interpreter(tmp_path: Path) -> None:
     program = tmp_path / "train"
     program.write_text("#!/no/such/python\n")
     program.chmod(0o755)
@@ -67,13 +71,13 @@ def test_missing_shebang_interpreter_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_exceeded_cpu_limit_is_named(tmp_path: Path) -> None:
+def test_failure_report_names_exceeded_cpu_time_limit(tmp_path: Path) -> None:
     text = "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 20))\nwhile True: pass\n"
     found = failure_of(tmp_path, text)
     assert found.evidence.startswith("it used up its CPU time limit (ulimit -t")
 
 
-def test_closed_reader_explains_broken_pipe(tmp_path: Path, launch: Launch) -> None:
+def test_broken_pipe_is_attributed_to_closed_reader(tmp_path: Path, launch: Launch) -> None:
     """The usual case is `relight run | head`."""
     script = tmp_path / "train.py"
     script.write_text("while True: print('x' * 1000)\n")
@@ -85,7 +89,7 @@ def test_closed_reader_explains_broken_pipe(tmp_path: Path, launch: Launch) -> N
 
 
 @pytest.mark.parametrize("flags", [(), ("-r3",)], ids=["pipe", "file"])
-def test_last_output_line_may_come_from_stdout(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_last_line_on_stdout_can_be_failure_reason(tmp_path: Path, flags: tuple[str, ...]) -> None:
     text = "print('accuracy 0.31 is too low, giving up', flush=True)\nsys.exit(1)\n"
     more = (*flags, f"--log-dir={tmp_path / 'logs'}") if flags else ()
     assert failure_of(tmp_path, text, *more).words == "accuracy 0.31 is too low, giving up"
@@ -108,7 +112,7 @@ except OSError as error:
 """
 
 
-def test_rank_stopped_during_cleanup_reports_its_exception(tmp_path: Path) -> None:
+def test_rank_stopped_during_cleanup_still_reports_its_exception(tmp_path: Path) -> None:
     """The rank is stopped because another rank has lost its connection to it."""
     script = tmp_path / "train.py"
     script.write_text(f"import os, sys, time\n{CLEANS_UP}")
@@ -130,7 +134,7 @@ print(faulthandler.is_enabled(), sys._xoptions, flush=True)
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["cold", "preloaded"])
-def test_faulthandler_enabled_only_in_worker(
+def test_faulthandler_is_enabled_in_workers_but_not_their_children(
     launch: Launch, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     script = tmp_path / "train.py"

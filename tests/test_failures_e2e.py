@@ -105,7 +105,7 @@ def test_failure_report_matches_expected_text(expected: Path, launch: Launch, pl
         assert text == wanted
 
 
-def test_restart_reason_is_one_line(launch: Launch, script: Script) -> None:
+def test_restart_reason_is_printed_on_one_line(launch: Launch, script: Script) -> None:
     """The line names the rank, the exception, and the line in the script."""
     path = script("""
 import os, sys
@@ -122,7 +122,9 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     assert said[0].endswith("; restart 1 of 1")
 
 
-def test_printed_traceback_alone_is_not_a_failure(launch: Launch, script: Script) -> None:
+def test_traceback_printed_by_successful_program_is_not_a_failure(
+    launch: Launch, script: Script
+) -> None:
     path = script("import traceback\ntry:\n    1 / 0\nexcept ArithmeticError:\n"
                   "    traceback.print_exc()\n")  # fmt: skip
     result = launch("run", "--nproc-per-node=2", path)
@@ -131,7 +133,7 @@ def test_printed_traceback_alone_is_not_a_failure(launch: Launch, script: Script
     assert "relight: rank" not in result.stderr
 
 
-def test_report_stays_small(launch: Launch, script: Script) -> None:
+def test_failure_report_stays_short(launch: Launch, script: Script) -> None:
     """Long paths, long messages, and a different failure on each rank still fit on a terminal."""
     folder = "a-directory-with-quite-a-long-name/" * 4
     path = script("", "x")
@@ -247,7 +249,7 @@ PEER_IS_GONE = "raised RuntimeError: "
     ids=["raise", "destroy first", "kill", "ddp", "timeout", "loader", "record"],
 )
 @pytest.mark.parametrize("workers", ["warm", long("cold")])
-def test_torch_job_report_names_culprit_not_peers(
+def test_torch_job_failure_report_names_culprit_instead_of_peers(
     text: str,
     first: str,
     exit_code: int,
@@ -290,7 +292,7 @@ time.sleep(1000)
 """
 
 
-def test_error_file_has_time_of_failure(
+def test_error_file_contains_time_of_failure(
     launch: Launch, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job itself ends later, after other processes have ended."""
@@ -303,7 +305,9 @@ def test_error_file_has_time_of_failure(
     assert ended - 1 <= found <= ended + 2
 
 
-def test_error_file_has_torch_schema(launch: Launch, script: Script, tmp_path: Path) -> None:
+def test_error_file_has_same_schema_as_in_torch(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
     """The script needs no decorator."""
     file = tmp_path / "made" / "error.json"
     launch("run", "--nproc-per-node=2", script(RAISES), TORCHELASTIC_ERROR_FILE=str(file))
@@ -324,7 +328,7 @@ def test_error_file_has_torch_schema(launch: Launch, script: Script, tmp_path: P
     assert os.listdir(file.parent) == ["error.json"]
 
 
-def test_unwritable_error_file_changes_nothing(
+def test_unwritable_error_file_does_not_affect_report_or_exit_code(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """The report and the exit code stay the same, and nothing is left behind."""
@@ -360,7 +364,7 @@ if os.environ["RANK"] != "1":
         pytest.param(TEXT_RECORD, id="text"),
     ],
 )
-def test_error_file_matches_torchrun(
+def test_error_file_matches_one_written_by_torchrun(
     text: str, launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     path = script(text)

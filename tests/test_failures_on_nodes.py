@@ -139,7 +139,9 @@ def test_all_nodes_report_culprit_first(script: Path, place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("script", list(warm_faults()))
-def test_warm_workers_produce_same_report(script: Path, warm_torch: WarmTorch) -> None:
+def test_warm_workers_produce_same_failure_report_as_cold_workers(
+    script: Path, warm_torch: WarmTorch
+) -> None:
     """The workers are forked from a process that has imported torch, on four nodes."""
     place = warm_torch.folder
     shows_stacks = STACKS in script.with_suffix(".txt").read_text()

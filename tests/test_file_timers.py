@@ -34,7 +34,7 @@ def check(found: "subprocess.CompletedProcess[str]") -> None:
     assert found.returncode in (-9, 137)
 
 
-def test_expired_torch_timer_kills_worker(warm_torch: WarmTorch, tmp_path: Path) -> None:
+def test_expired_torch_file_timer_kills_worker(warm_torch: WarmTorch, tmp_path: Path) -> None:
     found = warm_torch.run(SCRIPT, **variables(tmp_path))
     check(found)
     assert "rank 0 was killed by SIGKILL: its timer" in found.stderr
@@ -42,7 +42,7 @@ def test_expired_torch_timer_kills_worker(warm_torch: WarmTorch, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_expired_timer_exit_code_matches_torchrun(launch: Launch, tmp_path: Path) -> None:
+def test_exit_code_after_expired_timer_matches_torchrun(launch: Launch, tmp_path: Path) -> None:
     """Torchrun also kills itself; see `late-worker` in docs/differences.md."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -72,7 +72,9 @@ def on_full_disk(disk: Path, how: str = FULL) -> tuple[str, ...]:
 
 
 @pytest.mark.needs_mounts
-def test_full_disk_loses_only_error_reports(launch: Launch, script: Script, tmp_path: Path) -> None:
+def test_full_disk_only_disables_error_files(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
     """The disk has room for one generation's directories, but not for files in them."""
     disk = tmp_path / "disk"
     result = launch(
@@ -117,7 +119,9 @@ def saves(agent: "subprocess.Popen[bytes]") -> None:
 
 
 @pytest.mark.parametrize("how", ["overwrite", "truncate"])
-def test_corrupt_shared_memory_does_not_end_agent(launch: Launch, script: Script, how: str) -> None:
+def test_agent_survives_corrupt_shared_memory_file(
+    launch: Launch, script: Script, how: str
+) -> None:
     result: subprocess.CompletedProcess[str] = launch(
         "run", "--hang-timeout=3600", "--max-restarts=1", script(SCRIBBLES), how
     )
@@ -128,7 +132,7 @@ def test_corrupt_shared_memory_does_not_end_agent(launch: Launch, script: Script
 
 @pytest.mark.needs_mounts
 @pytest.mark.parametrize("files", [3, 4])
-def test_full_disk_does_not_prevent_start_or_restart(
+def test_job_starts_and_restarts_on_full_disk(
     launch: Launch, script: Script, tmp_path: Path, files: int
 ) -> None:
     """The files include the disk's root directory, the job directory, and its lock file."""
@@ -145,7 +149,7 @@ def test_full_disk_does_not_prevent_start_or_restart(
 
 @pytest.mark.needs_mounts
 @pytest.mark.parametrize(("files", "flag"), [(4, "--tee=3"), (5, "--tee=3"), (9, "--redirects=3")])
-def test_unwritable_log_falls_back_to_console(
+def test_output_goes_to_console_if_log_cannot_be_written(
     launch: Launch, script: Script, tmp_path: Path, files: int, flag: str
 ) -> None:
     """The disk lacks room for the directory of an attempt, a worker, or the second attempt."""
@@ -161,7 +165,7 @@ def test_unwritable_log_falls_back_to_console(
 
 
 @pytest.mark.needs_mounts
-def test_full_disk_ends_filtered_output_with_note(
+def test_writing_filtered_output_to_full_disk_stops_with_note(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """The worker's own log gets the last page, so the filtered log gets none."""
@@ -177,7 +181,7 @@ def test_full_disk_ends_filtered_output_with_note(
 
 
 @pytest.mark.needs_mounts
-def test_full_runtime_dir_does_not_prevent_warm_start(
+def test_workers_start_warm_even_if_runtime_directory_is_full(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"

@@ -76,7 +76,7 @@ def test_torch_workers_on_two_agents_form_one_group(call: Call) -> None:
     assert result.stdout.splitlines()[-1] == "[1, 1]", result.stderr
 
 
-def test_exception_is_raised_in_caller(call: Call) -> None:
+def test_worker_exception_is_raised_in_caller(call: Call) -> None:
     """The exception is that of the first failed rank, with its remote traceback as the cause."""
     result = call("""
         import os, time, relight
@@ -100,7 +100,7 @@ def test_exception_is_raised_in_caller(call: Call) -> None:
     assert "caller.py" in result.stderr
 
 
-def test_only_last_attempt_counts(call: Call) -> None:
+def test_only_outcome_of_last_attempt_counts(call: Call) -> None:
     """A successful restart returns results; otherwise, the last attempt's exception is raised."""
     result = call("""
         import os, relight
@@ -118,7 +118,7 @@ def test_only_last_attempt_counts(call: Call) -> None:
     assert result.stdout == "[1]\n2\n", result.stderr
 
 
-def test_worker_without_exception_raises_workers_failed(call: Call) -> None:
+def test_killed_worker_raises_workers_failed_error(call: Call) -> None:
     result = call("""
         import os, relight
         from relight.base.errors import WorkersFailedError
@@ -130,7 +130,7 @@ def test_worker_without_exception_raises_workers_failed(call: Call) -> None:
     assert result.stdout.startswith("failed: relight run exited with code 137"), result.stderr
 
 
-def test_unpicklable_argument_rejected_before_start(call: Call) -> None:
+def test_unpicklable_argument_is_rejected_before_start(call: Call) -> None:
     result = call("""
         import threading, relight
         from relight.base.errors import UsageError
@@ -153,7 +153,7 @@ def no_cloudpickle(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("installed", [True, False], ids=["cloudpickle", "no cloudpickle"])
-def test_unpicklable_result_is_one_line_error(
+def test_unpicklable_result_gives_one_line_error(
     call: Call, installed: bool, no_cloudpickle: str
 ) -> None:
     """The error names the rank and the reason, without one of relight's own tracebacks."""
@@ -198,7 +198,9 @@ if __name__ == "__main__":
 """
 
 
-def test_script_functions_need_no_cloudpickle(tmp_path: Path, no_cloudpickle: str) -> None:
+def test_functions_defined_in_script_need_no_cloudpickle(
+    tmp_path: Path, no_cloudpickle: str
+) -> None:
     """The arguments, results, and exceptions may use classes from the script. Workers import it as
     multiprocessing does, with the same command-line arguments.
     """
@@ -215,7 +217,7 @@ def test_script_functions_need_no_cloudpickle(tmp_path: Path, no_cloudpickle: st
         ], result.stderr
 
 
-def test_unimportable_function_is_one_line_error(
+def test_unimportable_function_gives_one_line_error(
     call: Call, tmp_path: Path, no_cloudpickle: str
 ) -> None:
     """Scripts may lack a main guard, define functions below it, or not be files."""
@@ -250,7 +252,7 @@ def test_unimportable_function_is_one_line_error(
         assert "exit code" not in result.stderr
 
 
-def test_output_goes_to_caller_streams(call: Call) -> None:
+def test_worker_output_goes_to_streams_of_caller(call: Call) -> None:
     """A notebook, for example, has a sys.stdout that isn't a file."""
     result = call("""
         import contextlib, io, relight
@@ -262,7 +264,7 @@ def test_output_goes_to_caller_streams(call: Call) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_outlives_caller(
+def test_no_process_or_directory_outlives_caller(
     number: int, start: Start, script: Script, launch: Launch, tmp_path: Path
 ) -> None:
     """Ctrl-C or killing the caller ends the workers, and no directory is left. While the caller is
@@ -304,7 +306,7 @@ def wait(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_importing_relight_does_not_load_launch() -> None:
+def test_importing_relight_does_not_load_launch_function() -> None:
     """`relight.launch` is loaded on first use."""
     text = (
         "import sys, relight; print('relight.api.function' in sys.modules, 'pickle' in sys.modules)"
@@ -313,7 +315,7 @@ def test_importing_relight_does_not_load_launch() -> None:
     assert result.stdout == b"False False\n"
 
 
-def test_rank_exiting_before_return_is_named(call: Call) -> None:
+def test_error_names_rank_that_exits_before_returning(call: Call) -> None:
     """The results of other ranks are never returned in its place. A rank that exits with 0 before
     the function returns is named, even if the function returned in an earlier attempt.
     """
@@ -403,7 +405,7 @@ def test_invalid_argument_is_rejected(arguments: str) -> None:
         assert part in "".join(traceback.format_exception_only(caught.value))
 
 
-def test_usage_error_is_raised_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_error_is_raised_instead_of_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """The exception contains the error and the remedy, and nothing is printed. A worker that exits
     with 2 is not treated as a usage error.
     """
@@ -417,7 +419,7 @@ def test_usage_error_is_raised_not_printed(capsys: pytest.CaptureFixture[str]) -
         relight.launch(os._exit, 2)
 
 
-def test_kwargs_function_rejects_near_miss_options() -> None:
+def test_misspelled_launch_options_are_rejected_despite_kwargs() -> None:
     """A function with **options receives them all, except near misses of relight.launch's own
     names. For a decorated function, the decorator's parameters count.
     """
@@ -442,7 +444,7 @@ def test_kwargs_function_rejects_near_miss_options() -> None:
         relight.launch("train.py")  # type: ignore[arg-type]
 
 
-def test_host_cannot_write_outside_job_directory(
+def test_remote_host_cannot_write_outside_job_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only files with the names of results are kept, whatever a host sends."""

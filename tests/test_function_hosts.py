@@ -52,7 +52,7 @@ def left_behind(tmp_path: Path, hosts: Sshd) -> list[str]:
     return [str(path) for path in found if path.name != "token"]
 
 
-def test_remote_results_are_returned(call: Call, tmp_path: Path, hosts: Sshd) -> None:
+def test_results_from_remote_hosts_are_returned(call: Call, tmp_path: Path, hosts: Sshd) -> None:
     """Even large results arrive, output is shown, and nothing is left behind."""
     result = call("""
         def work(size):
@@ -74,7 +74,9 @@ def test_remote_results_are_returned(call: Call, tmp_path: Path, hosts: Sshd) ->
     assert left_behind(tmp_path, hosts) == []
 
 
-def test_remote_exception_is_raised_locally(call: Call, tmp_path: Path, hosts: Sshd) -> None:
+def test_exception_on_remote_host_is_raised_locally(
+    call: Call, tmp_path: Path, hosts: Sshd
+) -> None:
     """The exception includes its traceback."""
     result = call("""
         def work():
@@ -90,7 +92,7 @@ def test_remote_exception_is_raised_locally(call: Call, tmp_path: Path, hosts: S
     assert left_behind(tmp_path, hosts) == []
 
 
-def test_unreachable_host_is_named(call: Call, tmp_path: Path, hosts: Sshd) -> None:
+def test_error_names_unreachable_host(call: Call, tmp_path: Path, hosts: Sshd) -> None:
     """The error is a single line, and nothing runs on the other host."""
     result = call("""
         def work():
@@ -105,7 +107,7 @@ def test_unreachable_host_is_named(call: Call, tmp_path: Path, hosts: Sshd) -> N
     assert left_behind(tmp_path, hosts) == []
 
 
-def test_remote_rank_exiting_before_return_is_named(call: Call) -> None:
+def test_error_names_remote_rank_that_exits_before_returning(call: Call) -> None:
     result = call("""
         def work():
             if os.environ["RANK"] == "1":

@@ -58,7 +58,7 @@ def headline(stderr: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", ["/tmp/ipykernel_7/12.py", "<ipython-input-3-0a1b2c>"])
-def test_notebook_failure_names_cell(tmp_path: Path, file: str) -> None:
+def test_failure_report_names_notebook_cell(tmp_path: Path, file: str) -> None:
     (tmp_path / "caller.py").write_text(CELL.replace("FILE", repr(file)))
     found = run(tmp_path, "caller.py")
     assert headline(found.stderr) == [
@@ -71,7 +71,7 @@ def test_notebook_failure_names_cell(tmp_path: Path, file: str) -> None:
     assert "/worker/call.py" not in found.stderr
 
 
-def test_script_failure_names_line(tmp_path: Path) -> None:
+def test_failure_report_names_line_in_script(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(FUNCTIONS + LAUNCH)
     found = run(tmp_path, path)
@@ -79,7 +79,7 @@ def test_script_failure_names_line(tmp_path: Path) -> None:
     assert found.stderr.count(FRAMES.format(place=path)) == 3
 
 
-def test_interactive_failure_names_line(tmp_path: Path) -> None:
+def test_failure_report_names_line_in_interactive_session(tmp_path: Path) -> None:
     lines = FUNCTIONS.replace("\n\n", "\n\n\n") + "\nimport relight\nrelight.launch(train)\n"
     found = run(tmp_path, "-i", stdin=lines, TERM="dumb")
     place = headline(found.stderr)[1]
@@ -88,13 +88,13 @@ def test_interactive_failure_names_line(tmp_path: Path) -> None:
     assert "/worker/call.py" not in found.stderr
 
 
-def test_user_excepthook_is_kept(tmp_path: Path) -> None:
+def test_user_defined_excepthook_is_kept(tmp_path: Path) -> None:
     hook = "import sys\ndef train():\n    sys.excepthook = lambda *_: print('mine')\n    1 / 0\n"
     (tmp_path / "train.py").write_text(hook + LAUNCH)
     assert run(tmp_path, "train.py").stdout == "mine\n"
 
 
-def test_sources_of_existing_files_are_not_sent(tmp_path: Path) -> None:
+def test_source_code_is_not_sent_if_its_file_exists(tmp_path: Path) -> None:
     from relight.worker import cells
 
     names: dict[str, object] = {}

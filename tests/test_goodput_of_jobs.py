@@ -145,7 +145,7 @@ def test_slow_restart_is_reported_with_remedy(launch: Launch, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_slow_restart_without_preloaded_modules_gives_reason(
+def test_slow_restart_reports_why_modules_were_not_preloaded(
     launch: Launch, tmp_path: Path
 ) -> None:
     done = run(launch, tmp_path, 1.6, "--preload=auto")

@@ -38,7 +38,7 @@ def install(program: Path, text: str) -> None:
     program.chmod(0o755)
 
 
-def test_missing_torch_is_named(tmp_path: Path) -> None:
+def test_gpu_check_reports_missing_torch(tmp_path: Path) -> None:
     """A traceback would be less helpful. `torch` is a module that can't be imported here."""
     (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')\n")
     done = subprocess.run(
@@ -56,7 +56,7 @@ def test_missing_torch_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_missing_parts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_check_reports_missing_cuda_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def find() -> card.Card:
         raise OSError("nvidia-smi lists no GPU")
 
@@ -68,21 +68,21 @@ def test_missing_parts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nvidia-smi lists no GPU" in problems[1]
 
 
-def test_cells_cannot_break_the_table() -> None:
+def test_special_characters_do_not_break_markdown_table() -> None:
     rows = [Row("a | b", "ok", ["one\ntwo", "x|y"]), Row("c", "FAILED", [])]
     lines = as_text(["card", "kernel"], rows, 12.3).splitlines()
     assert lines[:3] == ["card.", "kernel.", "12 s in all."]
     assert lines[-2:] == ["| a / b | ok | one two; x/y |", "| c | FAILED |  |"]
 
 
-def test_card_details_come_from_nvidia_smi(smi: Path) -> None:
+def test_gpu_details_come_from_nvidia_smi(smi: Path) -> None:
     install(smi, 'case $1 in *memory*) echo 517;; *) echo "Card 7, 580.1, GPU-abc";; esac')
     found = card.SmiCard()
     assert (found.name, found.driver, found.uuid) == ("Card 7", "580.1", "GPU-abc")
     assert found.used_mib() == 517
 
 
-def test_process_list_may_be_empty(smi: Path) -> None:
+def test_gpu_process_list_can_be_unavailable(smi: Path) -> None:
     install(smi, "echo 17; echo 18; echo '[N/A]'")
     assert card.compute_apps() == ({17, 18}, "")
     install(smi, "echo no driver; exit 9")
@@ -91,7 +91,7 @@ def test_process_list_may_be_empty(smi: Path) -> None:
     assert "exited with 9: no driver" in apps.problem
 
 
-def test_failing_check_keeps_its_details(bench: Bench) -> None:
+def test_failed_gpu_check_keeps_details_collected_so_far(bench: Bench) -> None:
     def work(each: Bench) -> None:
         each.expect(True, "one")
         each.expect(False, "two")
@@ -101,7 +101,7 @@ def test_failing_check_keeps_its_details(bench: Bench) -> None:
     assert (row.result, row.details) == ("FAILED", ["one", "**not: two**", "**three**"])
 
 
-def test_broken_check_does_not_stop_the_others(bench: Bench) -> None:
+def test_crashing_gpu_check_does_not_stop_other_checks(bench: Bench) -> None:
     def work(_: Bench) -> None:
         raise KeyError("gone")
 
@@ -110,7 +110,7 @@ def test_broken_check_does_not_stop_the_others(bench: Bench) -> None:
     assert "KeyError" in row.details[0]
 
 
-def test_hanging_check_is_ended_with_its_job(bench: Bench) -> None:
+def test_hung_gpu_check_is_ended_along_with_its_job(bench: Bench) -> None:
     def work(each: Bench) -> None:
         run.Job(each, each.place, ["--nproc-per-node=1", "--no-python"], ["sleep", "600"])
         started.append(each.jobs[0].process)
@@ -128,5 +128,5 @@ def test_gpu_check_is_skipped_without_gpu(bench: Bench) -> None:
     assert row.result == "skipped"
 
 
-def test_check_is_skipped_when_time_runs_out(bench: Bench) -> None:
+def test_gpu_check_is_skipped_when_time_runs_out(bench: Bench) -> None:
     assert run.run_check(bench, Check("x", "X", 60, lambda _: None), 3).result == "not run"

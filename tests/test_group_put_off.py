@@ -33,7 +33,7 @@ def test_suspended_coordinator_notices_lost_node_on_resume() -> None:
         loop.close()
 
 
-def test_nodes_leave_ended_job_whose_coordinator_lost_its_lock() -> None:
+def test_former_coordinator_does_not_wait_for_nodes_that_left_finished_job() -> None:
     """On a busy machine, for example, the record may be renewed too late. The former coordinator's
     agent must not wait for nodes that have already left.
     """

@@ -199,7 +199,7 @@ def test_busy_job_is_not_reported_hung(launch: Launch, script: Callable[[str], P
     assert "has made progress" not in done.stderr
 
 
-def test_failure_report_has_stacks(run: Run, tmp_path: Path) -> None:
+def test_failure_report_contains_stacks(run: Run, tmp_path: Path) -> None:
     text = """
     def read():
         time.sleep(1000)
@@ -217,7 +217,9 @@ def test_failure_report_has_stacks(run: Run, tmp_path: Path) -> None:
     assert any("in read" in line for line in report["cause"]["doing"]["stack"])
 
 
-def test_hang_requires_both_nodes_idle(warm_torch: WarmTorch, tmp_path: Path) -> None:
+def test_job_counts_as_hung_only_if_both_nodes_are_idle(
+    warm_torch: WarmTorch, tmp_path: Path
+) -> None:
     """One node's workers wait for those on the other, which compute for a while, then hang."""
     text = HEAD + textwrap.dedent("""
         def compute():
@@ -248,7 +250,7 @@ def test_hang_requires_both_nodes_idle(warm_torch: WarmTorch, tmp_path: Path) ->
         assert after_s > 6, "the node that computed was alive until then"
 
 
-def test_collective_timeout_reports_stacks_of_ranks(warm_torch: WarmTorch) -> None:
+def test_collective_timeout_report_shows_stack_of_missing_rank(warm_torch: WarmTorch) -> None:
     """The timeout only becomes short once all ranks have arrived."""
     text = HEAD.replace(", starting", "").replace("; starting.over()", "") + textwrap.dedent("""
         def load_batch():

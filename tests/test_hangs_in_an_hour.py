@@ -118,7 +118,7 @@ barrier()
 
 @pytest.mark.long
 @pytest.mark.timeout(5400)
-def test_auto_timeout_ignores_long_phases_but_catches_hang(tmp_path: Path) -> None:
+def test_automatic_hang_timeout_tolerates_long_phases_but_detects_hang(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     began = time.monotonic()

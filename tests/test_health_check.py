@@ -78,7 +78,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_passing_node_runs_workers(tmp_path: Path, script: Path) -> None:
+def test_node_that_passes_health_check_runs_workers(tmp_path: Path, script: Path) -> None:
     check = program(tmp_path / "check.sh", "echo fine; exit 0")
     logs = tmp_path / "logs"
     code, stdout, stderr = run(f"--health-check={check}", f"--log-dir={logs}", str(script))
@@ -90,7 +90,7 @@ def test_passing_node_runs_workers(tmp_path: Path, script: Path) -> None:
     assert names.index("HealthChecked") < names.index("WorkerStarted")
 
 
-def test_failing_node_runs_no_worker_and_gives_reason(tmp_path: Path, script: Path) -> None:
+def test_node_that_fails_health_check_runs_no_worker(tmp_path: Path, script: Path) -> None:
     check = program(tmp_path / "check.sh", "echo looking; echo GPU 3 is gone >&2; exit 9")
     code, stdout, stderr = run(f"--health-check={check}", str(script))
     assert (code, stdout) == (EXIT_MACHINE, "")
@@ -105,7 +105,7 @@ def test_failing_node_runs_no_worker_and_gives_reason(tmp_path: Path, script: Pa
         ("exit 3 ;", "exited with 3); "),
     ],
 )
-def test_reason_describes_how_command_ended(
+def test_health_check_failure_says_how_command_ended(
     command: str, expected: str, tmp_path: Path, script: Path
 ) -> None:
     code, _, stderr = run(f"--health-check={command}", str(script), cwd=tmp_path)
@@ -113,7 +113,9 @@ def test_reason_describes_how_command_ended(
     assert expected in stderr
 
 
-def test_check_timeout_kills_its_whole_process_tree(tmp_path: Path, script: Path) -> None:
+def test_timed_out_health_check_is_killed_with_its_process_tree(
+    tmp_path: Path, script: Path
+) -> None:
     check = program(tmp_path / "check.sh", f"sleep 1000 & echo $! > {tmp_path}/pid; sleep 1000")
     code, _, stderr = run(f"--health-check={check}", "--health-check-timeout=0.5", str(script))
     assert code == EXIT_MACHINE
@@ -121,7 +123,7 @@ def test_check_timeout_kills_its_whole_process_tree(tmp_path: Path, script: Path
     assert has_ended(int((tmp_path / "pid").read_text()))
 
 
-def test_signal_during_check_ends_agent(tmp_path: Path, script: Path) -> None:
+def test_signal_during_health_check_ends_agent(tmp_path: Path, script: Path) -> None:
     check = program(tmp_path / "check.sh", f"echo $$ > {tmp_path}/pid; exec sleep 1000")
     process = start(f"--health-check={check}", str(script))
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
@@ -131,7 +133,7 @@ def test_signal_during_check_ends_agent(tmp_path: Path, script: Path) -> None:
     assert has_ended(int((tmp_path / "pid").read_text()))
 
 
-def test_node_is_rechecked_before_restart(tmp_path: Path) -> None:
+def test_health_check_runs_again_before_restart(tmp_path: Path) -> None:
     """A worker fails and also breaks the disk; the worker's failure is reported."""
     script = tmp_path / "train.py"
     script.write_text(f"open({str(tmp_path / 'broken')!r}, 'w'); raise SystemExit(7)")
@@ -141,7 +143,7 @@ def test_node_is_rechecked_before_restart(tmp_path: Path) -> None:
     assert "exit code 7; no restart: the health check failed" in stderr, stderr
 
 
-def test_no_recheck_without_restarts_left(tmp_path: Path) -> None:
+def test_health_check_does_not_rerun_without_restarts_left(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit(7)")
     check = program(tmp_path / "check.sh", f"echo >> {tmp_path}/times")
@@ -163,7 +165,7 @@ def agents(
     ]  # fmt: skip
 
 
-def test_spare_replaces_unhealthy_node(tmp_path: Path) -> None:
+def test_spare_node_replaces_unhealthy_node(tmp_path: Path) -> None:
     """The job needs two of three nodes; one of them fails and is unhealthy afterwards."""
     broken, go, is_up = (tmp_path / name for name in ("broken", "go", "is_up"))
     script = tmp_path / "train.py"
@@ -204,7 +206,9 @@ def test_spare_replaces_unhealthy_node(tmp_path: Path) -> None:
         assert "left: its health check failed" in said[name], said
 
 
-def test_node_that_never_passes_does_not_disturb_others(tmp_path: Path, script: Path) -> None:
+def test_node_that_never_passes_health_check_does_not_disturb_others(
+    tmp_path: Path, script: Path
+) -> None:
     bad, *good = agents(tmp_path, ["exit 1 ;", "true ;", "true ;"], "2", script)
     _, stderr = bad.communicate(timeout=LIMIT_S)
     assert bad.returncode == EXIT_MACHINE, stderr
@@ -215,7 +219,9 @@ def test_node_that_never_passes_does_not_disturb_others(tmp_path: Path, script: 
 
 
 @pytest.mark.parametrize("seconds", ["0", "1.5"])
-def test_waiting_node_reports_who_left_and_why(seconds: str, tmp_path: Path, script: Path) -> None:
+def test_waiting_node_reports_which_node_left_and_why(
+    seconds: str, tmp_path: Path, script: Path
+) -> None:
     """The check may finish before the waiting node has joined."""
     bad = program(tmp_path / "bad.sh", f"sleep {seconds}; echo GPU 3 is gone; exit 9")
     good = agents(tmp_path, ["true ;"], "2", script)[0]
@@ -244,14 +250,16 @@ def test_waiting_node_reports_who_left_and_why(seconds: str, tmp_path: Path, scr
         ("disk,memory,shm,gpu", "gpu: "),
     ],
 )
-def test_builtin_check_names_what_is_missing(check: str, expected: str, script: Path) -> None:
+def test_builtin_health_check_reports_missing_resource(
+    check: str, expected: str, script: Path
+) -> None:
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     code, _, stderr = run(f"--health-check={check}", str(script), env=env)
     assert code == EXIT_MACHINE
     assert re.search(expected, stderr), stderr
 
 
-def test_sufficient_resources_pass(script: Path) -> None:
+def test_node_with_sufficient_resources_passes_health_check(script: Path) -> None:
     code, _, stderr = run("--health-check=disk=1K,memory=1M,shm=1K", "--verbose", str(script))
     assert code == 0, stderr
     assert "the health check passed" in stderr
@@ -270,7 +278,9 @@ def test_sufficient_resources_pass(script: Path) -> None:
         ("0, [N/A], [N/A]\\nnonsense\\n", "", ""),
     ],
 )
-def test_nvidia_smi_errors_fail_check(printed: str, why: str, remedy: str, tmp_path: Path) -> None:
+def test_gpu_errors_from_nvidia_smi_fail_health_check(
+    printed: str, why: str, remedy: str, tmp_path: Path
+) -> None:
     """nvidia-smi is replaced with a fake, as this machine may lack a GPU."""
     program(tmp_path / "nvidia-smi", f"printf '{printed}'")
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
@@ -279,14 +289,14 @@ def test_nvidia_smi_errors_fail_check(printed: str, why: str, remedy: str, tmp_p
     assert remedy in found.remedy
 
 
-def test_nvidia_smi_queries_only_visible_gpus(tmp_path: Path) -> None:
+def test_health_check_queries_only_visible_gpus(tmp_path: Path) -> None:
     program(tmp_path / "nvidia-smi", f'echo "$@" > {tmp_path}/arguments')
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "2,3"})
     assert not health_check._by_nvidia_smi(env).why
     assert (tmp_path / "arguments").read_text().strip().endswith(" --id=2,3")
 
 
-def test_failing_nvidia_smi_fails_check(tmp_path: Path) -> None:
+def test_failing_nvidia_smi_command_fails_health_check(tmp_path: Path) -> None:
     program(tmp_path / "nvidia-smi", "echo NVML: Driver/library version mismatch; exit 18")
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert "exited with 18: NVML: Driver/library" in health_check._by_nvidia_smi(env).why
@@ -304,6 +314,6 @@ def test_failing_nvidia_smi_fails_check(tmp_path: Path) -> None:
         ("disk,network=1G", "network does not take a size"),
     ],
 )
-def test_invalid_check_is_rejected(text: str, expected: str) -> None:
+def test_invalid_health_check_is_rejected(text: str, expected: str) -> None:
     with pytest.raises(ValueError, match=re.escape(expected)):
         parse_health_check(text)

@@ -94,7 +94,7 @@ def unkillable(marker: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_agent_leaves_no_helper(
+def test_killed_agent_leaves_no_helper_process(
     kind: str, start: Start, tmp_path: Path, marker: str
 ) -> None:
     """The helper has a child in a separate session, and an orphaned daemon."""
@@ -110,7 +110,7 @@ def test_killed_agent_leaves_no_helper(
 
 @pytest.mark.needs_setpriv
 @pytest.mark.parametrize("kind", KINDS)
-def test_unkillable_helper_does_not_block_agent(
+def test_unkillable_helper_process_does_not_block_agent(
     kind: str, start: Start, tmp_path: Path, marker: str, unkillable: str
 ) -> None:
     agent = with_helper(start, tmp_path, kind, unkillable, WITHOUT_CAP_KILL)
@@ -139,7 +139,7 @@ def test_unkillable_health_check_is_abandoned(
 
 
 @pytest.mark.skipif(PORTABLE, reason="a spawner has no name")
-def test_health_check_restarts_after_spawner_kill(
+def test_health_check_is_repeated_if_spawner_is_killed(
     start: Start, tmp_path: Path, marker: str
 ) -> None:
     """The lost result doesn't mean that the node is unhealthy."""
@@ -158,7 +158,9 @@ def test_health_check_restarts_after_spawner_kill(
 
 @pytest.mark.skipif(PORTABLE, reason="there is no guard")
 @pytest.mark.parametrize("victim", ["guard", "spawner"])
-def test_helpers_survive_guard_or_spawner_kill(victim: str, start: Start, tmp_path: Path) -> None:
+def test_helper_processes_survive_death_of_guard_or_spawner(
+    victim: str, start: Start, tmp_path: Path
+) -> None:
     """The workers restart; the event handler is notified of that and of the end."""
     (tmp_path / "train.py").write_text(
         "import os, time\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
@@ -181,7 +183,7 @@ def test_helpers_survive_guard_or_spawner_kill(victim: str, start: Start, tmp_pa
 
 
 @pytest.mark.skipif(PORTABLE, reason="there is no guard")
-def test_killed_agent_leaves_no_stopped_status_page(start: Start, tmp_path: Path) -> None:
+def test_killed_agent_leaves_no_suspended_status_page_process(start: Start, tmp_path: Path) -> None:
     """The page normally exits with its agent, but can't while it is stopped."""
     (tmp_path / "train.py").write_text("import time\ntime.sleep(1000)\n")
     agent = start("run", "--status=127.0.0.1:0", "train.py", stderr=subprocess.DEVNULL)

@@ -40,7 +40,7 @@ main.entry()
 @pytest.mark.parametrize(
     ("error", "code"), [("main.RelightError('x')", 70), ("OSError(13, 'x')", 4), ("KeyError()", 70)]
 )
-def test_unwritable_stderr_keeps_exit_code(error: str, code: int) -> None:
+def test_unwritable_stderr_does_not_change_exit_code(error: str, code: int) -> None:
     """Stderr is on a full disk, is closed, or has lost its reader."""
     reader, broken = os.pipe()
     os.close(reader)
@@ -69,7 +69,9 @@ def test_unwritable_stderr_keeps_exit_code(error: str, code: int) -> None:
         ("OSError(13, 'Permission denied')", 4, "refuses PermissionError: [Errno 13] Permission"),
     ],
 )  # fmt: skip
-def test_unexpected_exception_exits_70_with_one_line(error: str, code: int, said: str) -> None:
+def test_unexpected_exception_gives_exit_code_70_and_one_line_error(
+    error: str, code: int, said: str
+) -> None:
     """The exit code is 4 if the machine refused something. One line says where in relight's code it
     happened, without a traceback.
     """
@@ -97,7 +99,7 @@ entry()
 @pytest.mark.mistakes
 @pytest.mark.parametrize("verb", ["run", "coordinator"])
 @pytest.mark.parametrize("method", ["_check_silence", "received"])
-def test_unexpected_exception_in_coordinator_exits_70(
+def test_exception_in_coordinator_gives_exit_code_70(
     start: Start, tmp_path: Path, verb: str, method: str
 ) -> None:
     """Both a coordinating agent and `relight coordinator` exit. If a message triggered the
@@ -135,7 +137,7 @@ def until(process: "subprocess.Popen[Any]", words: str) -> None:
         assert line, words
 
 
-def test_descriptor_exhaustion_exits_4_with_reason(tmp_path: Path) -> None:
+def test_agent_exits_with_code_4_if_descriptors_run_out(tmp_path: Path) -> None:
     """However low the limit on open files is, no traceback is printed."""
     for most in (11, 13, 14, 14, 15, 15, 17):  # for 14 and 15, spawner and guard are racing
         command = f"ulimit -n {most}; exec {sys.executable} -m relight run --no-python true"
@@ -149,7 +151,7 @@ def test_descriptor_exhaustion_exits_4_with_reason(tmp_path: Path) -> None:
         assert "Traceback" not in result.stderr
 
 
-def test_missing_proc_is_named(launch: Launch) -> None:
+def test_error_names_missing_proc_file_system(launch: Launch) -> None:
     inside = f"mount -t tmpfs none /proc && exec {sys.executable} -m relight run --no-python true"
     namespace = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
     if launch("mount -t tmpfs none /proc", command=namespace).returncode:
@@ -211,7 +213,7 @@ def test_bug_in_message_handler_ends_only_its_connection(hello: dict[str, Any]) 
     assert here == ["the peer closed the connection"]
 
 
-def test_bug_before_peer_is_known_ends_only_its_connection(
+def test_bug_before_peer_is_identified_ends_only_its_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The port remains in service."""
@@ -232,7 +234,7 @@ def test_malformed_message_is_blamed_on_peer() -> None:
     assert mistakes[1:] == ["the end: Malformed('no rank')"] or len(mistakes) <= 1
 
 
-def test_elector_sending_garbage_loses_connection() -> None:
+def test_elector_that_sends_garbage_is_disconnected() -> None:
     """The other elector reports which peer it was, and why."""
     loop, said = Loop(), list[str]()
     sock = socket.create_server(("127.0.0.1", 0))
@@ -265,7 +267,7 @@ def test_elector_sending_garbage_loses_connection() -> None:
     )
 
 
-def test_coordinator_host_decides_job_settings() -> None:
+def test_node_whose_settings_differ_from_coordinator_host_is_rejected() -> None:
     """A node with different settings is rejected, even if it connects before the agent joins."""
     loop, ours = Loop(), GroupSettings(1, 2, 0, lost_after_s=2.5)
     sock = socket.create_server(("127.0.0.1", 0))
@@ -285,7 +287,7 @@ def test_coordinator_host_decides_job_settings() -> None:
     assert "is 1.25 s on this node, but the job was started with 2.5 s" in owner.reasons[0]
 
 
-def test_unverifiable_datagram_keeps_connection(
+def test_datagram_that_cannot_be_verified_does_not_close_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The module that verifies datagrams loads lazily, and its disk may be lost by then."""
@@ -340,13 +342,13 @@ def test_peers_that_never_join_are_evicted() -> None:
             each.close()
 
 
-def test_machine_error_during_message_is_not_a_bug() -> None:
+def test_machine_error_during_message_handling_is_not_an_internal_error() -> None:
     """Such an error ends the command as usual."""
     with pytest.raises(MachineError):
         serve(MachineError("no socket is to be had"), {})
 
 
-def test_internal_error_is_raised_without_log() -> None:
+def test_internal_error_is_raised_if_there_is_no_event_log() -> None:
     """Tests never hide an internal error."""
     loop = Loop()
 

@@ -106,19 +106,19 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         ({"VIRTUAL_ENV": "/gone", "CONDA_PREFIX": "{mine}"}, "", "mine"),
     ],
 )
-def test_workers_run_python_exec_or_active_environment(
+def test_workers_run_python_from_python_exec_or_active_environment(
     machine: Machine, variables: Mapping[str, str], path: str, expected: str
 ) -> None:
     """PYTHON_EXEC comes first, then the active environment; of two, the first one on PATH wins."""
     assert machine.where(path=path, **variables) == expected
 
 
-def test_warm_workers_run_same_python(machine: Machine) -> None:
+def test_warm_workers_run_same_python_as_cold_workers(machine: Machine) -> None:
     """With --preload, the same Python is used for importing and forking."""
     assert machine.where("--preload=json", VIRTUAL_ENV="{mine}") == "mine"
 
 
-def test_verbose_names_worker_python(machine: Machine) -> None:
+def test_verbose_output_names_python_used_by_workers(machine: Machine) -> None:
     """-v also shows where it was found; without -v, nothing is printed."""
     place = machine.place
     done = machine.run("-v", VIRTUAL_ENV="{mine}")
@@ -127,7 +127,7 @@ def test_verbose_names_worker_python(machine: Machine) -> None:
     assert "note" not in machine.run(VIRTUAL_ENV="{mine}").stderr
 
 
-def test_relight_installed_with_torch_runs_own_python(tmp_path: Path) -> None:
+def test_relight_installed_next_to_torch_uses_its_own_python(tmp_path: Path) -> None:
     """As under torchrun, the active environment doesn't matter, even with `python -m relight`."""
     machine = Machine(tmp_path)
     (tmp_path / "train.py").write_text("import sys; print(sys.prefix)")
@@ -140,7 +140,7 @@ def test_relight_installed_with_torch_runs_own_python(tmp_path: Path) -> None:
     assert "workers run relight's own Python, not that of" in done.stderr
 
 
-def test_missing_module_report_names_worker_python(machine: Machine) -> None:
+def test_missing_module_report_names_python_used_by_workers(machine: Machine) -> None:
     """The report explains how to choose another Python, unless the shell's lacks the module too."""
     place = machine.place
     done = machine.run(path="{mine}/bin")
@@ -152,7 +152,7 @@ def test_missing_module_report_names_worker_python(machine: Machine) -> None:
     assert "PYTHON_EXEC" not in done.stderr
 
 
-def test_launch_keeps_caller_interpreter(machine: Machine) -> None:
+def test_launched_function_runs_in_interpreter_of_caller(machine: Machine) -> None:
     """The active environment doesn't matter."""
     text = "import relight, sysconfig; print(*relight.launch(sysconfig.get_path, 'data'))"
     done = subprocess.run(
@@ -166,7 +166,7 @@ def test_launch_keeps_caller_interpreter(machine: Machine) -> None:
     assert done.stdout.strip() == str(machine.place / "tool"), done.stderr
 
 
-def test_node_responds_while_another_python_is_queried(
+def test_node_stays_responsive_while_another_python_is_queried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other Python waits here for a file that the loop creates."""
@@ -184,7 +184,7 @@ def test_node_responds_while_another_python_is_queried(
     assert hint.startswith(f"workers ran /tool/bin/python; {python} has it, so ")
 
 
-def test_another_python_is_queried_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_used_by_workers_is_queried_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def remedy(python: str, env: Environment, module: str, loop: Loop) -> str:
@@ -216,7 +216,7 @@ def test_another_python_is_queried_once_for_all_workers(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("served", ["True", "False"])
-def test_failure_at_another_port_names_the_flag_that_allows_it(served: str) -> None:
+def test_report_suggests_flag_if_script_uses_another_master_port(served: str) -> None:
     """Before torch 2.14, a script that sets MASTER_PORT waits for a store that nobody serves."""
     message = "timed out after 10000ms while trying to connect to (localhost, 12355)."
     lines = (f"torch.distributed.DistNetworkError: {message}",)
@@ -232,7 +232,7 @@ def test_failure_at_another_port_names_the_flag_that_allows_it(served: str) -> N
     assert "--worker-store" not in postmortem.with_address(failure, at_other_host).evidence
 
 
-def test_worker_that_could_not_be_started_names_the_limit() -> None:
+def test_failure_to_start_worker_suggests_checking_process_limit() -> None:
     evidence = f"it could not be started: {os.strerror(errno.EAGAIN)}"
     command: Any = SimpleNamespace()
     assert postmortem._explain_start_failure(evidence, command).startswith(

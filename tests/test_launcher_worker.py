@@ -13,7 +13,7 @@ print(relight.worker.should_checkpoint(), relight.worker.membership().requeues)
 """
 
 
-def test_worker_module_imports_from_launcher_file(tmp_path: Path) -> None:
+def test_worker_module_can_be_imported_from_launcher_file(tmp_path: Path) -> None:
     file = tmp_path / "relight"
     file.write_bytes(launcher_file.build())
     result = subprocess.run(

@@ -112,7 +112,7 @@ def layer_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def test_all_modules_in_layer_list_exist() -> None:
+def test_modules_in_layer_list_exist() -> None:
     assert not {name for name in RANK if not file_of(f"relight.{name}")}
 
 
@@ -121,7 +121,7 @@ def all_imports() -> Iterator[tuple[Path, str]]:
     return ((path, name) for path in modules() for name in imports(path))
 
 
-def test_no_module_imports_from_layer_to_its_right() -> None:
+def test_modules_import_only_from_allowed_layers() -> None:
     assert not {layer_of(path) for path in modules()} - RANK.keys(), "in no layer"
     for path, name in all_imports():
         own = layer_of(path)
@@ -208,7 +208,7 @@ def test_schedulers_use_only_plugin_api(folder: Path) -> None:
             assert is_theirs or is_of_users or name in PLUG_INS_MAY_IMPORT, f"{path}: {name}"
 
 
-def test_core_imports_no_io_clock_or_random() -> None:
+def test_core_does_not_use_io_clock_or_randomness() -> None:
     for path, name in all_imports():
         if CORE in path.parents:
             top = name.split(".")[0]
@@ -223,7 +223,7 @@ def test_launcher_never_imports_torch() -> None:
     assert found == {RANK_OF_A_TEST, ROOT / "worker" / "replicas.py"}
 
 
-def test_only_env_reads_environment() -> None:
+def test_only_env_module_reads_environment_variables() -> None:
     """Only env.py uses os.environ and os.getenv; code inside workers has its own access."""
     may = {ROOT / "base" / "env.py", RANK_OF_A_TEST, DRIVER_ON_RAY}
     may.update(path for path in modules() if layer_of(path) in ("preload", "worker"))

@@ -26,7 +26,7 @@ def test_limits_page_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("limit", limits.LIMITS, ids=lambda limit: limit.constant)
-def test_limit_is_reached_by_a_test(limit: limits.Limit) -> None:
+def test_each_limit_is_exercised_by_a_test(limit: limits.Limit) -> None:
     file, _, name = limit.test.partition("::")
     assert limit.value > 0
     assert name in names_in(file)
@@ -34,6 +34,6 @@ def test_limit_is_reached_by_a_test(limit: limits.Limit) -> None:
 
 
 @pytest.mark.parametrize("folder", ["net", "core/link"])
-def test_every_limit_on_peer_input_is_listed(folder: str) -> None:
+def test_documentation_lists_every_limit_on_input_from_peers(folder: str) -> None:
     listed = {limit.constant for limit in limits.LIMITS}
     assert set(limits.bounds_of(folder)) <= listed | UNLISTED

@@ -41,7 +41,7 @@ def files_of(directory: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("tee", range(4))
 @pytest.mark.parametrize("redirects", range(4))
-def test_redirects_and_tee_select_streams_by_bit(
+def test_redirects_and_tee_bit_masks_select_streams(
     launch: Launch, tmp_path: Path, redirects: int, tee: int
 ) -> None:
     output = say(launch, f"-r{redirects}", f"-t{tee}", "--log-dir=logs")
@@ -73,7 +73,7 @@ def test_redirects_and_tee_accept_per_rank_values(launch: Launch, tmp_path: Path
 
 
 @pytest.mark.parametrize("flags", [(), ("-r3",), ("-t3",), ("-r1", "-t2")])
-def test_local_ranks_filter_affects_only_console(
+def test_local_ranks_filter_applies_only_to_console(
     launch: Launch, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     everybody = say(launch, *flags, "--log-dir=all", count=3)
@@ -91,7 +91,9 @@ def test_log_dir_dev_null_disables_redirects_and_tee(launch: Launch, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_each_attempt_has_own_directory(launch: Launch, tmp_path: Path, script: Script) -> None:
+def test_each_attempt_has_its_own_log_directory(
+    launch: Launch, tmp_path: Path, script: Script
+) -> None:
     """Directories have torchrun's layout, and nothing from earlier attempts is lost."""
     train = script(
         "import os, sys\n"
@@ -126,20 +128,22 @@ def test_each_attempt_has_own_directory(launch: Launch, tmp_path: Path, script: 
         ("${hostname}:${rank}: ", f"{socket.gethostname()}:1: "),
     ],
 )
-def test_prefix_template_replaces_tee_prefix(launch: Launch, template: str, prefix: str) -> None:
+def test_log_line_prefix_template_replaces_tee_prefix(
+    launch: Launch, template: str, prefix: str
+) -> None:
     output = say(launch, "-t1", "--role=trainer", "--log-dir=logs",
                  TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=template)  # fmt: skip
     assert f"{prefix}out 1" in output.stdout
 
 
-def test_prefix_flag_overrides_variable(launch: Launch) -> None:
+def test_log_line_prefix_flag_overrides_environment_variable(launch: Launch) -> None:
     """The flag is new in torch 2.14, which gives it the same precedence."""
     output = say(launch, "-t1", "--log-dir=logs", "--log_line_prefix_template", "<${rank}> ",
                  TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="variable")  # fmt: skip
     assert "<1> out 1" in output.stdout
 
 
-def test_filtered_lines_share_one_file_across_ranks(
+def test_filtered_lines_from_several_ranks_go_to_one_file(
     launch: Launch, tmp_path: Path, script: Script
 ) -> None:
     """Lines keep their prefixes; without --tee, the file stays empty."""
@@ -167,7 +171,7 @@ def test_filtered_lines_share_one_file_across_ranks(
     }  # fmt: skip
 
 
-def test_stdout_and_stderr_keep_order(launch: Launch, script: Script) -> None:
+def test_lines_on_stdout_and_stderr_keep_their_order(launch: Launch, script: Script) -> None:
     """With 2>&1, lines appear in the order of writing."""
     train = script(
         "import os\nfor number in range(3000):\n    os.write(1 + number % 2, b'%05d\\n' % number)\n"
@@ -196,7 +200,7 @@ if os.environ["RANK"] == os.environ["DIES"]:
 
 
 @pytest.mark.parametrize("flags", [(), ("-r3",), ("-t3",)], ids=["raw", "redirected", "tee'd"])
-def test_killed_worker_loses_no_output(
+def test_output_of_killed_worker_is_complete(
     launch: Launch, tmp_path: Path, script: Script, flags: tuple[str, ...]
 ) -> None:
     """The file and the console have all of the output, in order."""
@@ -215,7 +219,7 @@ def test_killed_worker_loses_no_output(
 
 
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
-def test_leftover_grandchild_does_not_delay_exit(
+def test_leftover_grandchild_process_does_not_delay_exit(
     launch: Launch, script: Script, flags: tuple[str, ...]
 ) -> None:
     """A grandchild that keeps the worker's stdout open is ended, and the output is complete."""
@@ -263,7 +267,9 @@ while left:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
-def test_huge_lines_stay_whole(launch: Launch, script: Script, flags: tuple[str, ...]) -> None:
+def test_huge_lines_from_several_ranks_do_not_mix(
+    launch: Launch, script: Script, flags: tuple[str, ...]
+) -> None:
     """Four ranks each print a line of 10 MB at the same time."""
     result = launch("run", "--nproc-per-node=4", *flags, "--log-dir=logs", script(HUGE))
     prefix = "[default{}]:" if flags else ""
@@ -284,7 +290,7 @@ for number in range(count):
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
 @pytest.mark.parametrize("count", [30_000, pytest.param(250_000, marks=pytest.mark.long)])
-def test_many_lines_are_shown_once_and_complete(
+def test_every_output_line_is_shown_exactly_once(
     launch: Launch, tmp_path: Path, script: Script, flags: tuple[str, ...], count: int
 ) -> None:
     """Four workers write at the same time; the lines of each rank stay in order."""
@@ -335,7 +341,7 @@ SAYS_NOTHING = "import os\nos._exit(1)"
     ],
     ids=["full", "enough room", "unknown size"],
 )
-def test_report_mentions_full_log_disk(
+def test_failure_report_mentions_full_log_disk(
     launch: Launch, script: Script, tmp_path: Path, disk_type: str, text: str, says: str
 ) -> None:
     """The report warns that output may be lost."""

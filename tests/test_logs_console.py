@@ -45,7 +45,7 @@ pathlib.Path(f"done{rank}").touch()
 """
 
 
-def test_slow_console_does_not_block_teed_workers(
+def test_slow_console_does_not_block_workers_that_use_tee(
     start: Start, tmp_path: Path, script: Script
 ) -> None:
     """With --tee, workers run at full speed, and the console receives everything later."""
@@ -60,7 +60,9 @@ def test_slow_console_does_not_block_teed_workers(
         assert [line.split()[1] for line in mine] == [b"%d" % number for number in range(50_000)]
 
 
-def test_slow_console_blocks_raw_workers(start: Start, tmp_path: Path, script: Script) -> None:
+def test_slow_console_blocks_workers_without_log_files(
+    start: Start, tmp_path: Path, script: Script
+) -> None:
     """Without a file, workers block as on the console itself; the agent still handles signals."""
     agent = start("run", "--nproc-per-node=2", script(WRITER))
     assert agent.stdout is not None
@@ -78,7 +80,7 @@ def test_slow_console_blocks_raw_workers(start: Start, tmp_path: Path, script: S
 
 
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
-def test_second_signal_abandons_stuck_console(
+def test_second_signal_makes_agent_abandon_stuck_console(
     start: Start, tmp_path: Path, script: Script, flags: tuple[str, ...]
 ) -> None:
     """The agent normally ends once the console has received everything."""
@@ -102,7 +104,9 @@ def test_second_signal_abandons_stuck_console(
 # A console that is closed, or never existed.
 
 
-def test_raw_workers_get_broken_pipe_when_reader_leaves(start: Start, script: Script) -> None:
+def test_workers_without_log_files_get_broken_pipe_when_reader_exits(
+    start: Start, script: Script
+) -> None:
     """`relight run … | head` ends like `python … | head`."""
     agent = start("run", "--nproc-per-node=1", script("while True: print('line')"))
     assert agent.stdout is not None
@@ -114,7 +118,7 @@ def test_raw_workers_get_broken_pipe_when_reader_leaves(start: Start, script: Sc
     assert b"BrokenPipeError" in errors
 
 
-def test_teed_workers_continue_when_reader_leaves(
+def test_workers_that_use_tee_continue_when_reader_exits(
     start: Start, tmp_path: Path, script: Script
 ) -> None:
     """With --tee, the job succeeds and its files are complete."""
@@ -131,7 +135,7 @@ def test_teed_workers_continue_when_reader_leaves(
 
 
 @pytest.mark.parametrize("flags", [(), ("-t1",)])
-def test_full_disk_behind_console_does_not_fail_job(
+def test_redirecting_console_to_full_disk_does_not_fail_job(
     launch: Launch, tmp_path: Path, script: Script, flags: tuple[str, ...]
 ) -> None:
     """`… > /dev/full` is reported once."""
@@ -143,7 +147,7 @@ def test_full_disk_behind_console_does_not_fail_job(
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_agent_works_with_closed_standard_descriptors(
+def test_agent_works_with_closed_standard_streams(
     launch: Launch, tmp_path: Path, script: Script, closed: str
 ) -> None:
     """If stdin, stdout, or stderr is closed, workers don't inherit unexpected descriptors."""
@@ -219,7 +223,7 @@ for _ in range(20):
 
 @pytest.mark.parametrize("flags", [(), ("--tee=3", "--log-dir=logs")], ids=["raw", "tee'd"])
 @pytest.mark.parametrize("setting", ["once", "all"])
-def test_terminal_shows_identical_lines_from_ranks_once(
+def test_identical_lines_from_several_ranks_are_shown_once_on_terminal(
     start: Start, tmp_path: Path, terminal: Terminal, script: Script, flags: tuple[str, ...],
     setting: str,
 ) -> None:  # fmt: skip
@@ -238,7 +242,9 @@ def test_terminal_shows_identical_lines_from_ranks_once(
         assert log.read_text().count("tick") == 20
 
 
-def test_workers_see_a_terminal(start: Start, terminal: Terminal, script: Script) -> None:
+def test_workers_see_a_terminal_if_agent_runs_on_one(
+    start: Start, terminal: Terminal, script: Script
+) -> None:
     """The workers' terminal has the size of the agent's terminal, and follows changes to it."""
     train = script(
         "import os, sys, time\n"
@@ -267,7 +273,7 @@ sys.stderr.write("\\n")
 """
 
 
-def test_single_rank_progress_bar_passes_through_unchanged(
+def test_progress_bar_of_single_rank_is_passed_through_unchanged(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
     """With one rank, every byte reaches the terminal as it was written."""
@@ -295,7 +301,7 @@ def test_progress_bars_from_several_ranks_do_not_mix(
             assert len(re.findall(re.escape(prefix) + rb" *\d+%", shown)) == 11
 
 
-def test_killed_worker_loses_no_output_on_terminal(
+def test_output_of_killed_worker_is_complete_on_terminal(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
     agent = start("run", "--nproc-per-node=1", script(LAST_WORDS), variables={"DIES": "0"},
@@ -306,7 +312,7 @@ def test_killed_worker_loses_no_output_on_terminal(
     assert agent.returncode == 128 + signal.SIGKILL
 
 
-def test_stream_connected_to_pipe_is_not_a_terminal(
+def test_worker_stream_is_not_a_terminal_if_agent_stream_is_pipe(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
     """The other stream may be a terminal."""

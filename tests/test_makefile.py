@@ -46,7 +46,7 @@ def test_make_quick_installs_no_torch() -> None:
     ]
 
 
-def test_make_test_completes_one_environment() -> None:
+def test_make_test_extends_existing_virtual_environment() -> None:
     """`make test` adds the test tools to the environment of `make quick` and `make demo`."""
     assert len({line for line in commands("test").split("\n") if "-m venv" in line}) == 1
     steps = installed("test")
@@ -54,5 +54,5 @@ def test_make_test_completes_one_environment() -> None:
     assert [words.split("--group ")[1] for words in steps[3:]] == ["test"]
 
 
-def test_make_checks_format_and_types_once() -> None:
+def test_make_test_checks_format_and_types_once() -> None:
     assert all(commands("test").count(tool) == 1 for tool in ("ruff format", "ruff check", "/mypy"))

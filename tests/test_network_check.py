@@ -62,6 +62,6 @@ def test_closed_port_is_reported_with_reason(loop: Loop, nodes: list[NetworkChec
     assert [each.unreached for each in answers] == [(Unreached(3, "refused"),)] * 3
 
 
-def test_invalid_cookie_is_rejected(nodes: list[NetworkCheck]) -> None:
+def test_invalid_probe_cookie_is_rejected(nodes: list[NetworkCheck]) -> None:
     with pytest.raises(Malformed):
         nodes[0].start(StartProbes("x", 0, (Target("", 1, 0),)), print)

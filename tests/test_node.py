@@ -172,12 +172,12 @@ def test_generation_starts_only_while_lease_is_held(node: Node, clock: Any) -> N
     assert node.startable == formed()
 
 
-def test_generation_before_node_is_ready_is_ignored(node: Node) -> None:
+def test_generation_announced_before_node_is_ready_is_ignored(node: Node) -> None:
     node.received(formed())
     assert node.state is None
 
 
-def test_node_is_ready_again_if_stopped_before_workers_start(node: Node, link: Link) -> None:
+def test_node_becomes_ready_again_if_stopped_before_workers_start(node: Node, link: Link) -> None:
     node.get_ready(PORT, GenerationResult())
     node.received(formed())
     node.received(StopWorkers(FIRST, "a node left", checkpoint_first=False))
@@ -200,7 +200,7 @@ def test_messages_from_another_generation_are_ignored(node: Node, link: Link) ->
     assert not link.sent
 
 
-def test_unstarted_workers_report_zero_checkpoint_calls(node: Node, link: Link) -> None:
+def test_node_reports_zero_checkpoint_calls_before_workers_start(node: Node, link: Link) -> None:
     node.get_ready(PORT, GenerationResult())
     node.received(formed())
     node.received(CheckpointLimit(FIRST, 3))
@@ -235,7 +235,7 @@ def test_new_step_or_checkpoint_counts_as_progress(
     assert [message.progressed for message in link.sent] == progressed
 
 
-def test_new_coordinator_gets_last_report_and_generation(node: Node, journal: Journal) -> None:
+def test_new_coordinator_receives_last_report_and_generation(node: Node, journal: Journal) -> None:
     node.get_ready(PORT, GenerationResult())
     later = GenerationId(7, "group")
     node.received(WaitReason("waiting for a node", generation=later, spare=False))
@@ -244,7 +244,7 @@ def test_new_coordinator_gets_last_report_and_generation(node: Node, journal: Jo
     assert journal.said == ["waiting for a node"]
 
 
-def test_new_coordinator_learns_that_lease_lapsed(node: Node, clock: Any) -> None:
+def test_new_coordinator_is_notified_that_lease_has_expired(node: Node, clock: Any) -> None:
     node.get_ready(PORT, GenerationResult())
     node.set_lease(clock.time + 1)
     node.received(formed())
@@ -257,7 +257,7 @@ def test_new_coordinator_learns_that_lease_lapsed(node: Node, clock: Any) -> Non
     assert announce.lapsed
 
 
-def test_new_coordinator_learns_that_generation_ended(node: Node, clock: Any) -> None:
+def test_new_coordinator_is_notified_that_generation_has_ended(node: Node, clock: Any) -> None:
     """The node reports that until it learns that the others have continued without it."""
     node.set_lease(clock.time + 1)
     node.attach_workers(Workers())
@@ -270,7 +270,7 @@ def test_new_coordinator_learns_that_generation_ended(node: Node, clock: Any) ->
     assert node.announce() is None
 
 
-def test_aborting_node_keeps_failures_and_sends_no_report(node: Node, link: Link) -> None:
+def test_node_that_aborts_keeps_failures_but_sends_no_report(node: Node, link: Link) -> None:
     end = JobEnded(1, "its health check failed", (), None)
     node.abort(node.last_report(GenerationResult(succeeded_ranks=(1,))), end)
     assert node.end == end
@@ -278,7 +278,7 @@ def test_aborting_node_keeps_failures_and_sends_no_report(node: Node, link: Link
     assert not link.sent
 
 
-def test_query_reaches_its_handler(node: Node) -> None:
+def test_query_is_passed_to_its_handler(node: Node) -> None:
     node.received(Question(1, "before anybody answers"))
     heard: list[Any] = []
     node.on_question = heard.append
@@ -289,7 +289,7 @@ def test_query_reaches_its_handler(node: Node) -> None:
 # A preempted node.
 
 
-def test_new_coordinator_learns_whether_workers_checkpoint(node: Node) -> None:
+def test_new_coordinator_is_notified_whether_workers_can_checkpoint(node: Node) -> None:
     workers = Workers()
     node.attach_workers(workers)
     heard = []
@@ -309,7 +309,7 @@ def test_new_coordinator_learns_whether_workers_checkpoint(node: Node) -> None:
     [(None, 17.0), (0.0, 2.0), (-1.5, 0.5), (3.0, 5.0)],
     ids=["heard", "silent from now on", "silent before", "silent later"],
 )
-def test_workers_checkpoint_alone_if_group_does_not_respond(
+def test_workers_checkpoint_on_their_own_if_group_does_not_respond(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any,
     silent_since: float | None, seconds: float,
 ) -> None:  # fmt: skip
@@ -332,7 +332,7 @@ def test_workers_checkpoint_alone_if_group_does_not_respond(
     assert stop.limit_s == pytest.approx(job.grace_s - (clock.time - begun))
 
 
-def test_workers_are_told_only_once_to_checkpoint(
+def test_checkpoint_request_is_sent_to_workers_only_once(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any
 ) -> None:
     workers = Workers()

@@ -128,7 +128,7 @@ def bystanders() -> Iterator[list["subprocess.Popen[bytes]"]]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("life", ["long", "restarting"])
-def test_nothing_outlives_agent_killed_at_any_moment(
+def test_no_process_outlives_agent_killed_at_any_moment(
     life: str, tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
     seed = random.randrange(10**6)
@@ -154,7 +154,7 @@ def test_nothing_outlives_agent_killed_at_any_moment(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
-def test_nothing_outlives_agent_however_it_ends(
+def test_no_process_outlives_agent_however_it_ends(
     number: int, tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
     """Even descendants that left the session and ignore SIGTERM end."""
@@ -169,7 +169,7 @@ def test_nothing_outlives_agent_however_it_ends(
     wait_until_gone(marker)
 
 
-def test_nothing_outlives_successful_job(
+def test_no_process_outlives_successful_job(
     tmp_path: Path, launch: Launch, marker: str, bystanders: object
 ) -> None:
     """Background processes that workers leave behind also end."""
@@ -181,7 +181,7 @@ def test_nothing_outlives_successful_job(
 
 
 @pytest.mark.skipif(PORTABLE, reason="the system does not show processes")
-def test_background_process_left_by_successful_worker_is_named(
+def test_background_process_left_by_successful_worker_is_reported(
     tmp_path: Path, launch: Launch, marker: str
 ) -> None:
     """The user may have intended it to keep running. A process that ends on its own, like
@@ -205,7 +205,7 @@ def test_background_process_left_by_successful_worker_is_named(
         assert ("ended with" in result.stderr) == (what == "stays"), result.stderr
 
 
-def test_nothing_outlives_killed_spawner(
+def test_no_process_outlives_killed_spawner(
     tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
     """The report names the spawner."""
@@ -221,7 +221,9 @@ def test_nothing_outlives_killed_spawner(
 
 
 @pytest.mark.skipif(PORTABLE, reason="there is no guard")
-def test_nothing_outlives_agent_killed_while_stopping_spawner(tmp_path: Path, start: Start) -> None:
+def test_no_process_outlives_agent_killed_while_stopping_spawner(
+    tmp_path: Path, start: Start
+) -> None:
     """The guard is killed first. The spawner is still alive and cleans up, and the agent must not
     kill it before it has done so.
     """
@@ -249,7 +251,7 @@ WARM_TREE = "import os, sys; os.execv('/bin/sh', ['sh', *sys.argv[1:]])"
 
 @pytest.mark.skipif(PORTABLE, reason="tests/portable kills the two processes that there are")
 @pytest.mark.parametrize("kind", ["cold", "warm"])
-def test_nothing_outlives_any_two_killed_processes(
+def test_no_process_outlives_job_if_two_of_its_processes_are_killed(
     kind: str, tmp_path: Path, start: Start, script: Callable[[str], Path], bystanders: object
 ) -> None:
     """Two of agent, spawner, and guard are killed, either together or one after the other while one

@@ -105,7 +105,7 @@ def end(agent: Agent) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
-def test_all_ranks_leave_at_same_checkpoint_call(
+def test_all_ranks_exit_at_same_checkpoint_call(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     """The signal may arrive at any moment, and workers may run at any speed."""
@@ -122,7 +122,9 @@ def test_all_ranks_leave_at_same_checkpoint_call(
         assert all(30 - took_s - 1 < int(seconds) <= 30 for seconds in left), (took_s, out)
 
 
-def test_preempted_agent_reports_each_step(start: Start, script: Callable[[str], Path]) -> None:
+def test_preempted_agent_reports_preemption_deadline_and_exit(
+    start: Start, script: Callable[[str], Path]
+) -> None:
     agent = start("run", script(trains()))
     wait_until_up(agent, 1)
     agent.send_signal(signal.SIGTERM)
@@ -137,7 +139,7 @@ def test_preempted_agent_reports_each_step(start: Start, script: Callable[[str],
 
 
 @pytest.mark.parametrize("how", ["signal", "file"])
-def test_preemption_signal_or_file_can_be_chosen(
+def test_preemption_signal_or_file_can_be_configured(
     start: Start, script: Callable[[str], Path], tmp_path: Path, how: str
 ) -> None:
     notice = tmp_path / "notice"
@@ -154,7 +156,7 @@ def test_preemption_signal_or_file_can_be_chosen(
     assert f"preempted: {'got SIGUSR1' if how == 'signal' else f'{notice} was created'}" in err
 
 
-def test_workers_that_never_poll_are_stopped_normally(
+def test_workers_that_never_poll_for_preemption_are_stopped_normally(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     agent = start("run", "--on-preempt=SIGUSR1", script(DOES_NOT_ASK))
@@ -165,7 +167,7 @@ def test_workers_that_never_poll_are_stopped_normally(
     assert "preempted" not in err
 
 
-def test_workers_that_never_poll_get_advisory_signal(
+def test_workers_that_never_poll_for_preemption_get_advisory_signal(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     """Workers may handle the signal; those that don't may be cut off when the node goes away."""
@@ -178,7 +180,7 @@ def test_workers_that_never_poll_get_advisory_signal(
     assert "preempted" not in err
 
 
-def test_worker_exiting_after_notice_lets_others_save(
+def test_worker_that_exits_after_preemption_notice_does_not_stop_others(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     agent = start("run", "--on-preempt=SIGUSR1", "--nproc-per-node=2", script(SAVES_AFTER_NOTICE))
@@ -192,7 +194,9 @@ def test_worker_exiting_after_notice_lets_others_save(
     )
 
 
-def test_workers_that_miss_deadline_are_killed(start: Start, script: Callable[[str], Path]) -> None:
+def test_workers_that_miss_checkpoint_deadline_are_killed(
+    start: Start, script: Callable[[str], Path]
+) -> None:
     agent = start("run", "--shutdown-timeout=0.3", script(IGNORES))
     wait_until_up(agent, 1)
     agent.send_signal(signal.SIGTERM)
@@ -214,7 +218,7 @@ def test_second_signal_stops_workers_immediately(
     assert end(agent)[0] == 143
 
 
-def test_worker_failing_in_checkpoint_is_reported(
+def test_worker_that_fails_during_checkpoint_is_reported(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     """The job is not restarted on this node."""
@@ -227,7 +231,7 @@ def test_worker_failing_in_checkpoint_is_reported(
     assert "no restart: this node is preempted" in err
 
 
-def test_worker_failing_in_checkpoint_does_not_stop_others(
+def test_worker_that_fails_during_checkpoint_does_not_stop_others(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     """Rank 0 completes a long checkpoint, and rank 1's failure is reported."""
@@ -241,13 +245,13 @@ def test_worker_failing_in_checkpoint_does_not_stop_others(
     assert "no restart: this node is preempted" in err
 
 
-def test_invalid_on_preempt_is_rejected(launch: Launch) -> None:
+def test_invalid_on_preempt_value_is_rejected(launch: Launch) -> None:
     done = launch("run", "--on-preempt=SIGFOO", "x.py")
     assert done.returncode == 2
     assert "--on-preempt=SIGFOO" in done.stderr
 
 
-def test_polling_job_leaves_no_shared_file(
+def test_job_that_polls_for_preemption_leaves_no_shared_file_behind(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     text = "from relight.worker import should_checkpoint; assert not should_checkpoint()"

@@ -103,7 +103,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("later_s", [0.0, long(GRACE_S)])
-def test_waiting_agent_with_saved_workers_exits_75(
+def test_waiting_agent_exits_with_code_75_if_its_workers_have_checkpointed(
     start: Start, script: Callable[[str], Path], tmp_path: Path, later_s: float
 ) -> None:
     """The agent receives the signal while it waits for the node that was preempted first, possibly
@@ -131,7 +131,7 @@ def test_waiting_agent_with_saved_workers_exits_75(
     [("imports", 0, 75), ("trains", 1, 143)],
     ids=["still imports", "trained and failed"],
 )
-def test_node_preempted_during_restart_exits_75_if_saved(
+def test_node_preempted_during_restart_exits_with_code_75_if_checkpoint_is_current(
     start: Start,
     script: Callable[[str], Path],
     tmp_path: Path,
@@ -155,7 +155,7 @@ def test_node_preempted_during_restart_exits_75_if_saved(
     assert (b"workers already checkpointed and exited; exit code 75" in err) == (code == 75)
 
 
-def test_preempted_node_whose_workers_finish_does_not_rejoin(
+def test_preempted_node_does_not_rejoin_after_its_workers_finish(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The script ends before the nodes agree on a call, because the other node's agent is stopped;
@@ -182,7 +182,7 @@ def test_preempted_node_whose_workers_finish_does_not_rejoin(
     assert second.wait(LIMIT_S) == 0
 
 
-def test_node_preempted_without_coordinator_checkpoints(
+def test_node_preempted_while_coordinator_is_missing_still_checkpoints(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     """The preempted node may reach the next coordinator before the other node does."""
@@ -214,7 +214,7 @@ def test_node_preempted_without_coordinator_checkpoints(
 
 @pytest.mark.parametrize("slow", ["0", long("1")])
 @pytest.mark.parametrize("backend", ["file", "c10d"])
-def test_checkpointed_node_does_not_cut_others_short(
+def test_node_that_finishes_checkpoint_first_does_not_interrupt_other_nodes(
     start: Start, script: Callable[[str], Path], tmp_path: Path, backend: str, slow: str
 ) -> None:
     """All nodes are preempted. The first one to finish may be the coordinator, or a node that the
@@ -234,7 +234,7 @@ def test_checkpointed_node_does_not_cut_others_short(
         assert b"frozen" not in err
 
 
-def test_exit_after_notice_does_not_stop_saving_on_other_nodes(
+def test_worker_exit_after_preemption_notice_does_not_interrupt_other_nodes(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The other node may even get the notice later."""
@@ -275,7 +275,7 @@ def test_checkpoint_continues_if_coordinator_is_killed(
     assert (second.returncode, out) == (75, b"has saved\n"), err
 
 
-def test_preempted_node_cut_off_from_group_checkpoints_alone(
+def test_preempted_node_without_connection_to_group_checkpoints_alone(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     (port,) = free_ports(1)
@@ -292,7 +292,7 @@ def test_preempted_node_cut_off_from_group_checkpoints_alone(
     assert b"the group has not answered; workers have" in err
 
 
-def test_preempted_node_does_not_blame_stopped_workers(
+def test_preempted_node_does_not_report_its_stopped_workers_as_failed(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The other node's agent is stopped, so one of its workers fails and this node is preempted

@@ -39,7 +39,7 @@ def conf(text: str, backend: str = "c10d") -> tuple[Conf, list[str]]:
 
 
 @pytest.mark.parametrize("backend", TORCHRUN)
-def test_accepts_all_torchrun_keys(backend: str) -> None:
+def test_rdzv_conf_accepts_all_torchrun_keys(backend: str) -> None:
     """Keys without an effect cause a note."""
     for name in TORCHRUN[backend].split():
         given = f"protocol=https,cert=c,ssl_cert=c,{name}={GOOD.get(name, '7')}"
@@ -49,7 +49,7 @@ def test_accepts_all_torchrun_keys(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_torchrun_keys_for_other_backends_give_a_note(backend: str) -> None:
+def test_prints_note_about_rdzv_conf_key_for_another_backend(backend: str) -> None:
     """A key that torchrun ignores with this backend causes a one-line note with the reason."""
     for name in {key for keys in TORCHRUN.values() for key in keys.split()} - set(
         backend_keys(backend)
@@ -61,7 +61,7 @@ def test_torchrun_keys_for_other_backends_give_a_note(backend: str) -> None:
         assert "\n" not in notes[0]
 
 
-def test_silent_node_is_lost_after_ten_seconds_by_default() -> None:
+def test_silent_node_counts_as_lost_after_ten_seconds_by_default() -> None:
     values, notes = conf("")
     assert notes == []
     assert (values.join_timeout, values.last_call_timeout, values.close_timeout) == (600, 5, 30)
@@ -69,12 +69,12 @@ def test_silent_node_is_lost_after_ten_seconds_by_default() -> None:
     assert (values.is_host, values.rank, values.takeover) == (None, None, "majority")
 
 
-def test_heartbeat_interval_ignores_long_keep_alive_interval() -> None:
+def test_long_keep_alive_interval_does_not_slow_down_heartbeats() -> None:
     values, _ = conf("keep_alive_interval=5,keep_alive_max_attempt=3,lease_ttl=3", "etcd")
     assert (values.lost_after_s, values.interval_s, values.ttl_s) == (15.0, 0.5, 3.0)
 
 
-def test_only_c10d_can_put_rank_0_at_the_endpoint() -> None:
+def test_rank_0_can_be_placed_at_endpoint_only_with_c10d() -> None:
     """With static it is always there, and with other backends no node hosts the endpoint."""
     assert conf("rank0=endpoint") == (Conf(rank0="endpoint"), [])
     (note,) = conf("rank0=endpoint", "static")[1]
@@ -83,7 +83,7 @@ def test_only_c10d_can_put_rank_0_at_the_endpoint() -> None:
         conf("rank0=node1")
 
 
-def test_each_key_sets_its_own_field() -> None:
+def test_each_rdzv_conf_key_sets_its_own_field() -> None:
     """Fractions of a second are kept."""
     values, notes = conf("join_timeout=2.5,keep_alive_max_attempt=8,takeover=alone,is_host=F")
     assert notes == []
@@ -92,13 +92,13 @@ def test_each_key_sets_its_own_field() -> None:
 
 
 @pytest.mark.parametrize("word", ["1", "true", "T", "yes", "Y"])
-def test_is_host_accepts_all_true_values_of_torchrun(word: str) -> None:
+def test_is_host_key_accepts_same_true_values_as_torchrun(word: str) -> None:
     assert conf(f"is_host={word}")[0].is_host is True
 
 
 @pytest.mark.parametrize("name", SECONDS)
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "-0.0"])
-def test_non_positive_time_is_rejected(name: str, value: str) -> None:
+def test_non_positive_timeout_is_rejected(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"{name}={value}: expected a number of seconds"):
         conf(f"{name}={value}")
 
@@ -128,7 +128,7 @@ def test_non_positive_time_is_rejected(name: str, value: str) -> None:
         ),
     ],
 )
-def test_invalid_value_is_rejected_by_key(text: str, backend: str, says: str) -> None:
+def test_error_for_invalid_rdzv_conf_value_names_key(text: str, backend: str, says: str) -> None:
     """The error names the expected type."""
     with pytest.raises(UsageError, match=says):
         conf(text, backend)
@@ -144,7 +144,7 @@ def test_invalid_value_is_rejected_by_key(text: str, backend: str, says: str) ->
         ("zzz", ""),
     ],
 )
-def test_unknown_key_gives_a_note(name: str, meant: str) -> None:
+def test_prints_note_about_unknown_rdzv_conf_key(name: str, meant: str) -> None:
     """The note names the closest known key, or all known keys; torchrun silently ignores it."""
     values, [note] = conf(f"{name}=1")
     assert values == Conf()
@@ -157,7 +157,7 @@ def test_unknown_key_gives_a_note(name: str, meant: str) -> None:
 
 
 @pytest.mark.processes
-def test_single_node_notes_unknown_key(tmp_path: Path) -> None:
+def test_prints_note_about_unknown_rdzv_conf_key_even_on_single_node(tmp_path: Path) -> None:
     """Otherwise, the typo would go unnoticed until the job has a second node."""
     command = [*RELIGHT, "run", "--nnodes=1", "--rdzv-conf=join_timout=3", "--no-python", "true"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True,
@@ -167,14 +167,14 @@ def test_single_node_notes_unknown_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quote", ["'", '"'])
-def test_surrounding_quotes_are_dropped(quote: str) -> None:
+def test_quotes_around_rdzv_conf_values_are_removed(quote: str) -> None:
     """Python lists of arguments may contain such quotes."""
     text = f"{quote}join_timeout=5,last_call_timeout=1{quote}"
     assert parse_conf(text) == (("join_timeout", "5"), ("last_call_timeout", "1"))
     assert parse_conf(f"{quote}{quote}") == ()
 
 
-def test_timeout_is_an_alias_of_join_timeout() -> None:
+def test_timeout_key_is_an_alias_for_join_timeout() -> None:
     """With static and etcd it defaults to 900 s, as in torchrun; `join_timeout` overrides it."""
     for backend in ("static", "etcd"):
         assert conf("", backend)[0].join_timeout == 900
@@ -185,7 +185,7 @@ def test_timeout_is_an_alias_of_join_timeout() -> None:
     assert conf("timeout=900", "c10d")[0].join_timeout == 600
 
 
-def test_etcd_and_etcd_v2_keys_share_fields() -> None:
+def test_etcd_and_etcd_v2_keys_set_same_fields() -> None:
     legacy = conf("protocol=HTTPS,cert=c,key=k,cacert=a", "etcd")
     newer = conf("protocol=https,ssl_cert=c,ssl_cert_key=k,ca_cert=a", "etcd-v2")
     assert legacy[0][-4:] == newer[0][-4:] == ("https", "c", "k", "a")
@@ -196,7 +196,7 @@ def test_etcd_and_etcd_v2_keys_share_fields() -> None:
 @pytest.mark.parametrize(
     ("backend", "names"), [("etcd", "cert cacert"), ("etcd-v2", "ssl_cert ca_cert")]
 )
-def test_certificates_without_tls_give_a_note(backend: str, names: str) -> None:
+def test_prints_note_about_certificates_without_tls(backend: str, names: str) -> None:
     """Without TLS, nothing is encrypted."""
     for name in names.split():
         _, notes = conf(f"{name}=c", backend)
@@ -212,7 +212,7 @@ def test_last_duplicate_key_wins() -> None:
 
 
 @pytest.mark.parametrize("name", ["token_file", "tls_cert", "tls_key", "tls_ca"])
-def test_unreadable_file_is_named_before_start(name: str) -> None:
+def test_unreadable_token_or_certificate_file_is_rejected_before_start(name: str) -> None:
     def missing(path: str) -> bytes:
         if path == "/gone":
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -224,7 +224,7 @@ def test_unreadable_file_is_named_before_start(name: str) -> None:
         parse(pairs, "c10d", missing)
 
 
-def test_token_is_file_without_trailing_newline(tmp_path: Path) -> None:
+def test_trailing_newline_in_token_file_is_ignored(tmp_path: Path) -> None:
     """An empty file does not count as a token."""
     path = tmp_path / "token"
     path.write_text("hush\n")
@@ -235,8 +235,8 @@ def test_token_is_file_without_trailing_newline(tmp_path: Path) -> None:
         parse((("token_file", str(path)),), "c10d")
 
 
-def test_every_key_with_an_effect_has_a_field_and_every_key_a_documented_row() -> None:
-    """Every field also has a key; the row is in docs/several-nodes.md."""
+def test_every_rdzv_conf_key_has_a_field_and_is_documented() -> None:
+    """Every field also has a key. Keys without an effect have no field."""
     assert {key.target for key in KEYS if key.backends} == set(Conf._fields)
     assert len({key.name for key in KEYS}) == len(KEYS)
     text = (Path(__file__).parent.parent / "docs" / "several-nodes.md").read_text()
@@ -245,7 +245,7 @@ def test_every_key_with_an_effect_has_a_field_and_every_key_a_documented_row() -
 
 
 @pytest.mark.processes
-def test_key_table_imports_nothing_extra() -> None:
+def test_table_of_rdzv_conf_keys_imports_no_additional_modules() -> None:
     """The table only imports modules that the command line needs anyway."""
     code = (
         "import sys, relight.flags.spec; before = set(sys.modules); import relight.rendezvous.conf;"

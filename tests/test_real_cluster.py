@@ -30,7 +30,7 @@ def run_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_table_has_a_row_for_each_check(run_checks: Path) -> None:
+def test_result_table_has_one_row_per_check(run_checks: Path) -> None:
     table = Table()
     words = [str(run_checks), "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     assert pytest.main([*words, "-c", str(run_checks.parent / "pytest.ini")], plugins=[table]) == 1
@@ -42,6 +42,6 @@ def test_table_has_a_row_for_each_check(run_checks: Path) -> None:
     ]
 
 
-def test_missing_kubeconfig_is_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_kubeconfig_gives_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["/no/such/file"]) == 2
     assert capsys.readouterr().err.startswith("no such file: /no/such/file; make kubernetes")

@@ -35,7 +35,7 @@ def restart_messages(stderr: str) -> list[str]:
     return [line.partition("; ")[2] for line in (*said, *ended)]
 
 
-def test_smart_stops_on_repeated_exception(launch: Launch, train: Path) -> None:
+def test_smart_policy_ends_job_after_repeated_exception(launch: Launch, train: Path) -> None:
     result = launch("run", "--nproc-per-node=2", "--max-restarts=10", "--restart-policy=smart",
                     train, "pass")  # fmt: skip
     assert result.returncode == 1
@@ -45,7 +45,7 @@ def test_smart_stops_on_repeated_exception(launch: Launch, train: Path) -> None:
     ]
 
 
-def test_progress_refills_smart_restart_budget(launch: Launch, train: Path) -> None:
+def test_progress_resets_restart_budget_under_smart_policy(launch: Launch, train: Path) -> None:
     """The budget is one: three failures after new steps are allowed, a fourth without one isn't."""
     result = launch("run", "--nproc-per-node=2", "--max-restarts=1", "--restart-policy=smart",
                     train, "progress(min(restart, 2))")  # fmt: skip
@@ -65,7 +65,7 @@ def test_new_checkpoint_counts_as_progress(launch: Launch, train: Path) -> None:
     assert restart_messages(result.stderr)[-1].startswith("same exception")
 
 
-def test_smart_backs_off_after_external_signals(launch: Launch, train: Path) -> None:
+def test_smart_policy_backs_off_after_external_signals(launch: Launch, train: Path) -> None:
     result = launch("run", "--max-restarts=2", "--restart-policy=smart", "--log-dir=logs", train,
                     "os.kill(os.getpid(), signal.SIGKILL)")  # fmt: skip
     assert result.returncode == 137
@@ -81,7 +81,9 @@ def test_smart_backs_off_after_external_signals(launch: Launch, train: Path) -> 
     assert decided[-1]["reason"] == "all 2 restarts since the last progress are used up"
 
 
-def test_default_policy_reports_restarts_smart_would_save(launch: Launch, train: Path) -> None:
+def test_default_policy_reports_how_many_restarts_smart_policy_would_save(
+    launch: Launch, train: Path
+) -> None:
     result = launch("run", "--max-restarts=3", train, "pass")
     assert restart_messages(result.stderr)[2:] == [
         "restart 3 of 3",
@@ -94,7 +96,7 @@ def test_restart_rate_limit_ends_flapping_job(launch: Launch, train: Path) -> No
     assert restart_messages(result.stderr)[-1].startswith("all 2 restarts within 1 h are used up")
 
 
-def test_exit_code_rules_end_the_job(launch: Launch, train: Path) -> None:
+def test_exit_code_rule_ends_job_without_further_restarts(launch: Launch, train: Path) -> None:
     """The job still has restarts left; the report names the rule."""
     ends = "os.kill(os.getpid(), signal.SIGXCPU) if restart else sys.exit(75)"
     result = launch("run", "--nproc-per-node=2", "--max-restarts=5", "--restart-on=75,SIGXCPU",
@@ -109,7 +111,7 @@ def test_exit_code_rules_end_the_job(launch: Launch, train: Path) -> None:
     assert restart_messages(result.stderr) == ["restart 1 of 5", "--fail-on lists SIGXCPU"]
 
 
-def test_failure_report_has_cause_as_json(launch: Launch, train: Path) -> None:
+def test_json_failure_report_has_cause(launch: Launch, train: Path) -> None:
     result = launch("run", "--nproc-per-node=2", "--max-restarts=1", "--failure-report=why.json",
                     train, "pass")  # fmt: skip
     report = json.loads((train.parent / "why.json").read_text())
@@ -124,7 +126,7 @@ def test_failure_report_has_cause_as_json(launch: Launch, train: Path) -> None:
     assert report["text"][-1] == "exit code 1; the only restart is used up"
 
 
-def test_failure_report_fields_are_documented(launch: Launch, train: Path) -> None:
+def test_fields_of_failure_report_are_documented(launch: Launch, train: Path) -> None:
     launch("run", "--failure-report=why.json", train, "pass")
     report = json.loads((train.parent / "why.json").read_text())
     text = (Path(__file__).parent.parent / "docs" / "failure-report.md").read_text()
@@ -147,7 +149,7 @@ def test_successful_job_removes_old_failure_report(launch: Launch, train: Path) 
         (".", "it is not a regular file"),
     ],
 )
-def test_unwritable_failure_report_rejected_before_start(
+def test_unwritable_failure_report_path_is_rejected_before_start(
     path: str, why: str, launch: Launch, train: Path
 ) -> None:
     result = launch("run", f"--failure-report={path}", train, "print('started')")
@@ -157,7 +159,9 @@ def test_unwritable_failure_report_rejected_before_start(
     assert Path("/dev/null").is_char_device()
 
 
-def test_unwritable_failure_report_is_one_line_at_the_end(launch: Launch, train: Path) -> None:
+def test_failure_report_that_cannot_be_written_gives_one_line_error(
+    launch: Launch, train: Path
+) -> None:
     directory = train.parent / "gone"
     directory.mkdir()
     remove = f"os.rmdir({str(directory)!r})"

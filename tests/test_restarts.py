@@ -47,7 +47,7 @@ def test_gloo_job_survives_kill_without_preload(
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_gloo_job_survives_every_kill(warm_torch: WarmTorch) -> None:
+def test_gloo_job_survives_repeated_kills(warm_torch: WarmTorch) -> None:
     """A different rank is killed each time; every attempt uses a fresh store."""
     flags = ("--nproc-per-node=4", "--max-restarts=4")
     check_kills(warm_torch.run(GLOO, *flags, KILLS="4"), 4)
@@ -62,7 +62,7 @@ def check_kills(result: "subprocess.CompletedProcess[str]", kills: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_rank_0_may_serve_store_itself(warm_torch: WarmTorch) -> None:
+def test_rank_0_can_serve_store_itself(warm_torch: WarmTorch) -> None:
     """--worker-store=rank0 leaves the store to torch, on a port that nobody else can take."""
     flags = ("--nproc-per-node=2", "--max-restarts=2", "--worker-store=rank0")
     result = warm_torch.run(GLOO, *flags, KILLS="2")
@@ -84,7 +84,9 @@ sys.exit(9)
 """
 
 
-def test_max_restarts_exhausted_exits_with_root_cause_code(launch: Launch, script: Script) -> None:
+def test_job_exits_with_root_cause_exit_code_after_last_restart(
+    launch: Launch, script: Script
+) -> None:
     result = launch("run", "--nproc-per-node=2", "--max-restarts=2", script(COUNT))
     assert result.returncode == 9
     assert sorted(result.stdout.split("\n")[:-1]) == [
@@ -93,7 +95,7 @@ def test_max_restarts_exhausted_exits_with_root_cause_code(launch: Launch, scrip
     assert "all 2 restarts are used up" in result.stderr
 
 
-def test_finished_workers_restart_with_others(launch: Launch, script: Script) -> None:
+def test_finished_workers_are_restarted_with_failed_ones(launch: Launch, script: Script) -> None:
     """A rank that had finished before another one failed runs again."""
     text = """
 import os, pathlib, sys, time
@@ -113,7 +115,7 @@ elif first:
     assert result.stdout == "ran\n" * 4
 
 
-def test_shutdown_timeout_bounds_restart_delay(launch: Launch, script: Script) -> None:
+def test_shutdown_timeout_limits_restart_delay(launch: Launch, script: Script) -> None:
     """Under torchrun, the timeout is fixed at 30 s. The stubborn peer outlasts any test."""
     text = """
 import os, signal, sys, time
@@ -135,7 +137,7 @@ sys.exit(3)
     assert time.monotonic() - begin >= 0.3
 
 
-def test_eight_simultaneous_jobs_get_own_ports(
+def test_eight_simultaneous_jobs_get_separate_ports(
     start: Callable[..., object], script: Script
 ) -> None:
     """Port 29500 is already taken."""
@@ -167,7 +169,7 @@ print(json.dumps([os.environ["TORCHELASTIC_RUN_ID"], address[1]]), flush=True)
     assert len({port for _, port in seen}) == 8
 
 
-def test_taken_master_port_fails_before_start(launch: Launch, script: Script) -> None:
+def test_job_fails_before_start_if_master_port_is_taken(launch: Launch, script: Script) -> None:
     """The error names the port."""
     import socket
 

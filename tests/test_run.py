@@ -36,7 +36,7 @@ def write(suite: run.Suite, text: str) -> None:
     Path(suite.arguments[-1], "test_own.py").write_text(text)
 
 
-def test_flaky_test_passes_and_is_reported(
+def test_flaky_test_counts_as_passed_and_is_reported(
     suite: run.Suite, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write(suite, FLAKY.format(count=1))
@@ -46,29 +46,31 @@ def test_flaky_test_passes_and_is_reported(
     assert flaky[0].endswith("test_own.py::test_flaky[0]")
 
 
-def test_test_failing_twice_fails_run(suite: run.Suite) -> None:
+def test_test_that_fails_twice_fails_test_run(suite: run.Suite) -> None:
     write(suite, FLAKY.format(count=1) + "\ndef test_broken():\n    assert False\n")
     assert run.run((suite,), retry=True) == 1
 
 
-def test_too_many_flaky_tests_fail_run(suite: run.Suite, capfd: pytest.CaptureFixture[str]) -> None:
+def test_too_many_flaky_tests_fail_test_run(
+    suite: run.Suite, capfd: pytest.CaptureFixture[str]
+) -> None:
     write(suite, FLAKY.format(count=run.MAX_FLAKY + 1))
     assert run.run((suite,), retry=True) == 1
     assert "4 flaky tests; at most 3 are tolerated" in capfd.readouterr().out
 
 
-def test_nothing_is_retried_without_flag(suite: run.Suite) -> None:
+def test_failed_tests_are_not_retried_without_flag(suite: run.Suite) -> None:
     write(suite, FLAKY.format(count=1))
     assert run.run((suite,), retry=False) == 1
 
 
-def test_test_exiting_its_process_is_a_failure(suite: run.Suite) -> None:
+def test_test_that_exits_its_process_counts_as_failed(suite: run.Suite) -> None:
     write(suite, "import os\ndef test_exits():\n    os._exit(7)\n")
     parallel = suite._replace(arguments=("-n", "1", *suite.arguments))
     assert run.run((parallel,), retry=True) != 0
 
 
-def test_all_suites_run_despite_failures(suite: run.Suite, tmp_path: Path) -> None:
+def test_all_test_suites_run_despite_failures(suite: run.Suite, tmp_path: Path) -> None:
     write(suite, "def test_broken():\n    assert False\n")
     other = tmp_path / "other"
     other.mkdir()
@@ -81,7 +83,7 @@ def test_all_suites_run_despite_failures(suite: run.Suite, tmp_path: Path) -> No
     assert (other / "test_other.py.ran").exists()
 
 
-def test_tests_and_helpers_are_compiled_before_run(
+def test_tests_and_helpers_are_compiled_before_test_run(
     suite: run.Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del suite
@@ -101,6 +103,6 @@ def test_tests_and_helpers_are_compiled_before_run(
     assert not run.is_compiled(tests / "test_own.py")
 
 
-def test_quick_test_paths_exist() -> None:
+def test_paths_of_quick_tests_exist() -> None:
     """Pytest runs nothing if one of them is missing."""
     assert [path for path in pure.PATHS if not (run.ROOT / path).exists()] == []

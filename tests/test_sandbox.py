@@ -57,7 +57,7 @@ def await_gone(pids: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_killed_host_is_lost_and_survivor_sets_exit_code(
+def test_surviving_host_determines_exit_code_after_other_host_is_killed(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """The fault occurs at the time in the faults file; each line of output starts with its host."""
@@ -74,7 +74,7 @@ def test_killed_host_is_lost_and_survivor_sets_exit_code(
 
 
 @pytest.mark.slow
-def test_killed_rank_uses_up_a_restart(launch: Launch, script: Script, tmp_path: Path) -> None:
+def test_killing_a_rank_uses_up_one_restart(launch: Launch, script: Script, tmp_path: Path) -> None:
     (tmp_path / "faults").write_text('when "rank 3 of 4" kill rank 3\n')
     flags = ("--nproc-per-node=2", "--max-restarts=1", "--faults=faults")
     done = launch("sandbox", "2", *flags, "--", script(SCRIPT))
@@ -84,7 +84,9 @@ def test_killed_rank_uses_up_a_restart(launch: Launch, script: Script, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["asked", "killed", "with its switch", "its switch"])
-def test_sandbox_leaves_nothing_behind(start: Start, script: Script, killed: str) -> None:
+def test_interrupted_sandbox_leaves_nothing_behind(
+    start: Start, script: Script, killed: str
+) -> None:
     """The sandbox receives SIGTERM, is killed alone or with its switch, or loses the switch."""
     process = start("sandbox", "2", "--", script(SCRIPT))
     await_line(process, "rank 0 of 2")
@@ -103,7 +105,7 @@ def test_sandbox_leaves_nothing_behind(start: Start, script: Script, killed: str
 
 
 @pytest.mark.slow
-def test_keys_inject_faults_and_terminal_is_restored(script: Script) -> None:
+def test_keys_inject_faults_and_terminal_settings_are_restored(script: Script) -> None:
     """Each key waits until the previous one has taken effect; Ctrl-C ends the job."""
     ours, theirs = pty.openpty()
     before = subprocess.run(["stty", "-g"], stdin=theirs, capture_output=True, check=True).stdout
@@ -152,7 +154,7 @@ WRONG = [
 ]
 
 
-def test_invalid_arguments_rejected_before_start(
+def test_invalid_sandbox_arguments_are_rejected_before_start(
     tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     from relight.cli.main import main
@@ -167,7 +169,7 @@ def test_invalid_arguments_rejected_before_start(
     assert "no such file: nothing.py" in capsys.readouterr().err
 
 
-def test_missing_privileges_error_names_what_is_needed(
+def test_missing_privileges_error_lists_requirements(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from relight.base.errors import MachineError
@@ -182,7 +184,7 @@ def test_missing_privileges_error_names_what_is_needed(
 
 
 @pytest.mark.slow
-def test_fixture_runs_script_on_hosts(
+def test_sandbox_fixture_runs_script_on_simulated_hosts(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test sees the exit code and output; an invalid fault and an endless job make it fail."""

@@ -15,7 +15,7 @@ print([text.count("hunter2") for text in (str(dict(os.environ)), started_with, c
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["cold", "warm"])
-def test_workers_do_not_see_token(
+def test_workers_cannot_see_job_token(
     flags: tuple[str, ...], launch: Launch, script: Callable[[str], Path]
 ) -> None:
     """RELIGHT_TOKEN is neither in the worker's current environment nor in its initial one."""

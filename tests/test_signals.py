@@ -49,7 +49,7 @@ def started(
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])
-def test_parent_exit_stops_job_on_request(how: str, start: Start, script: Script) -> None:
+def test_job_stops_when_parent_exits_if_requested(how: str, start: Start, script: Script) -> None:
     """The job stops as if it had received SIGTERM, so workers may save."""
     flags = ["--end-with-parent"] if how == "flag" else []
     variables = {"CATCH": "SIGTERM", "LEAVE_ON": "SIGTERM"}
@@ -66,7 +66,7 @@ def test_parent_exit_stops_job_on_request(how: str, start: Start, script: Script
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
-def test_stop_signal_is_forwarded_once(name: str, start: Start, script: Script) -> None:
+def test_stop_signal_is_forwarded_to_workers_once(name: str, start: Start, script: Script) -> None:
     """Workers may exit when they receive it; the agent's exit code is 128 + n."""
     agent = started(start, script, CATCH=name, LEAVE_ON=name)
     agent.send_signal(signal.Signals[name])
@@ -76,7 +76,7 @@ def test_stop_signal_is_forwarded_once(name: str, start: Start, script: Script) 
     assert b"Traceback" not in errors
 
 
-def test_grace_period_ends_with_sigkill(start: Start, script: Script) -> None:
+def test_workers_are_killed_when_grace_period_ends(start: Start, script: Script) -> None:
     """All workers are killed at the same time, after --shutdown-timeout."""
     agent = started(start, script, "--shutdown-timeout=0.5", CATCH="SIGTERM")
     begin = time.monotonic()
@@ -88,7 +88,9 @@ def test_grace_period_ends_with_sigkill(start: Start, script: Script) -> None:
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_second_signal_kills_immediately(second: int, start: Start, script: Script) -> None:
+def test_second_stop_signal_kills_workers_immediately(
+    second: int, start: Start, script: Script
+) -> None:
     """The exit code is that of the first signal."""
     agent = started(start, script, "--shutdown-timeout=600", CATCH="SIGTERM,SIGINT")
     agent.send_signal(signal.SIGTERM)
@@ -110,7 +112,9 @@ def test_user_signals_reach_workers_with_a_handler(name: str, start: Start, scri
     assert agent.returncode == 143
 
 
-def test_user_signals_spare_workers_without_a_handler(start: Start, script: Script) -> None:
+def test_user_signals_are_not_sent_to_workers_without_a_handler(
+    start: Start, script: Script
+) -> None:
     agent = started(start, script, "-v", CATCH="SIGTERM", LEAVE_ON="SIGTERM")
     agent.send_signal(signal.SIGUSR1)
     assert agent.stderr is not None
@@ -122,7 +126,7 @@ def test_user_signals_spare_workers_without_a_handler(start: Start, script: Scri
     assert out.count(b"got SIGTERM") == 2
 
 
-def test_signals_to_handle_replaces_default_list(start: Start, script: Script) -> None:
+def test_signals_to_handle_flag_replaces_default_signals(start: Start, script: Script) -> None:
     """Torchrun does the same."""
     agent = started(
         start, script, "--signals-to-handle=SIGUSR1", CATCH="SIGUSR1", LEAVE_ON="SIGUSR1"
@@ -239,7 +243,9 @@ time.sleep(600)
     assert b"child None" in out
 
 
-def test_program_is_signalled_as_process_group(start: Start, tmp_path: Path) -> None:
+def test_stop_signal_goes_to_whole_process_group_of_non_python_program(
+    start: Start, tmp_path: Path
+) -> None:
     """A shell script doesn't forward signals."""
     inner = tmp_path / "inner.sh"
     inner.write_text(

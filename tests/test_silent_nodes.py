@@ -122,7 +122,7 @@ def test_silent_node_is_probed_until_it_responds(
     assert members(coordinator) == 1
 
 
-def test_large_group_sends_fewer_heartbeats(
+def test_nodes_in_large_group_send_fewer_heartbeats(
     loop: Loop, coordinator: Coordinator, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The echo tells the node, and the coordinator expects its next heartbeat later."""
@@ -142,7 +142,7 @@ def test_large_group_sends_fewer_heartbeats(
         assert peer.is_silent is is_silent
 
 
-def test_heartbeats_keep_their_rate_with_a_registry(
+def test_heartbeat_rate_is_not_reduced_if_registry_is_used(
     loop: Loop, coordinator: Coordinator, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coordinator without its registry must notice a lost node within two seconds."""
@@ -161,7 +161,9 @@ def test_node_with_closed_port_is_lost(loop: Loop, coordinator: Coordinator, age
     assert not coordinator._heartbeats._probed
 
 
-def test_departed_node_leaves_no_state(loop: Loop, coordinator: Coordinator, agent: Agent) -> None:
+def test_node_that_left_leaves_no_state_in_coordinator(
+    loop: Loop, coordinator: Coordinator, agent: Agent
+) -> None:
     agent.connection.send(fields.to_json(NodeLeaving("the job is over")))
     agent.connection.drain()
     agent.connection.close()
@@ -170,7 +172,7 @@ def test_departed_node_leaves_no_state(loop: Loop, coordinator: Coordinator, age
     assert not coordinator._heartbeats._probed
 
 
-def test_second_connection_stops_probes_of_first(
+def test_new_connection_from_node_stops_probes_on_old_one(
     loop: Loop, coordinator: Coordinator, agent: Agent
 ) -> None:
     until(loop, lambda: coordinator._heartbeats._probed)
@@ -179,7 +181,9 @@ def test_second_connection_stops_probes_of_first(
     assert members(coordinator) == 1
 
 
-def test_stepping_down_stops_probes(loop: Loop, coordinator: Coordinator, agent: Agent) -> None:
+def test_coordinator_that_steps_down_stops_probing(
+    loop: Loop, coordinator: Coordinator, agent: Agent
+) -> None:
     until(loop, lambda: coordinator._heartbeats._probed)
     coordinator.step_down()
     assert not coordinator._heartbeats._probed

@@ -21,7 +21,7 @@ while True:
 
 
 @pytest.mark.long
-def test_status_names_rank_with_fewer_steps(
+def test_status_names_rank_that_takes_fewer_steps(
     start: Start, launch: Launch, script: Callable[[str], Path]
 ) -> None:
     """The test takes a little longer than twice the shortest comparison interval."""

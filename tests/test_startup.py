@@ -99,7 +99,7 @@ print(code, *sorted(set(sys.modules) - before))
 """
 
 
-def test_launch_path_imports_only_listed_modules(tmp_path: Path) -> None:
+def test_starting_a_job_imports_only_listed_modules(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-I", "-c", PROBE],
         capture_output=True,
@@ -125,7 +125,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_running_job_imports_nothing_on_failure(restarts: int, tmp_path: Path) -> None:
+def test_running_job_imports_no_modules_when_worker_fails(restarts: int, tmp_path: Path) -> None:
     """Restarts don't wait for imports, and the disk may no longer be available. The code that reads
     stacks is only loaded after a peer has failed, or on a terminal.
     """
@@ -200,7 +200,7 @@ os._exit(3)
 """
 
 
-def test_coordinator_imports_nothing_on_node_failure(tmp_path: Path) -> None:
+def test_coordinator_imports_no_modules_when_node_fails(tmp_path: Path) -> None:
     """Like an agent, `relight coordinator` may outlive the file server that it was loaded from."""
     script = tmp_path / "train.py"
     go = tmp_path / "go"

@@ -73,7 +73,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_future_has_result_and_logs() -> None:
+def test_future_provides_result_and_logs_of_job() -> None:
     future = relight.submit(print, "hello", "world", sep="-")
     assert future.result(LIMIT_S) is None
     assert future.logs() == "hello-world"
@@ -88,7 +88,7 @@ def test_results_are_ordered_by_rank() -> None:
     assert future.result() == "0"
 
 
-def test_exception_is_raised_with_remote_traceback() -> None:
+def test_worker_exception_is_raised_with_remote_traceback() -> None:
     future = relight.submit(int, "seven")
     with pytest.raises(ValueError, match=r"invalid literal.*seven") as caught:
         future.result(LIMIT_S)
@@ -99,7 +99,7 @@ def test_exception_is_raised_with_remote_traceback() -> None:
     assert note.startswith(f"{future.handle} FAILED: main/0 failed with exit code 1: rank 0 raised")
 
 
-def test_killed_job_error_gives_reason() -> None:
+def test_error_for_killed_job_contains_reason() -> None:
     """The message is the headline of the failure report."""
     error = relight.submit(signal.raise_signal, 9).exception(LIMIT_S)
     assert isinstance(error, WorkersFailedError)
@@ -107,7 +107,7 @@ def test_killed_job_error_gives_reason() -> None:
     assert "relight logs local://" in error.hint
 
 
-def test_rank_that_exits_early_is_an_error() -> None:
+def test_rank_that_exits_before_returning_raises_error() -> None:
     error = relight.submit(os._exit, 0).exception(LIMIT_S)
     assert "rank 0 exited with 0 before _exit returned" in str(error)
 
@@ -124,7 +124,7 @@ def test_map_returns_futures_in_order() -> None:
     assert relight.map(print, []) == []
 
 
-def test_job_has_the_name_of_the_function() -> None:
+def test_job_is_named_after_function() -> None:
     """The function may be a partial with bound arguments."""
     future = relight.submit(partial(partial(pow, 2), exp=5))
     assert future.result(LIMIT_S) == 32
@@ -132,20 +132,20 @@ def test_job_has_the_name_of_the_function() -> None:
     assert repr(future) == f"<relight.Future pow {future.handle} SUCCEEDED>"
 
 
-def test_map_runs_at_most_the_requested_number_of_jobs(helpers: Any, tmp_path: Path) -> None:
+def test_map_runs_at_most_requested_number_of_jobs_at_once(helpers: Any, tmp_path: Path) -> None:
     place = str(tmp_path / "place")
     futures = relight.map(helpers.alone, [place] * 2, at_once=1)
     assert [each.result(LIMIT_S) for each in futures] == [place] * 2
 
 
-def test_map_runs_requested_number_of_jobs_concurrently(helpers: Any, tmp_path: Path) -> None:
+def test_map_runs_requested_number_of_jobs_in_parallel(helpers: Any, tmp_path: Path) -> None:
     """The first two can only end together, and the third starts when one of them has ended."""
     one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
     futures = relight.map(helpers.meet, [one, two, three], [two, one, three], at_once=2)
     assert [each.result(LIMIT_S) for each in futures] == [one, two, three]
 
 
-def test_running_job_is_cancelled() -> None:
+def test_running_job_can_be_cancelled() -> None:
     future = relight.submit(time.sleep, LONG_S)
     until(future.running)
     assert future.cancel() and future.cancelled() and not future.running()
@@ -162,7 +162,7 @@ def test_finished_job_cannot_be_cancelled() -> None:
     assert not future.cancel() and not future.cancelled()
 
 
-def test_waiting_call_can_be_cancelled_before_it_starts() -> None:
+def test_queued_call_can_be_cancelled_before_it_starts() -> None:
     """The next call takes its slot."""
     first, second, third = relight.map(time.sleep, [LONG_S, LONG_S, 0], at_once=1)
     assert (second.handle, second.logs()) == ("", "")
@@ -171,20 +171,20 @@ def test_waiting_call_can_be_cancelled_before_it_starts() -> None:
     assert third.result(LIMIT_S) is None
 
 
-def test_job_cancelled_elsewhere_raises_error() -> None:
+def test_job_cancelled_by_another_process_raises_error() -> None:
     future = relight.submit(time.sleep, LONG_S)
     Runner().cancel(future.handle)
     with pytest.raises(WorkersFailedError, match="CANCELLED: it was cancelled"):
         future.result(LIMIT_S)
 
 
-def test_deleted_job_is_an_error() -> None:
+def test_result_of_deleted_job_raises_error() -> None:
     future = relight.submit(time.sleep, LONG_S)
     Runner().delete(future.handle)
     assert isinstance(future.exception(LIMIT_S), RelightError)
 
 
-def test_jobs_have_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_jobs_get_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of GPUs limits the jobs if nothing else does."""
     monkeypatch.setattr(devices, "gpu_names", lambda _: ["0", "1", "2", "3", "4"])
     names = ["CUDA_VISIBLE_DEVICES"] * 2
@@ -194,7 +194,7 @@ def test_jobs_have_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         relight.map(os.getenv, names, resources={"gpu": 2}, at_once=3)
 
 
-def test_attached_future_has_the_result() -> None:
+def test_future_created_from_handle_has_result() -> None:
     """Another session, for example, only has the handle."""
     handle = relight.submit(abs, -7).handle
     assert relight.attach(handle).result(LIMIT_S) == 7
@@ -214,7 +214,9 @@ SESSION = """
 
 
 @pytest.mark.parametrize("is_detached", [False, True])
-def test_local_jobs_end_with_session_unless_detached(tmp_path: Path, *, is_detached: bool) -> None:
+def test_local_jobs_end_with_python_session_unless_detached(
+    tmp_path: Path, *, is_detached: bool
+) -> None:
     """Detached jobs continue; waiting calls never start."""
     path = tmp_path / "session.py"
     path.write_text(textwrap.dedent(SESSION.format(cfg={"detach": True} if is_detached else {})))
@@ -268,7 +270,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("call", REFUSED)
-def test_invalid_arguments_are_rejected_by_name(call: str, state: Path) -> None:
+def test_error_names_invalid_argument(call: str, state: Path) -> None:
     """Nothing is started."""
     with pytest.raises(UsageError) as caught:
         eval(call, {"submit": relight.submit, "map": relight.map, "lock": Lock()})
@@ -279,7 +281,9 @@ def test_invalid_arguments_are_rejected_by_name(call: str, state: Path) -> None:
     assert not list(state.rglob("call"))
 
 
-def test_failed_start_leaves_nothing_behind(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_that_fails_to_start_leaves_nothing_behind(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> str:
         raise UsageError("no")
 

@@ -71,7 +71,7 @@ def session(cluster: Slurm) -> Iterator[Session]:
 
 
 @pytest.mark.needs_slurm
-def test_slurm_array_outlives_the_session(session: Session, cluster: Slurm) -> None:
+def test_slurm_array_outlives_python_session(session: Session, cluster: Slurm) -> None:
     """Another session can get its results, exceptions, and logs with the handles."""
     handles = session("""
         futures = relight.map(work, range(4), at_once=2, scheduler="slurm")
@@ -98,7 +98,7 @@ def test_slurm_array_outlives_the_session(session: Session, cluster: Slurm) -> N
 
 
 @pytest.mark.needs_slurm
-def test_multi_node_slurm_job_has_results_from_all_ranks(session: Session) -> None:
+def test_multi_node_slurm_job_returns_results_from_all_ranks(session: Session) -> None:
     found = session("""
         future = relight.submit(host_and_rank, scheduler="slurm", nnodes=2, nproc_per_node=2,
                                 resources={"cpu": 2})
@@ -108,7 +108,7 @@ def test_multi_node_slurm_job_has_results_from_all_ranks(session: Session) -> No
 
 
 @pytest.mark.needs_slurm
-def test_requeued_slurm_job_has_result_from_last_attempt(
+def test_requeued_slurm_job_returns_result_of_last_attempt(
     session: Session,
 ) -> None:
     """Only the failed job in the array is requeued."""
@@ -121,7 +121,7 @@ def test_requeued_slurm_job_has_result_from_last_attempt(
 
 
 @pytest.mark.needs_slurm
-def test_slurm_array_jobs_are_cancelled_individually(session: Session) -> None:
+def test_jobs_in_slurm_array_can_be_cancelled_individually(session: Session) -> None:
     found = session("""
         futures = relight.map(time.sleep, [1000, 0, 1000], at_once=2, scheduler="slurm")
         while not futures[0].running():
@@ -134,7 +134,7 @@ def test_slurm_array_jobs_are_cancelled_individually(session: Session) -> None:
 
 
 @pytest.mark.needs_slurm
-def test_refused_slurm_array_leaves_nothing_behind(session: Session, cluster: Slurm) -> None:
+def test_rejected_slurm_array_leaves_nothing_behind(session: Session, cluster: Slurm) -> None:
     before = {*cluster.directory.rglob("call.pickle")}
     found = session("""
         try:
@@ -149,7 +149,7 @@ def test_refused_slurm_array_leaves_nothing_behind(session: Session, cluster: Sl
 
 
 @pytest.mark.needs_ssh
-def test_map_over_ssh_uses_each_host_for_one_job_at_a_time(
+def test_map_over_ssh_runs_one_job_per_host_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results and exceptions are returned, and do not appear in the logs."""

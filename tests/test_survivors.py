@@ -76,7 +76,7 @@ def noted(place: Path, restart: int) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize(("how", "failing"), [(KILL, [2]), (RAISE, [2]), (KILL, [0, 3])])
-def test_survivors_keep_pid_and_rank(
+def test_surviving_ranks_keep_pid_and_rank(
     launch: Launch, script: Script, tmp_path: Path, how: str, failing: list[int]
 ) -> None:
     text = BEGIN + FAIL.replace("FAILING", str(failing)).replace("HOW", how)
@@ -93,7 +93,7 @@ def test_survivors_keep_pid_and_rank(
     assert "restart 1 of 1" in result.stderr
 
 
-def test_failure_without_progress_restarts_all(
+def test_second_failure_without_progress_restarts_all_ranks(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     text = (
@@ -146,7 +146,7 @@ def stay(generation):
         (DEAF, "local rank 0 did not leave the group within 0.5 s"),
     ],
 )
-def test_fallback_restarts_all_ranks_and_gives_reason(
+def test_all_ranks_restart_if_survivors_cannot_continue(
     launch: Launch, script: Script, tmp_path: Path, end: str, reason: str
 ) -> None:
     text = BEGIN + FAIL.replace("FAILING", "[2]").replace("HOW", KILL)
@@ -159,7 +159,9 @@ def test_fallback_restarts_all_ranks_and_gives_reason(
     assert not {pid for pid, _, _ in before} & {pid for pid, _, _ in after}
 
 
-def test_survivors_end_with_exhausted_budget(launch: Launch, script: Script) -> None:
+def test_surviving_ranks_end_when_restart_budget_is_exhausted(
+    launch: Launch, script: Script
+) -> None:
     text = (
         BEGIN
         + """
@@ -183,7 +185,7 @@ train()
     assert result.stderr.count("was replaced") == 1
 
 
-def test_survivor_without_shared_state_fails(launch: Launch, script: Script) -> None:
+def test_surviving_rank_fails_if_its_state_was_not_restored(launch: Launch, script: Script) -> None:
     """Otherwise, the ranks would continue training with different weights."""
     text = BEGIN + FAIL.replace("FAILING", "[2]").replace("HOW", KILL)
     text = text.replace("    generation.restored()\n", "")
@@ -192,7 +194,7 @@ def test_survivor_without_shared_state_fails(launch: Launch, script: Script) -> 
     assert "its state differs from that of the others" in result.stderr
 
 
-def test_processes_of_failed_rank_end(launch: Launch, script: Script, tmp_path: Path) -> None:
+def test_child_processes_of_failed_rank_end(launch: Launch, script: Script, tmp_path: Path) -> None:
     text = BEGIN + FAIL.replace("FAILING", "[2]").replace("HOW", KILL)
     text = text.replace(
         "            (here",
@@ -234,7 +236,7 @@ except RuntimeError as error:
     assert result.stdout == "(1, False, 3)\nRuntimeError\n"
 
 
-def test_only_group_connections_are_severed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovery_closes_only_connections_of_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     gloo, store, own = (each.getsockname() for each in listeners)
     clients = [socket.create_connection(each.getsockname()) for each in listeners]
@@ -250,7 +252,7 @@ def test_only_group_connections_are_severed(monkeypatch: pytest.MonkeyPatch) -> 
     assert own
 
 
-def test_nccl_is_aborted_only_if_each_step_can_be_held_back(
+def test_nccl_is_aborted_only_if_optimizer_steps_can_be_prevented(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another optimizer's step, or one in a CUDA graph, would use undefined data."""
@@ -324,7 +326,9 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("kills", [long("0:3"), "1:3 2:3"])
-def test_losses_equal_uninterrupted_run(warm_torch: WarmTorch, kills: str) -> None:
+def test_losses_after_recovery_equal_those_of_uninterrupted_run(
+    warm_torch: WarmTorch, kills: str
+) -> None:
     """The losses are identical, bit for bit, to those of a run that rewraps its model at that step,
     because DDP's first step sums in a different order. BatchNorm doesn't count the failed step.
     """
@@ -391,7 +395,7 @@ def stayed(place: Path) -> list[bool]:
 @pytest.mark.slow
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("how", ["stopped", long("in C")])
-def test_only_hanging_rank_is_replaced(warm_torch: WarmTorch, how: str) -> None:
+def test_only_hung_rank_is_replaced(warm_torch: WarmTorch, how: str) -> None:
     """The losses equal, bit for bit, those of a run that rewraps its model at that step."""
     (warm_torch.folder / "starting.py").write_text(STARTING)
     flags = ("--nproc-per-node=4", "--max-restarts=1", "--hang-timeout=3")
@@ -408,7 +412,7 @@ def test_only_hanging_rank_is_replaced(warm_torch: WarmTorch, how: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_all_ranks_restart_if_hanging_one_is_unknown(warm_torch: WarmTorch) -> None:
+def test_all_ranks_restart_if_hung_rank_is_unknown(warm_torch: WarmTorch) -> None:
     """Two ranks wait for the two others in a different collective."""
     (warm_torch.folder / "starting.py").write_text(STARTING)
     flags = ("--nproc-per-node=4", "--max-restarts=1", "--hang-timeout=3")
@@ -441,7 +445,7 @@ def on_two_nodes(
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.needs_torch
-def test_losses_on_two_nodes_equal_uninterrupted_run(warm_torch: WarmTorch) -> None:
+def test_losses_on_two_nodes_equal_those_of_uninterrupted_run(warm_torch: WarmTorch) -> None:
     _, whole = on_two_nodes(warm_torch, DDP, KILLS="", REBUILD="3")
     console, lines = on_two_nodes(warm_torch, DDP, KILLS="2:3", REBUILD="")
     assert "; 1 rank kept running" in console
@@ -450,7 +454,7 @@ def test_losses_on_two_nodes_equal_uninterrupted_run(warm_torch: WarmTorch) -> N
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_only_hanging_rank_on_two_nodes_is_replaced(warm_torch: WarmTorch) -> None:
+def test_only_hung_rank_is_replaced_in_two_node_job(warm_torch: WarmTorch) -> None:
     (warm_torch.folder / "starting.py").write_text(STARTING)
     flag, text = "--hang-timeout=3", hanging(DDP)
     _, whole = on_two_nodes(warm_torch, text, flag, KILLS="", REBUILD="3")
@@ -495,7 +499,7 @@ def test_optimizer_does_not_step_after_failure(warm_torch: WarmTorch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_overwritten_state_is_not_shared(warm_torch: WarmTorch) -> None:
+def test_state_overwritten_by_ddp_is_not_shared(warm_torch: WarmTorch) -> None:
     """DDP has copied the new rank 0's weights to all other ranks."""
     flags = ("--nproc-per-node=3", "--max-restarts=1")
     result = warm_torch.run(DDP, *flags, KILLS="0:3", REBUILD="", ORDER="wrong")
@@ -581,7 +585,7 @@ def whole_fsdp() -> dict[str, set[str]]:
         ("1:3 3:3", "no survivor has the shards of ranks 1, 3: load a checkpoint"),
     ],
 )
-def test_shards_are_restored_from_replicas_or_checkpoint(
+def test_model_shards_are_restored_from_replicas_or_checkpoint(
     warm_torch: WarmTorch, whole_fsdp: dict[str, set[str]], kills: str, said: str
 ) -> None:
     flags = ("--nproc-per-node=4", "--max-restarts=1")
@@ -599,7 +603,7 @@ def test_shards_are_restored_from_replicas_or_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_shards_from_unknown_step_are_not_shared(warm_torch: WarmTorch) -> None:
+def test_model_shards_from_unknown_step_are_not_shared(warm_torch: WarmTorch) -> None:
     """Otherwise, shards from different steps would be combined into one model."""
     flags = ("--nproc-per-node=4", "--max-restarts=1")
     result = warm_torch.run(FSDP, *flags, KILLS="2:3", FORGET="1")
@@ -652,7 +656,7 @@ print("equal", flush=True)
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_shards_are_exchanged_if_ranks_move(warm_torch: WarmTorch) -> None:
+def test_processes_exchange_model_shards_when_their_ranks_change(warm_torch: WarmTorch) -> None:
     """Each process has a different rank in the next generation. The mesh is equal."""
     result = warm_torch.run(MOVED, "--nproc-per-node=4")
     assert result.returncode == 0, result.stderr
@@ -680,7 +684,7 @@ train()
 """
 
 
-def test_replaced_rank_is_forked_from_warm_process(
+def test_replacement_rank_is_forked_from_warm_process(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
     """The survivors had started cold, so the ranks of one generation have two spawners."""
@@ -698,7 +702,7 @@ def test_replaced_rank_is_forked_from_warm_process(
     assert pids["1-0"] != pids["1-1"]
 
 
-def test_health_check_restarts_all_ranks_and_gives_reason(launch: Launch, script: Script) -> None:
+def test_all_ranks_restart_if_health_check_is_enabled(launch: Launch, script: Script) -> None:
     text = BEGIN + FAIL.replace("FAILING", "[2]").replace("HOW", KILL)
     flags = ("--nproc-per-node=4", "--max-restarts=1", "--health-check=memory")
     result = launch("run", *flags, script(text))
@@ -708,7 +712,7 @@ def test_health_check_restarts_all_ranks_and_gives_reason(launch: Launch, script
 
 
 @pytest.mark.parametrize("seeds", [range(3), long(range(3, 208))], ids=["few", "many"])
-def test_job_survives_random_failures(seeds: range, tmp_path: Path) -> None:
+def test_training_job_survives_random_failures(seeds: range, tmp_path: Path) -> None:
     stayed = 0
     for seed in seeds:
         place = tmp_path / str(seed)

@@ -103,7 +103,7 @@ def stayed(before: Ranks, after: Ranks) -> list[bool]:
     return [pid in before.pids for pid in after.pids]
 
 
-def test_ranks_on_both_nodes_keep_their_processes(job: MakeJob, tmp_path: Path) -> None:
+def test_surviving_ranks_on_both_nodes_keep_their_processes(job: MakeJob, tmp_path: Path) -> None:
     made = job("2", 2)
     before, after = Ranks(tmp_path, 4, 0), Ranks(tmp_path, 4, 1)
     made.until(lambda: before.are_here, "all ranks begin")
@@ -121,7 +121,7 @@ def test_ranks_on_both_nodes_keep_their_processes(job: MakeJob, tmp_path: Path) 
     assert texts.count("restart 1 of 1") == 2
 
 
-def test_second_failure_without_progress_restarts_all(job: MakeJob, tmp_path: Path) -> None:
+def test_second_failure_without_progress_restarts_all_ranks(job: MakeJob, tmp_path: Path) -> None:
     made = job("2", 2, "--max-restarts=2")
     made.tell("no-progress")
     first, second, third = (Ranks(tmp_path, 4, restart) for restart in range(3))
@@ -138,7 +138,7 @@ def test_second_failure_without_progress_restarts_all(job: MakeJob, tmp_path: Pa
         assert "all ranks restart: no rank has reported a new step" in agent.text
 
 
-def test_ranks_keep_their_processes_in_smaller_group(job: MakeJob, tmp_path: Path) -> None:
+def test_ranks_keep_their_processes_when_group_shrinks(job: MakeJob, tmp_path: Path) -> None:
     made = job("1:2", 2)
     before, after = Ranks(tmp_path, 4, 0), Ranks(tmp_path, 2, 0)
     made.until(lambda: before.are_here, "all ranks begin")
@@ -165,7 +165,7 @@ def test_ranks_keep_their_processes_when_node_joins(job: MakeJob, tmp_path: Path
     assert stayed(before, after) == [True, True, False, False], made.report()
 
 
-def test_spare_replaces_coordinator_node(job: MakeJob, tmp_path: Path) -> None:
+def test_spare_node_replaces_lost_coordinator_node(job: MakeJob, tmp_path: Path) -> None:
     """The lost node had rank 0 and the store; the ranks on the other node keep their processes."""
     made = job("2", 3)
     before, after = Ranks(tmp_path, 4, 0), Ranks(tmp_path, 4, 0)

@@ -83,7 +83,7 @@ os._exit(3)
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_teardown_does_not_wait_for_worker_in_collective(warm_torch: WarmTorch) -> None:
+def test_teardown_does_not_wait_for_worker_stuck_in_collective(warm_torch: WarmTorch) -> None:
     """A rank that is stuck in an all-reduce with an absent peer is ended immediately."""
     flags = ("--nproc-per-node=3", "--max-restarts=1", LONG)
     result = warm_torch.run(COLLECTIVE, *flags)
@@ -116,7 +116,7 @@ time.sleep(1000)
     ],
     ids=["in its handler", "after resetting the handler", "at interpreter exit"],
 )
-def test_teardown_waits_for_worker_that_checkpoints(
+def test_teardown_waits_for_worker_that_is_checkpointing(
     stop: str, launch: Launch, script: Script
 ) -> None:
     """A worker that handles SIGTERM gets the grace period, whatever happens to the handler."""
@@ -142,7 +142,9 @@ def test_all_workers_share_one_grace_period(launch: Launch, script: Script) -> N
     assert max(exits[1:]) - exits[1] < exits[1] - exits[0]  # one by one, it takes 7 times as long
 
 
-def test_user_signal_waits_for_all_workers(start: Callable[..., object], script: Script) -> None:
+def test_stop_signal_from_user_gives_all_workers_time_to_finish(
+    start: Callable[..., object], script: Script
+) -> None:
     """A worker that ignores SIGTERM because it is nearly done may finish."""
     import signal
     import subprocess

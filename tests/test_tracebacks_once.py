@@ -83,7 +83,7 @@ def shown(
 
 
 @pytest.mark.parametrize("text", [SAME, "if x\n"], ids=["exception", "syntax error"])
-def test_error_on_all_ranks_is_shown_once(shown: Callable[..., str], text: str) -> None:
+def test_error_raised_on_all_ranks_is_shown_once(shown: Callable[..., str], text: str) -> None:
     """The report has the traceback; the workers' own copies are hidden."""
     output = shown(text, "--nproc-per-node=4")
     assert output.startswith("relight: ranks 0-3 raised ")
@@ -111,7 +111,7 @@ def test_recognizes_tracebacks_from_other_python_versions(
     assert "\x1b[35m" in output
 
 
-def test_two_errors_are_shown_once_each(shown: Callable[..., str]) -> None:
+def test_two_different_errors_are_shown_once_each(shown: Callable[..., str]) -> None:
     """The error that is not in the report comes first, with its ranks."""
     output = shown(TWO, "--nproc-per-node=4")
     (title,) = re.findall(r"^relight: traceback of (.*)$", output, re.MULTILINE)
@@ -122,7 +122,7 @@ def test_two_errors_are_shown_once_each(shown: Callable[..., str]) -> None:
     assert output.count("\nValueError: no file") == 1
 
 
-def test_each_attempt_shows_its_traceback(shown: Callable[..., str]) -> None:
+def test_traceback_from_each_attempt_is_shown(shown: Callable[..., str]) -> None:
     """Earlier tracebacks come before the restart notice, and the last one is in the report."""
     output = shown(SAME, "--nproc-per-node=2", "--max-restarts=1")
     assert output.startswith("relight: traceback of rank 0; rank 1: the same\nTraceback")
@@ -130,7 +130,7 @@ def test_each_attempt_shows_its_traceback(shown: Callable[..., str]) -> None:
     assert output.count("Traceback (most recent call last):") == 2
 
 
-def test_shortened_traceback_is_shown_in_full(shown: Callable[..., str]) -> None:
+def test_traceback_shortened_in_report_is_also_shown_in_full(shown: Callable[..., str]) -> None:
     reason = "".join(f"reason {letter}\n" for letter in "abcdefghijklmnopqrstuvwxyz")
     output = shown(f"raise ValueError({reason!r})", "--nproc-per-node=2")
     assert "relight: traceback of rank 0; rank 1: the same\n" in output
@@ -157,7 +157,9 @@ def test_keyboard_interrupt_is_shown_once(
     assert b"relight: traceback of rank 0; ranks 1-2: the same\r\n" in output
 
 
-def test_each_console_shows_what_report_omits(start: Start, script: Script, tmp_path: Path) -> None:
+def test_each_node_prints_tracebacks_that_report_omits(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
     """The report is on both consoles; each adds its own ranks."""
     train = script(
         "import os, time\n"
@@ -211,7 +213,7 @@ print("goes on", file=sys.stderr)
 
 @pytest.mark.parametrize("printing", ["logging.exception('it failed')", "traceback.print_exc()"])
 @pytest.mark.parametrize("runs", [(), ("-m",)], ids=["script", "module"])
-def test_caught_traceback_is_shown_while_worker_continues(
+def test_traceback_of_caught_exception_is_shown_while_worker_continues(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path, printing: str,
     runs: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -227,7 +229,7 @@ def test_caught_traceback_is_shown_while_worker_continues(
     assert agent.returncode == 0
 
 
-def test_traceback_from_shell_child_is_shown_while_shell_continues(
+def test_traceback_from_child_of_shell_is_shown_while_shell_continues(
     start: Start, terminal: Terminal, tmp_path: Path
 ) -> None:
     program = f"{sys.executable} -c 'raise ValueError(1)'; echo again; sleep 1000"
@@ -271,7 +273,7 @@ def test_output_after_last_traceback_is_shown(shown: Callable[..., str]) -> None
     ],
     ids=["exit function", "thread"],
 )
-def test_workers_hanging_at_exit_show_their_traceback(
+def test_traceback_is_shown_if_worker_hangs_at_exit(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path, waits: str
 ) -> None:
     """The traceback is shown exactly once."""
@@ -293,7 +295,7 @@ def test_workers_hanging_at_exit_show_their_traceback(
 
 
 @pytest.mark.slow
-def test_traceback_does_not_wait_for_slow_teardown(
+def test_traceback_is_shown_before_slow_teardown_ends(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path
 ) -> None:
     """Other workers may checkpoint for half a minute."""
@@ -321,7 +323,7 @@ def test_traceback_does_not_wait_for_slow_teardown(
 
 
 @pytest.mark.parametrize("flags", [("-t2", "--log-dir=logs"), ("-t3", "--log-dir=logs")])
-def test_teed_tracebacks_stay_complete_in_file_and_terminal(
+def test_tracebacks_with_tee_are_complete_in_file_and_on_terminal(
     shown: Callable[..., str], tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     output = shown(SAME, "--nproc-per-node=2", "--repeated-lines=all", *flags)
@@ -332,7 +334,7 @@ def test_teed_tracebacks_stay_complete_in_file_and_terminal(
         assert log.read_text().endswith("\nValueError: no file data.bin\n")
 
 
-def test_pipe_receives_tracebacks_of_all_workers(
+def test_tracebacks_of_all_workers_are_written_to_pipe(
     start: Start, script: Script, together: dict[str, str]
 ) -> None:
     """The report is uncoloured, even if colours are forced."""
@@ -347,7 +349,7 @@ def test_pipe_receives_tracebacks_of_all_workers(
 @pytest.mark.parametrize(
     ("variables", "is_coloured"), [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False)]
 )
-def test_terminal_has_colours_only_if_wanted(
+def test_tracebacks_are_coloured_only_if_terminal_supports_colours(
     shown: Callable[..., str], variables: dict[str, str], is_coloured: bool
 ) -> None:
     output = shown(SAME, "--nproc-per-node=2", NO_COLOR="", **variables)
@@ -404,7 +406,7 @@ def shown_warm(warm_torch: WarmTorch) -> Callable[..., str]:
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_torch_job_shows_culprit_once(
+def test_traceback_of_culprit_in_torch_job_is_shown_once(
     shown_warm: Callable[..., str],
 ) -> None:
     """While Python with torch is finalized, for a second or two, the traceback is held back.

@@ -50,7 +50,7 @@ def frozen(marker: str) -> Iterator[str]:
 
 
 @pytest.mark.needs_setpriv
-def test_foreign_zombie_is_reaped() -> None:
+def test_zombie_owned_by_another_user_is_reaped() -> None:
     """A signal to it fails, as it would for a running process of that user."""
     code = (
         "import os, subprocess, sys\n"
@@ -68,7 +68,7 @@ def test_foreign_zombie_is_reaped() -> None:
 
 
 @pytest.mark.needs_setpriv
-def test_restart_abandons_unkillable_foreign_process(
+def test_restart_does_not_wait_for_unkillable_process_of_another_user(
     launch: Launch, tmp_path: Path, marker: str, unkillable: str
 ) -> None:
     (tmp_path / "train.py").write_text(FAILS_ONCE)
@@ -86,7 +86,9 @@ def test_restart_abandons_unkillable_foreign_process(
 
 
 @pytest.mark.needs_freezer
-def test_uninterruptible_process_is_named(launch: Launch, tmp_path: Path, frozen: str) -> None:
+def test_process_in_uninterruptible_sleep_is_reported(
+    launch: Launch, tmp_path: Path, frozen: str
+) -> None:
     (tmp_path / "train.py").write_text(FAILS_ONCE)
     ready = tmp_path / "ready"
     done = launch(
@@ -116,7 +118,7 @@ def test_uninterruptible_health_check_does_not_block_agent(
 @pytest.mark.parametrize(
     "end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
-def test_guard_of_unkillable_process_ends(
+def test_guard_does_not_wait_for_unkillable_process(
     end: int, start: Start, tmp_path: Path, marker: str, unkillable: str
 ) -> None:
     agent = start(
@@ -138,7 +140,7 @@ def test_guard_of_unkillable_process_ends(
         (0.1, False, 10.0), (20.0, False, 20.0), (900.0, False, 30.0),
     ],
 )  # fmt: skip
-def test_shutdown_timeout_bounds_wait_for_unkillable(
+def test_shutdown_timeout_limits_wait_for_unkillable_process(
     grace_s: float, refused: bool, expected: float
 ) -> None:
     """A killed one gets at least 10 s, because the kernel has to free its memory."""

@@ -113,7 +113,7 @@ def query_all_commands(launch: Launch, job: str) -> None:
 
 
 @pytest.mark.parametrize("change", [long("removed"), "replaced"])
-def test_single_node_job_survives_upgrade(
+def test_single_node_job_survives_relight_upgrade(
     change: str, copy: Copy, launch: Launch, start: Start, script: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -138,7 +138,7 @@ def test_single_node_job_survives_upgrade(
 
 
 @pytest.mark.parametrize("change", [long("removed"), "replaced"])
-def test_two_node_job_survives_upgrade(
+def test_two_node_job_survives_relight_upgrade(
     change: str, copy: Copy, launch: Launch, start: Start, script: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -170,7 +170,7 @@ def test_two_node_job_survives_upgrade(
 
 @pytest.mark.skipif(PORTABLE, reason="--preload needs Linux")
 @pytest.mark.parametrize("change", ["removed", long("replaced")])
-def test_workers_start_cold_if_upgrade_loses_preloader(
+def test_workers_start_cold_if_preloader_is_lost_after_upgrade(
     change: str, copy: Copy, start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """A new preloader would run a different version's files, or find none."""
@@ -205,7 +205,7 @@ while True:
 
 
 @pytest.mark.parametrize("change", [long("removed"), "replaced"])
-def test_preempted_job_checkpoints_after_upgrade(
+def test_preempted_job_can_checkpoint_after_upgrade(
     change: str, copy: Copy, start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The script has imported `relight.worker`, which loads nothing else."""
@@ -295,7 +295,7 @@ DONE_WITHOUT = {"relight.health.endpoint"}
 
 
 @pytest.mark.parametrize("module", LOADED)
-def test_running_process_imports_no_relight_module(module: str) -> None:
+def test_running_agent_or_coordinator_imports_no_further_relight_modules(module: str) -> None:
     """Imports inside functions in an agent or coordinator find their modules already loaded."""
     done = subprocess.run(
         [sys.executable, "-c", LOADED[module] + IMPORT],

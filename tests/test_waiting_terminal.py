@@ -29,7 +29,7 @@ def on_screen(data: bytes) -> str:
 
 
 @pytest.mark.slow
-def test_waiting_line_is_rewritten_until_work_continues(
+def test_status_line_is_updated_while_agent_waits(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path
 ) -> None:
     """The line fits the terminal, can do without colours, and never mixes with worker output."""
@@ -71,7 +71,7 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_waiting_line_never_mixes_with_worker_output(
+def test_waiting_status_line_never_mixes_with_worker_output(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
     """The line never interrupts a worker's line, and it is dim if colours are enabled."""
@@ -90,7 +90,7 @@ def test_waiting_line_never_mixes_with_worker_output(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["a pipe", "a dumb terminal"])
-def test_reason_is_plain_line_without_terminal(
+def test_wait_reason_is_plain_text_without_terminal(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path, where: str
 ) -> None:
     end = terminal.agents_end if where == "a dumb terminal" else subprocess.PIPE
@@ -108,7 +108,7 @@ def test_reason_is_plain_line_without_terminal(
     )
 
 
-def test_restart_is_reported_in_one_line(launch: Launch, script: Script) -> None:
+def test_restart_is_reported_on_one_line(launch: Launch, script: Script) -> None:
     """The line has the cause, the restart's number, and the limit."""
     failing = "import os; raise SystemExit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
     done = launch("run", "--max-restarts=2", script(failing))

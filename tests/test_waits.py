@@ -53,7 +53,7 @@ def endless_waits(tree: ast.AST) -> Iterator[ast.Call]:
                 yield node
 
 
-def test_search_finds_unbounded_waits() -> None:
+def test_code_search_finds_waits_without_timeout() -> None:
     for text in (
         "process.wait()", "process.wait(timeout=None or x)", "os.waitpid(pid, 0)", "os.wait()",
         "process.communicate()", "subprocess.run(command, timeout=3)", "thread.join()",
@@ -65,7 +65,7 @@ def test_search_finds_unbounded_waits() -> None:
         assert not list(endless_waits(ast.parse(text))), text
 
 
-def test_job_processes_never_wait_without_limit() -> None:
+def test_code_loaded_by_jobs_never_waits_without_timeout() -> None:
     paths = loaded()
     agent = ROOT / "agent"
     assert {agent / "agent.py", agent / "health_check.py", ROOT / "host" / "linux.py"} <= paths

@@ -46,7 +46,7 @@ def wait_for_slow_ranks(log: Path, agent: "subprocess.Popen[bytes]") -> dict[str
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_slow_node_is_named_on_all_nodes_and_in_status(
+def test_slow_node_is_reported_on_all_nodes_and_in_status(
     warm_torch: WarmTorch,
     start: Start,
     launch: Launch,
@@ -99,14 +99,14 @@ def test_equally_fast_ranks_cause_no_straggler_warning(warm_torch: WarmTorch) ->
 
 
 @pytest.mark.slow
-def test_unreadable_workers_are_reported(launch: Launch) -> None:
+def test_workers_whose_stacks_cannot_be_read_are_reported(launch: Launch) -> None:
     done = launch("run", "--no-python", "--nproc-per-node=2", "--watch-slow-ranks=10", "sleep", "4")
     assert done.returncode == 0
     assert done.stderr.count("can't see whether ranks are slow: process ") == 1
     assert "is not a Python process" in done.stderr
 
 
-def test_too_short_interval_is_rejected(launch: Launch) -> None:
+def test_too_short_straggler_check_interval_is_rejected(launch: Launch) -> None:
     done = launch("run", "--watch-slow-ranks=1", "train.py")
     assert done.returncode == 2
     assert "at least 10 seconds" in done.stderr

@@ -95,7 +95,7 @@ def notes_of(*argv: str) -> list[str]:
         (["--re=3"], "redirects", StreamChoice(3)),
     ],
 )
-def test_all_of_torchruns_flag_forms_are_equivalent(
+def test_all_torchrun_spellings_of_a_flag_are_equivalent(
     argv: list[str], field: str, value: object
 ) -> None:
     assert getattr(spec_of(*argv, "train.py"), field) == value
@@ -118,7 +118,7 @@ def test_all_of_torchruns_flag_forms_are_equivalent(
         (["train.py", "", "$$", "${local_rank}"], "train.py", ("", "$$", "${local_rank}")),
     ],
 )
-def test_everything_after_script_belongs_to_it(
+def test_arguments_after_the_script_are_passed_to_the_script(
     argv: list[str], script: str, script_args: tuple[str, ...]
 ) -> None:
     """The only exception is a `--` directly after the script."""
@@ -132,10 +132,10 @@ def test_everything_after_script_belongs_to_it(
     st.sampled_from(["train.py", "-"]),
     st.lists(st.sampled_from(["--", "a", "-", "--x", "-m", "--nnodes=2", "--nnodes"])),
 )
-def test_script_arguments_are_split_as_by_argparse(
+def test_script_arguments_are_the_same_as_under_torchrun(
     flags: list[str], dashes: bool, script: str, arguments: list[str]
 ) -> None:
-    """Wherever `--` is, the script gets the same arguments as from torchrun's argparse."""
+    """Wherever `--` is, the script gets the same arguments as from torchrun's argparse parser."""
     torchrun = argparse.ArgumentParser()
     torchrun.add_argument("--nnodes")
     torchrun.add_argument("--nproc-per-node", "--nproc_per_node")
@@ -222,7 +222,7 @@ def test_command_line_overrides_pet_variables(
         (["--event-log-handler=a b", "x.py"], "a b is not one of null, console"),
     ],
 )
-def test_invalid_command_line_error_lists_valid_choices(argv: list[str], message: str) -> None:
+def test_usage_error_lists_valid_choices(argv: list[str], message: str) -> None:
     """The error names the invalid value and either all valid ones or the closest one."""
     with pytest.raises(UsageError) as caught:
         spec_of(*argv)
@@ -243,7 +243,7 @@ def test_invalid_command_line_error_lists_valid_choices(argv: list[str], message
         ),
     ],
 )
-def test_invalid_value_hint_shows_a_valid_one(
+def test_hint_for_invalid_value_gives_a_valid_example(
     argv: list[str], variables: dict[str, str], hint: str
 ) -> None:
     """The hint is a working value, or the flag's purpose."""
@@ -253,20 +253,20 @@ def test_invalid_value_hint_shows_a_valid_one(
 
 
 @pytest.mark.parametrize("name", suggestions.EXAMPLES)
-def test_values_in_hints_are_valid(name: str) -> None:
+def test_example_values_in_hints_are_valid(name: str) -> None:
     for value in suggestions.EXAMPLES[name]:
         assert spec_of(f"--{name}={value}", "x.py").script == "x.py"
 
 
-def test_suggested_signals_can_be_handled() -> None:
-    """For a misspelt signal, the hint lists all of them except SIGKILL and SIGSTOP."""
+def test_signal_suggestions_exclude_uncatchable_signals() -> None:
+    """For a misspelt signal, the hint lists all signals except SIGKILL and SIGSTOP."""
     with pytest.raises(UsageError) as caught:
         spec_of("--signals-to-handle=FOO", "x.py")
     assert "SIGUSR2" in caught.value.message
     assert "SIGKILL" not in caught.value.message and "SIGSTOP" not in caught.value.message
 
 
-def test_suggests_closest_flag() -> None:
+def test_misspelt_flag_suggests_closest_match() -> None:
     """The flag's name contains a typo."""
     with pytest.raises(UsageError) as caught:
         spec_of("--nproc-per-nod3=2", "x.py")
@@ -281,7 +281,9 @@ def test_suggests_closest_flag() -> None:
         ({"PET_STANDALONE": ""}, "PET_STANDALONE=: expected 1 or 0"),
     ],
 )
-def test_error_names_variable_as_source(variables: dict[str, str], message: str) -> None:
+def test_error_names_environment_variable_with_invalid_value(
+    variables: dict[str, str], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         spec_of("x.py", **variables)
 
@@ -305,7 +307,7 @@ def test_error_names_variable_as_source(variables: dict[str, str], message: str)
         (["--restart-on=137,1", "--fail-on=SIGKILL"], "--fail-on both list SIGKILL"),
     ],
 )
-def test_contradictory_flags_are_rejected_by_name(argv: list[str], message: str) -> None:
+def test_error_names_contradictory_flags(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         notes_of(*argv, "x.py")
 
@@ -331,7 +333,7 @@ def test_contradictory_flags_are_rejected_by_name(argv: list[str], message: str)
         (["--fail-on=2"], "no effect without --max-restarts: --fail-on"),
     ],
 )
-def test_values_without_effect_print_a_note(argv: list[str], note: str) -> None:
+def test_flag_values_without_effect_print_a_note(argv: list[str], note: str) -> None:
     """One line says so where torchrun silently ignores them."""
     notes = notes_of(*argv, "x.py")
     assert len(notes) == 1
@@ -348,7 +350,7 @@ def test_values_without_effect_print_a_note(argv: list[str], note: str) -> None:
         ["--rdzv-id="],
     ],
 )
-def test_common_command_lines_print_no_note(argv: list[str]) -> None:
+def test_common_torchrun_command_lines_print_no_notes(argv: list[str]) -> None:
     """These are command lines that people use with torchrun."""
     assert notes_of(*argv, "x.py") == []
 
@@ -357,14 +359,14 @@ ANSWERED = ("help", "print-completion")
 """Flags handled before anything is checked."""
 
 
-def test_every_flag_has_a_field() -> None:
+def test_every_flag_has_a_launch_spec_field() -> None:
     """The flag table and the record of values can't diverge."""
     fields = [flag.field for flag in FLAGS if flag.name not in ANSWERED]
     assert sorted([*fields, "script", "script_args", "conf_defaults"]) == sorted(LaunchSpec._fields)
 
 
 @given(st.text(max_size=30), st.sampled_from([f for f in FLAGS if f.parse is not None]))
-def test_any_text_is_a_value_or_a_usage_error(text: str, flag: object) -> None:
+def test_arbitrary_text_parses_or_raises_usage_error(text: str, flag: object) -> None:
     """Nothing other than a UsageError is ever raised."""
     try:
         parse([f"--{flag.name}={text}", "x.py"], Environment({}))  # type: ignore[attr-defined]

@@ -68,7 +68,9 @@ LONG = "9" * 5000  # int() raises ValueError
     ],
     ids=lambda argv: argv[0],
 )
-def test_absurd_numbers_are_rejected(argv: tuple[str, ...], refused: Refused) -> None:
+def test_overlong_and_out_of_range_numbers_are_rejected(
+    argv: tuple[str, ...], refused: Refused
+) -> None:
     said = refused(*argv)
     assert said.startswith("relight: error: ") and "int_max_str_digits" not in said
 
@@ -166,14 +168,14 @@ def test_absurd_numbers_are_rejected(argv: tuple[str, ...], refused: Refused) ->
         (("run", "pkg/trian.py"), "did you mean pkg/train.py?"),
     ],
 )
-def test_typo_suggests_intended_command_line(
+def test_error_for_typo_suggests_intended_command_line(
     argv: tuple[str, ...], hint: str, refused: Refused
 ) -> None:
-    """This also covers habits from other launchers."""
+    """The suggestions also cover habits from other launchers."""
     assert hint in refused(*argv)
 
 
-def test_single_node_job_waits_for_its_name_to_resolve(
+def test_single_node_job_waits_for_master_addr_to_resolve(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The name of a pod, in MASTER_ADDR, may resolve some seconds after the pod has started."""
@@ -194,7 +196,7 @@ def test_single_node_job_waits_for_its_name_to_resolve(
 
 
 @pytest.mark.parametrize("script", ["a.py", "chain.py", "train.json", "pkg/eval.py"])
-def test_missing_file_error_names_directory_unless_a_name_is_close(
+def test_missing_script_error_names_directory_if_no_file_name_is_similar(
     script: str, refused: Refused
 ) -> None:
     """The extension dominates short names, and a script isn't mistaken for a configuration file."""
@@ -204,7 +206,7 @@ def test_missing_file_error_names_directory_unless_a_name_is_close(
     assert refused("run", script).endswith(f"hint: searched {folder}\n")
 
 
-def test_missing_directory_is_shown_with_its_full_path(refused: Refused) -> None:
+def test_missing_directory_error_shows_full_path(refused: Refused) -> None:
     folder = Path("scripts").resolve()
     assert refused("run", "scripts/x.py").endswith(f"hint: no such directory: {folder}\n")
 
@@ -225,7 +227,9 @@ def test_missing_directory_is_shown_with_its_full_path(refused: Refused) -> None
         ("--rdzv-timeout --rdzv_timeout", "--rdzv-conf join_timeout="),
     ],
 )
-def test_flag_from_another_launcher_suggests_ours(flags: str, meant: str, refused: Refused) -> None:
+def test_flag_from_another_launcher_suggests_relight_equivalent(
+    flags: str, meant: str, refused: Refused
+) -> None:
     """The launchers are mpirun, srun, accelerate, deepspeed and torchx."""
     for flag in flags.split():
         found = refused("run", flag, "2", "train.py")
@@ -262,7 +266,7 @@ def test_plausible_command_line_is_not_rejected(words: str, refused: Refused) ->
         ("auto", "", ""),
     ],
 )  # fmt: skip
-def test_missing_preload_module_is_rejected(
+def test_nonexistent_preload_module_is_rejected(
     names: str, says: str, hint: str, refused: Refused
 ) -> None:
     """The check doesn't import the module's package. A module that the package's code might
@@ -284,7 +288,7 @@ def test_missing_preload_module_is_rejected(
     assert hint in caught.value.hint
 
 
-def test_module_of_another_python_is_not_checked(refused: Refused) -> None:
+def test_module_is_not_checked_if_workers_run_another_python(refused: Refused) -> None:
     """If workers run a different Python, that Python checks -m."""
     spec = spec_of("-m", "no_such_module")[0]
     entrypoint.check(spec, Environment({}), "/usr/bin/python3")
@@ -292,14 +296,14 @@ def test_module_of_another_python_is_not_checked(refused: Refused) -> None:
         entrypoint.check(spec, Environment({}), sys.executable)
 
 
-def test_python_exec_with_arguments_is_explained() -> None:
+def test_error_for_python_exec_with_arguments_has_a_hint() -> None:
     spec, given = spec_of(__file__)
     with pytest.raises(UsageError) as caught:
         prepare.prepare(spec, given, Environment({"PYTHON_EXEC": "python3 -O"}))
     assert caught.value.hint == "it names a program, without arguments"
 
 
-def test_flags_after_script_print_one_note() -> None:
+def test_launcher_flags_after_script_print_one_note() -> None:
     """A launcher flag after the script is passed to the script, with a note. The note is
     omitted if the launcher also got the flag, or if scripts commonly have it.
     """
@@ -339,7 +343,7 @@ DASH = "parser.add_argument('--local_rank', '--local-rank', type=int)\n"
         ("print('--lr')", "", True, ""),
     ],
 )
-def test_unsupported_way_to_read_local_rank_prints_a_note(
+def test_unsupported_use_of_local_rank_prints_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str, is_passed: bool,
     note: str,
 ) -> None:  # fmt: skip
@@ -354,7 +358,7 @@ def test_unsupported_way_to_read_local_rank_prints_a_note(
 
 @pytest.mark.parametrize("flags", [["--max-restarts=1"], []])
 @pytest.mark.parametrize("script", ["-", "pipe"])
-def test_script_readable_only_once_is_limited_to_one_worker(
+def test_script_that_can_be_read_only_once_is_limited_to_one_worker(
     script: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second worker, or a restart, would read an empty script and succeed."""
@@ -368,7 +372,7 @@ def test_script_readable_only_once_is_limited_to_one_worker(
     assert entrypoint.check_streams(spec_of("--no-python", script)[0], 2) == []
 
 
-def test_process_substitution_is_rejected() -> None:
+def test_script_from_process_substitution_is_rejected() -> None:
     """Workers get the name from `<(…)`, but not the descriptor."""
     readable, writable = os.pipe()
     try:
@@ -403,33 +407,37 @@ DEVICES = {"CUDA_VISIBLE_DEVICES": "0,1"}
         ("x.py", {"CUDA_VISIBLE_DEVICES": ""}, ""),
     ],
 )
-def test_unused_variable_prints_a_note(words: str, variables: dict[str, str], note: str) -> None:
+def test_ignored_environment_variable_prints_a_note(
+    words: str, variables: dict[str, str], note: str
+) -> None:
     """Users expect the launcher to read it."""
     found = unused_variables.notes(*spec_of(*words.split()), variables, 1)
     assert len(found) == bool(note)
     assert all(each.startswith(note) for each in found)
 
 
-def test_script_in_a_pipe_is_not_read(tmp_path: Path) -> None:
+def test_script_in_a_named_pipe_is_not_scanned(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "train.py")
     spec, _ = spec_of(str(tmp_path / "train.py"))
     assert entrypoint.local_rank_notes(spec, 2, is_passed=False) == []
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "submit", "doctor"])
-def test_each_command_prints_the_version(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_accepts_version_flag(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The command line is `relight COMMAND --version`."""
     assert main([command, "--version"]) == 0
     assert capsys.readouterr().out == f"relight {relight.__version__}\n"
 
 
-def test_help_command_equals_command_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_subcommand_matches_help_flag(capsys: pytest.CaptureFixture[str]) -> None:
     """`relight help COMMAND` prints the same as `relight COMMAND --help`."""
     assert main(["help", "run"]) == 0
     assert capsys.readouterr().out.startswith("usage: relight run")
 
 
-def test_help_has_groups_and_defaults() -> None:
+def test_run_help_shows_flag_groups_and_defaults() -> None:
     """`relight run --help` shows each flag under a heading, with its default, in 80 columns."""
     text = run_help(FLAGS)
     assert max(map(len, text.splitlines())) <= 80
@@ -442,7 +450,7 @@ def test_help_has_groups_and_defaults() -> None:
 
 
 @pytest.mark.parametrize("flag", EVERY_FLAG, ids=lambda f: f.name)
-def test_default_in_help_parses_to_the_default(flag: Flag) -> None:
+def test_default_shown_in_help_parses_to_actual_default(flag: Flag) -> None:
     """Typing the default has no effect. An uninformative default, such as no directory, isn't
     shown.
     """
@@ -457,7 +465,7 @@ def test_default_in_help_parses_to_the_default(flag: Flag) -> None:
 
 
 @pytest.mark.parametrize("text", [coordinator_help(COORDINATOR_FLAGS), doctor_help()])
-def test_coordinator_and_doctor_help_has_defaults(text: str) -> None:
+def test_coordinator_and_doctor_help_show_defaults(text: str) -> None:
     lines = text.splitlines()
     assert max(map(len, lines)) <= 100
     flags = lines[lines.index("", 2) + 1 : lines.index("examples:") - 1]
@@ -466,6 +474,6 @@ def test_coordinator_and_doctor_help_has_defaults(text: str) -> None:
     assert "[c10d]" in text
 
 
-def test_editors_can_complete_launch() -> None:
+def test_launch_function_is_offered_by_editor_completion() -> None:
     """`relight.launch` is among the names offered by an editor or notebook."""
     assert "launch" in dir(relight)

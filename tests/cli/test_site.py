@@ -66,12 +66,12 @@ def test_flags_and_variables_override_site_defaults(site: Site) -> None:
     assert spec(site).virtual_local_rank is True
 
 
-def test_site_defaults_do_not_count_as_user_flags(site: Site) -> None:
+def test_site_defaults_are_not_treated_as_user_flags(site: Site) -> None:
     """Notes about flags without effect are for whoever typed them."""
     assert parse(["x.py"], Environment({}), FLAGS, site).given == set()
 
 
-def test_rdzv_conf_merges_key_by_key(site: Site) -> None:
+def test_rdzv_conf_is_merged_with_site_defaults_key_by_key(site: Site) -> None:
     """Ineffective and overridden site keys are dropped without a note."""
     found = spec(site, "--rdzv-conf=last_call_timeout=9,join_timeout=60")
     values, notes = conf.parse(conf.merged(found.rdzv_conf, found.conf_defaults, "c10d"), "c10d")
@@ -89,7 +89,7 @@ def test_rdzv_conf_merges_key_by_key(site: Site) -> None:
          "--rdzv-conf: keep_alive_interval=2: locked to 1 by {}"),
     ],
 )  # fmt: skip
-def test_locked_value_cannot_be_changed(
+def test_locked_site_value_cannot_be_overridden(
     site: Site, words: list[str], variables: dict[str, str], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -97,12 +97,12 @@ def test_locked_value_cannot_be_changed(
     assert caught.value.message == message.format(site.path)
 
 
-def test_locked_value_may_be_repeated(site: Site) -> None:
+def test_flag_may_repeat_locked_site_value(site: Site) -> None:
     same = spec(site, "--hang-timeout=auto", "--rdzv-conf=keep_alive_interval=1")
     assert same.hang_timeout == spec(site).hang_timeout
 
 
-def test_flag_locked_without_a_value_keeps_its_default() -> None:
+def test_flag_locked_without_a_value_is_locked_to_its_default() -> None:
     site = Site("/etc/relight/config.toml", locked=frozenset({"run.status", "rdzv-conf.takeover"}))
     with pytest.raises(UsageError, match=r"locked to its default"):
         spec(site, "--status=8080")
@@ -138,7 +138,7 @@ def test_site_scheduler_options_have_lowest_precedence() -> None:
         ({}, {"Partition": "x"}, "in f: s's option partition=x: locked to gpu by site.toml"),
     ],
 )
-def test_locked_scheduler_option_cannot_be_changed(
+def test_locked_scheduler_option_cannot_be_overridden(
     given: dict[str, str], file: dict[str, str], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -146,7 +146,9 @@ def test_locked_scheduler_option_cannot_be_changed(
     assert caught.value.message == message
 
 
-def test_settings_files_override_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_settings_files_override_site_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     env = written(tmp_path)
     assert settings.load(env).command("scheduler") == "slurm"
@@ -155,7 +157,7 @@ def test_settings_files_override_site(tmp_path: Path, monkeypatch: pytest.Monkey
     assert settings.load(env).command("scheduler") == "docker"
 
 
-def test_show_prints_each_value_and_its_origin(
+def test_effective_settings_list_each_value_with_its_origin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -175,7 +177,7 @@ def test_show_prints_each_value_and_its_origin(
     assert ["qos", "default"] in [line.split() for line in shown]
 
 
-def test_relight_run_reads_the_file(
+def test_run_and_launch_read_site_config(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     written(tmp_path, 'locked = ["nproc-per-node"]\n[run]\nnproc-per-node = 2\n')
@@ -187,7 +189,7 @@ def test_relight_run_reads_the_file(
     assert refused.returncode == 2 and "locked to 2" in refused.stderr
 
 
-def test_missing_file_has_no_effect(tmp_path: Path) -> None:
+def test_config_directory_without_config_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"RELIGHT_CONFIG_DIR=.*: this directory contains no config.toml"
     ):
@@ -206,19 +208,21 @@ def test_missing_file_has_no_effect(tmp_path: Path) -> None:
         ("[schedulers]\nslurm = 1", "slurm must be a table"),
     ],
 )
-def test_malformed_file_error_includes_its_path(tmp_path: Path, text: str, message: str) -> None:
+def test_error_for_malformed_site_config_includes_its_path(
+    tmp_path: Path, text: str, message: str
+) -> None:
     with pytest.raises(MachineError, match=message) as caught:
         sites.load(written(tmp_path, text))
     assert caught.value.message.startswith(f"can't read {tmp_path / 'config.toml'}: ")
 
 
-def test_invalid_flag_value_error_names_the_file(tmp_path: Path) -> None:
+def test_error_for_invalid_site_value_names_config_file(tmp_path: Path) -> None:
     site = sites.load(written(tmp_path, "[run]\nmax-restarts = 'x'"))
     with pytest.raises(UsageError, match=r"config.toml: max-restarts = x: "):
         spec(site)
 
 
-def test_site_sets_exit_code_rules(tmp_path: Path) -> None:
-    """They may be a list, or text as on the command line."""
+def test_exit_code_rules_from_site_config(tmp_path: Path) -> None:
+    """The rules may be a list, or text as on the command line."""
     site = sites.load(written(tmp_path, '[run]\nfail-on = [2, "SIGXCPU"]\nrestart-on = "75"\n'))
     assert (spec(site).fail_on, spec(site).restart_on) == ((2, 152), (75,))

@@ -52,7 +52,9 @@ def completion(here: Command, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
-def test_bash_completes_words(completion: Path, line: str, expected: str) -> None:
+def test_bash_completes_commands_flags_and_values(
+    completion: Path, line: str, expected: str
+) -> None:
     script = (
         f'source {completion}; COMP_LINE=$1; read -ra COMP_WORDS <<< "$1"; '
         '[[ $1 == *" " ]] && COMP_WORDS+=(""); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); '
@@ -70,8 +72,10 @@ def test_bash_completes_words(completion: Path, line: str, expected: str) -> Non
 
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
-def test_fish_completes_words(here: Command, tmp_path: Path, line: str, expected: str) -> None:
-    """It offers no files along with commands."""
+def test_fish_completes_commands_flags_and_values(
+    here: Command, tmp_path: Path, line: str, expected: str
+) -> None:
+    """Fish doesn't offer files along with commands."""
     path = tmp_path / "relight.fish"
     path.write_text(here("completion", "fish").stdout)
     (tmp_path / "file").touch()
@@ -86,8 +90,8 @@ def test_fish_completes_words(here: Command, tmp_path: Path, line: str, expected
     assert line != "relight " or "file" not in offered
 
 
-def test_zsh_completes_words(here: Command, tmp_path: Path) -> None:
-    """They appear on a terminal when TAB is pressed."""
+def test_zsh_completes_commands_flags_and_values(here: Command, tmp_path: Path) -> None:
+    """The completions appear on a terminal when TAB is pressed."""
     path = tmp_path / "relight.zsh"
     path.write_text(here("completion", "zsh").stdout)
     command, own = [shell("zsh"), "-f", "-i"], {"HOME": str(tmp_path), "TERM": "dumb"}
@@ -118,7 +122,7 @@ def _until(terminal: int, *words: str) -> None:
         shown += os.read(terminal, 65536).decode()
 
 
-def test_every_flag_can_be_completed(here: Command) -> None:
+def test_bash_and_fish_complete_every_flag(here: Command) -> None:
     """Bash and fish know every command's flags."""
     bash, fish = here("completion", "bash").stdout, here("completion", "fish").stdout
     for command in ("wait", "list", "logs"):

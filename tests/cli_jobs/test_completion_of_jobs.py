@@ -51,10 +51,10 @@ def jobs(tmp_path: Path, variables: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize(("name", "words"), [("bash", ("-uc", BASH, "bash")),
                                              ("fish", ("--no-config", "-c", FISH))])  # fmt: skip
-def test_jobs_complete_by_name_and_id(
+def test_completion_offers_job_names_and_ids(
     jobs: dict[str, str], place: Path, name: str, words: tuple[str, ...]
 ) -> None:
-    """They aren't offered where a flag expects a different value. Names that a shell would execute
+    """Jobs aren't offered where a flag expects a different value. Names that a shell would execute
     are omitted.
     """
     found = subprocess.run(
@@ -72,7 +72,7 @@ def test_jobs_complete_by_name_and_id(
     assert not [*place.iterdir()]
 
 
-def test_completion_is_silent_without_jobs_or_own_directory(
+def test_job_completion_prints_nothing_without_jobs_or_runtime_directory(
     relight: Command, tmp_path: Path
 ) -> None:
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_completion_is_silent_without_jobs_or_own_directory(
         (tmp_path / "state").touch()
 
 
-def test_completing_jobs_loads_no_scheduler() -> None:
+def test_job_completion_imports_no_scheduler_modules() -> None:
     say = "import sys; main(['completion', 'jobs']); print(*sys.modules, file=sys.stderr)"
     found = subprocess.run(
         [sys.executable, "-c", f"from relight.cli.main import main; {say}"],

@@ -39,10 +39,10 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def test_events_without_log_files_come_from_agent(
+def test_agent_provides_events_of_job_without_log_files(
     start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str],
 ) -> None:  # fmt: skip
-    """They are followed until the job is over, including events after the workers have exited."""
+    """The events are followed until the job is over, even after the workers have exited."""
     path = script(FAILS_ONCE)
     agent = start("run", "--nproc-per-node=2", "--max-restarts=1", "--preload=off", path,
                   cwd=path.parent, variables=variables)  # fmt: skip
@@ -90,7 +90,7 @@ def test_internal_events_are_hidden_by_default(relight: Command, tmp_path: Path)
     assert names(relight("events", "--json", log).stdout) == ["StateChanged", "Restarting"]
 
 
-def test_recorded_group_can_be_replayed(
+def test_recorded_group_steps_can_be_replayed(
     launch: Command, relight: Command, script: Callable[[str], Path], tmp_path: Path,
 ) -> None:  # fmt: skip
     path = script("import os, sys\nsys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 1)\n")
@@ -111,7 +111,7 @@ def test_recorded_group_can_be_replayed(
 
 
 @pytest.mark.slow
-def test_shows_events_and_logs_of_one_rank_in_submitted_job(
+def test_submitted_job_events_and_logs_are_available_by_rank(
     submitted: Callable[..., str], relight: Command, script: Callable[[str], Path],
 ) -> None:  # fmt: skip
     """Ranks are numbered across all nodes. The event logs show which files belong to a rank."""
@@ -146,7 +146,7 @@ def test_shows_events_and_logs_of_one_rank_in_submitted_job(
         (("run", "--record-group", "x.py"), "has no log files"),
     ],
 )  # fmt: skip
-def test_invalid_events_request_is_rejected(
+def test_invalid_events_arguments_are_rejected(
     relight: Command, words: tuple[str, ...], why: str
 ) -> None:
     found = relight(*words)
@@ -172,7 +172,7 @@ def test_file_that_is_not_an_event_log_is_rejected(
     assert f"{tmp_path}/events.jsonl is not an event log" in found.stderr
 
 
-def test_agent_keeps_64_kib_of_latest_events(tmp_path: Path) -> None:
+def test_agent_keeps_latest_64_kib_of_events(tmp_path: Path) -> None:
     """The limit holds however long their texts are, and their numbers reveal gaps."""
     log = EventLog("")
     for number in range(2000):

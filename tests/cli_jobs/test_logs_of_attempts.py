@@ -62,7 +62,7 @@ def runner(tmp_path: Path, variables: dict[str, str]) -> Runner:
     ("rank", "attempt", "generations"),
     [(0, "0", [0]), (1, "0", [1]), (1, "1", [2]), (1, "all", [1, 2]), (0, "all", [0])],
 )
-def test_lines_follow_a_rank_across_membership_changes(
+def test_log_lines_follow_a_rank_across_membership_changes(
     runner: Runner, rank: int, attempt: str, generations: list[int]
 ) -> None:
     """Ranks may change with the membership, even without a restart."""
@@ -77,7 +77,7 @@ def test_lines_follow_a_rank_across_membership_changes(
         (5, "0", "run://relight/train-7 has no rank 5", "ranks 0 to 1"),
     ],
 )
-def test_missing_rank_or_attempt_error_lists_available_ones(
+def test_error_for_missing_rank_or_attempt_lists_available_ones(
     runner: Runner, rank: int, attempt: str, said: str, hint: str
 ) -> None:
     with pytest.raises(UsageError, match=said) as caught:
@@ -85,13 +85,13 @@ def test_missing_rank_or_attempt_error_lists_available_ones(
     assert hint in caught.value.hint
 
 
-def test_error_for_job_without_log_files_says_how_to_keep_them(variables: dict[str, str]) -> None:
+def test_error_for_job_without_log_files_suggests_log_dir_flag(variables: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="has no log files") as caught:
         ended_job(variables, "").log_lines(JOB, "default", 0, attempt="0")
     assert "--log-dir=DIR" in caught.value.hint
 
 
-def test_attempt_can_be_shown_while_job_is_running(
+def test_logs_of_earlier_attempt_are_available_while_job_is_running(
     start: Start,
     relight: Command,
     script: Callable[[str], Path],
@@ -122,7 +122,7 @@ sys.exit(attempt == "0")
 """
 
 
-def test_following_a_rank_continues_across_restart(
+def test_logs_follow_flag_continues_across_a_restart(
     start: Start,
     script: Callable[[str], Path],
     tmp_path: Path,

@@ -58,7 +58,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize(("text", "headline"), FAILURES.values(), ids=FAILURES)
-def test_same_headline_is_shown_everywhere(
+def test_failure_headline_is_the_same_everywhere(
     relight: Command,
     here: Command,
     script: Callable[[str], Path],
@@ -104,7 +104,7 @@ def test_same_headline_is_shown_everywhere(
     assert "headline" not in json.loads(parent.read_text())  # torchrun doesn't write one
 
 
-def test_json_names_hung_rank(
+def test_failure_report_json_names_hung_rank(
     relight: Command, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     found = relight(
@@ -118,7 +118,7 @@ def test_json_names_hung_rank(
     assert known == {0: "stopped", 1: "hung"}
 
 
-def test_submitted_job_shows_its_agents_headline(
+def test_submitted_job_shows_failure_headline_from_its_agent(
     relight: Command, here: Command, place: Path
 ) -> None:
     (place / "train.py").write_text(SHOWN + FAILURES["exception"][0])
@@ -132,19 +132,19 @@ def test_submitted_job_shows_its_agents_headline(
     assert headline in here("list").stdout
 
 
-def test_headline_falls_back_to_reason() -> None:
+def test_failure_headline_falls_back_to_reason_for_job_end() -> None:
     assert JobEnded(3, "gave up after 5 s", (), None).headline == "gave up after 5 s"
     refused = JobEnded(4, "the node leaves", ("error: no GPU", "  hint: look"), None)
     assert refused.headline == "no GPU"
 
 
-def test_timeout_exit_code_alone_is_not_a_hang() -> None:
+def test_exit_code_124_alone_does_not_count_as_a_hang() -> None:
     root = Failure(0, 0, "h", 1, EXIT_HUNG, 0.0, 0, None, (), "", "")
     assert not JobEnded(EXIT_HUNG, "the workers failed", ("x",), root).hung
     assert JobEnded(EXIT_HUNG, "no progress", ("x",), root._replace(stop_signal=15)).hung
 
 
-def test_termination_log_is_not_created_if_missing(tmp_path: Path) -> None:
+def test_missing_termination_log_is_not_created(tmp_path: Path) -> None:
     path = tmp_path / "none"
     postmortem.tell_container(
         "rank 0 raised KeyError: 3", Environment({"RELIGHT_TERMINATION_LOG": str(path)})
@@ -152,7 +152,7 @@ def test_termination_log_is_not_created_if_missing(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_both_nodes_show_same_headline(
+def test_two_nodes_show_the_same_failure_headline(
     script: Callable[[str], Path], here: Command, variables: dict[str, str], tmp_path: Path
 ) -> None:
     path = script(SHOWN + FAILURES["exception"][0])

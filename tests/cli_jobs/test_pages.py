@@ -17,8 +17,8 @@ from .conftest import Command
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize("command", JOB_COMMANDS)
-def test_help_fits_on_a_screen(here: Command, command: str, flag: str) -> None:
-    """It has the usage, flags and examples."""
+def test_command_help_fits_on_one_screen(here: Command, command: str, flag: str) -> None:
+    """The help has the usage, flags and examples."""
     found = here(command, flag)
     assert (found.returncode, found.stderr) == (0, "")
     lines = found.stdout.splitlines()
@@ -30,7 +30,7 @@ def test_help_fits_on_a_screen(here: Command, command: str, flag: str) -> None:
 
 
 @pytest.mark.parametrize("name", components.names())
-def test_component_help_equals_component_page(here: Command, name: str) -> None:
+def test_submit_help_for_component_matches_components_page(here: Command, name: str) -> None:
     """`submit COMPONENT --help` prints the same page as `components COMPONENT`."""
     found = here("submit", name, "--help")
     assert (found.returncode, found.stderr) == (0, "")
@@ -41,7 +41,7 @@ def test_component_help_equals_component_page(here: Command, name: str) -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_submit_help_says_when_command_exits(here: Command) -> None:
+def test_submit_help_explains_when_the_command_exits(here: Command) -> None:
     """A local job ends with the command unless it is detached."""
     text = " ".join(here("submit", "--help").stdout.split())
     assert (
@@ -55,7 +55,7 @@ def test_main_help_lists_all_commands(here: Command) -> None:
     assert all(f"\n  {command:13}" in text for command in COMMANDS)
 
 
-def test_components_are_shown_as_table_json_flags_and_source(here: Command, place: Path) -> None:
+def test_components_command_prints_table_json_flags_and_source(here: Command, place: Path) -> None:
     rows = here("components").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["COMPONENT", *components.names()]
     shown = json.loads(here("components", "--json").stdout)
@@ -73,7 +73,7 @@ def test_components_are_shown_as_table_json_flags_and_source(here: Command, plac
 
 
 @pytest.mark.processes
-def test_schedulers_are_shown_as_table_json_and_options(here: Command) -> None:
+def test_schedulers_command_prints_table_json_and_options(here: Command) -> None:
     """A single scheduler is found by either of its names."""
     rows = here("schedulers").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["SCHEDULER", *registry.names()]
@@ -137,7 +137,7 @@ def test_configure_on_full_disk_leaves_no_partial_file(place: Path, before: str)
     assert [each.read_text() for each in place.glob(".relightconfig")] == [before] * bool(before)
 
 
-def test_configure_print_writes_nothing(here: Command, place: Path) -> None:
+def test_configure_with_print_flag_writes_no_file(here: Command, place: Path) -> None:
     found = here("configure", "--print", "--all", "-s", "local,slurm")
     assert found.stdout.startswith("[local]\nlog_dir = None\nprepend_cwd = false\n")
     assert "\n\n[slurm]\n" in found.stdout
@@ -167,7 +167,7 @@ def test_printed_component_can_be_submitted_unchanged(
 
 
 @pytest.mark.processes
-def test_configure_names_and_skips_broken_plugin(
+def test_configure_reports_and_skips_broken_plugin(
     relight: Command, place: Path, tmp_path: Path
 ) -> None:
     """If requested explicitly, a broken plug-in is an error."""
@@ -185,7 +185,7 @@ def test_configure_names_and_skips_broken_plugin(
     assert relight("configure", "--print", "-s", "broken", **site).returncode == 2
 
 
-def test_configure_writes_loadable_values(here: Command, place: Path) -> None:
+def test_values_written_by_configure_can_be_loaded(here: Command, place: Path) -> None:
     """Each scheduler's section has all of its options."""
     assert here("configure", "--all").returncode == 0
     assert "= none\n" not in (place / ".relightconfig").read_text()

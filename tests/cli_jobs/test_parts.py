@@ -24,7 +24,7 @@ def test_status_of_replica_handle_covers_only_that_replica(
     assert len(list((tmp_path / "state" / "jobs").iterdir())) == 1
 
 
-def test_times_are_in_the_viewers_time_zone(relight: Command, tmp_path: Path) -> None:
+def test_times_are_shown_in_the_local_time_zone(relight: Command, tmp_path: Path) -> None:
     relight("submit", "utils.echo")
     (file,) = (tmp_path / "state" / "jobs").glob("*/job.json")
     record = json.loads(file.read_text())
@@ -32,7 +32,7 @@ def test_times_are_in_the_viewers_time_zone(relight: Command, tmp_path: Path) ->
     assert relight("list", TZ="UTC-1").stdout.rstrip().endswith(" 2026-01-01 18:00:00+0100")
 
 
-def test_corrupt_record_does_not_hide_other_jobs(relight: Command, tmp_path: Path) -> None:
+def test_corrupt_job_record_does_not_hide_other_jobs(relight: Command, tmp_path: Path) -> None:
     """No command prints more than one line about it."""
     relight("submit", "utils.echo")
     good = relight("submit", "utils.echo", "--msg", "x").stdout.strip()

@@ -88,8 +88,8 @@ def test_status_without_job_lists_local_agents(
     )
 
 
-def test_status_json_is_one_object(relight: Command, two: str) -> None:
-    """It contains the whole status. --roles leaves out the other roles."""
+def test_status_json_prints_one_object(relight: Command, two: str) -> None:
+    """The object contains the whole status. --roles leaves out the other roles."""
     found = json.loads(relight("status", "--json", two).stdout)
     assert (found["handle"], found["state"], found["exitcode"]) == (two, "SUCCEEDED", 0)
     assert [(role["role"], len(role["replicas"])) for role in found["roles"]] == [
@@ -102,7 +102,7 @@ def test_status_json_is_one_object(relight: Command, two: str) -> None:
     assert wrong.stderr.splitlines()[1] == "hint: it has reader, trainer"
 
 
-def test_status_of_failed_job_gives_reason(relight: Command, ended: Ended) -> None:
+def test_status_of_failed_job_shows_reason(relight: Command, ended: Ended) -> None:
     status = ended("utils.sh", "sh", "-c", "exit 7")
     found = relight("status", status["handle"])
     assert found.returncode == 0
@@ -142,14 +142,16 @@ def test_logs_of_several_replicas_are_prefixed(relight: Command, two: str) -> No
 
 
 @pytest.mark.parametrize("flag", ["-f", long("--follow"), "--tail", long("-t")])
-def test_following_finished_job_returns_immediately(relight: Command, two: str, flag: str) -> None:
+def test_logs_follow_flag_returns_immediately_for_finished_job(
+    relight: Command, two: str, flag: str
+) -> None:
     found = relight("logs", flag, two, "--streams", "stdout")
     assert len(found.stdout.splitlines()) == 3
     assert relight("logs", flag, f"{two}/reader", "--streams", "stdout").stdout == "reader 0\n"
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_following_ends_with_job(
+def test_logs_follow_flag_stops_when_the_job_ends(
     start: Callable[..., "subprocess.Popen[bytes]"],
     submitted: Submitted,
     relight: Command,
@@ -172,7 +174,7 @@ def test_following_ends_with_job(
     assert relight("wait", handle).returncode == 0
 
 
-def test_logs_exit_silently_when_reader_closes(
+def test_logs_command_exits_silently_when_reader_closes_the_pipe(
     relight: Command, two: str, variables: dict[str, str]
 ) -> None:
     """`relight logs | head -1` prints no error."""
@@ -186,7 +188,7 @@ def test_logs_exit_silently_when_reader_closes(
     assert (len(found.stdout.splitlines()), found.stderr) == (1, "")
 
 
-def test_wait_exits_with_job_code_or_times_out(
+def test_wait_exits_with_job_exit_code_or_times_out(
     relight: Command, submitted: Submitted, ended: Ended, place: Path
 ) -> None:
     """After a timeout it exits with 124, and the job keeps running."""
@@ -207,7 +209,7 @@ def test_wait_exits_with_job_code_or_times_out(
 def test_list_shows_running_and_ended_jobs_newest_first(
     relight: Command, ended: Ended, submitted: Submitted
 ) -> None:
-    """It is printed as a table or as JSON."""
+    """The list is printed as a table or as JSON."""
     assert relight("list").stderr == "relight: no jobs\n"
     assert relight("list", "--json").stdout == "[]\n"
     bad = ended("utils.sh", "false")["handle"]
@@ -275,8 +277,8 @@ def test_job_forgotten_by_scheduler_is_still_listed(
     assert "command" in relight("describe", handle).stdout
 
 
-def test_describe_shows_what_was_submitted_and_by_whom(relight: Command, place: Path) -> None:
-    """It also shows the directory and the commit."""
+def test_describe_shows_submitted_command_and_user(relight: Command, place: Path) -> None:
+    """`describe` also shows the directory and the commit."""
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
     (place / "train.py").write_text("print('x')\n")
     for words in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-q", "-m", "x")):

@@ -73,7 +73,7 @@ def last_line_of_rank_1(relight: Command) -> str:
     return str(found["roles"][0]["replicas"][1]["last_line"])
 
 
-def test_finds_job_by_name_and_shows_its_activity(
+def test_status_finds_running_job_by_name_and_shows_its_activity(
     start: Start,
     relight: Command,
     find: Find,
@@ -115,7 +115,7 @@ time.sleep(600)
 """
 
 
-def test_reported_metrics_are_shown(
+def test_status_and_top_show_reported_metrics(
     start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str]
 ) -> None:
     path = script(REPORTS)
@@ -137,7 +137,7 @@ while not should_checkpoint():
 """
 
 
-def test_cancelled_job_that_saved_counts_as_cancelled(
+def test_job_that_checkpoints_on_cancel_is_shown_as_cancelled(
     start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str]
 ) -> None:
     path = script(SAVES)
@@ -205,7 +205,7 @@ def test_log_files_are_followed_until_worker_exits(
     assert relight("logs", "train", "--regex", "las").stdout == "last\n"
 
 
-def test_stopped_agent_is_not_mistaken_for_finished_job(
+def test_suspended_agent_is_not_mistaken_for_finished_job(
     start: Start,
     find: Find,
     script: Callable[[str], Path],
@@ -234,7 +234,7 @@ def test_stopped_agent_is_not_mistaken_for_finished_job(
     assert jobs.status([job.id])[job.id].replicas
 
 
-def test_killed_agent_leaves_no_entry(
+def test_killed_agent_leaves_no_job_entry(
     start: Start, relight: Command, find: Find, script: Callable[[str], Path], jobs: JobDirectory,
     variables: dict[str, str],
 ) -> None:  # fmt: skip
@@ -307,7 +307,7 @@ def test_job_name_defaults_to_script_name(script: str, name: str) -> None:
     assert _script_name(script) == name
 
 
-def test_last_hundred_ended_jobs_are_kept(jobs: JobDirectory) -> None:
+def test_records_of_last_hundred_ended_jobs_are_kept(jobs: JobDirectory) -> None:
     one = NodeSnapshot(
         "x-1", "x", 1, "vm", "id", ("x.py",), "/", "default", 0.0, 0.0, "ended", 0, 0, 0, "start",
         0, 1, 1, 0, "", "", (),
@@ -323,9 +323,9 @@ def test_last_hundred_ended_jobs_are_kept(jobs: JobDirectory) -> None:
     assert "x-3" not in kept
 
 
-def test_token_of_killed_page_is_removed(jobs: JobDirectory) -> None:
-    """It is only removed if neither the page nor the job exists: pids in another container mean
-    nothing here.
+def test_access_token_of_killed_status_page_is_removed(jobs: JobDirectory) -> None:
+    """A token file is removed only if neither the page nor the job exists, because the page's pid
+    may be from another container.
     """
     folder, no_pid = Path(jobs.path), 1 << 23
     for name in (f"gone-1.{no_pid}.token", f"runs-1.{no_pid}.token", "runs-1.sock"):
@@ -343,10 +343,10 @@ def test_token_of_killed_page_is_removed(jobs: JobDirectory) -> None:
     ("named", "theirs"),
     [({"version": "9.8.7"}, "relight 9.8.7"), ({}, "another version of relight")],
 )
-def test_agent_with_another_version_is_named(
+def test_error_names_agent_with_incompatible_version(
     named: dict[str, str], theirs: str, jobs: JobDirectory, relight: Command
 ) -> None:
-    """This version can't read the format of its snapshot."""
+    """This version can't read the format of the agent's snapshot."""
     job = f"train-{os.getpid()}"
     answer = json.dumps({"type": "nodesnapshot", "ident": job, **named}).encode()
     path = os.path.join(jobs.path, f"{job}.sock")
@@ -382,7 +382,7 @@ def test_agent_with_another_version_is_named(
         listener.close()
 
 
-def test_snapshot_from_previous_version_is_readable(jobs: JobDirectory) -> None:
+def test_job_snapshot_from_previous_version_is_readable(jobs: JobDirectory) -> None:
     """Missing fields get defaults, and removed ones are ignored."""
     path = Path(__file__).parent / "recorded" / "snapshot-0.1.0.json"
     (Path(jobs.path) / "train-4711.json").write_text(path.read_text())

@@ -105,7 +105,7 @@ def test_ranks_are_grouped_by_stack(
     ]
 
 
-def test_stopped_rank_is_marked_and_all_shows_every_rank(
+def test_stopped_rank_is_marked_and_all_flag_shows_every_rank(
     start: Start, until: Command, script: Callable[[str], Path]
 ) -> None:
     agent = start("run", "--nproc-per-node=3", script(WAITS))
@@ -126,7 +126,7 @@ def test_stopped_rank_is_marked_and_all_shows_every_rank(
     os.kill(pids[1], signal.SIGCONT)
 
 
-def test_agent_with_rank_variable_is_not_a_rank(
+def test_agent_with_rank_variable_is_not_listed_as_a_rank(
     start: Start, until: Command, script: Callable[[str], Path]
 ) -> None:
     """Some clusters set RANK for the whole node."""
@@ -134,7 +134,7 @@ def test_agent_with_rank_variable_is_not_a_rank(
     until(str(agent.pid), prints=lambda text: text.startswith("ranks 0-1 in others"))
 
 
-def test_stacks_accepts_any_python_pid(
+def test_stacks_accepts_pid_of_any_python_process(
     start: Start, until: Command, script: Callable[[str], Path]
 ) -> None:
     file = script("import time\ndef rest():\n    time.sleep(600)\nrest()\n")
@@ -146,7 +146,7 @@ def test_stacks_accepts_any_python_pid(
     assert shown["groups"] == [{"ranks": [None], "text": line}]
 
 
-def test_missing_or_non_python_process_is_an_error(relight: Command, start: Start) -> None:
+def test_stacks_rejects_missing_or_non_python_process(relight: Command, start: Start) -> None:
     process = start("600", command=("sleep",))
     found = relight("stacks", str(process.pid))
     assert (found.returncode, found.stdout) == (4, "")
@@ -165,7 +165,9 @@ def ended(pid: int) -> NodeSnapshot:
                         2.0, "ended", 0, 0, 0, "start", 0, 1, 1, 3, "x", "", ())  # fmt: skip
 
 
-def test_pid_of_exited_agent_names_its_job(relight: Command, variables: dict[str, str]) -> None:
+def test_error_for_pid_of_exited_agent_names_its_job(
+    relight: Command, variables: dict[str, str]
+) -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     JobDirectory(variables).keep(ended(process.pid))
@@ -192,7 +194,7 @@ def test_ended_job_stays_ended_if_its_pid_is_reused(
         other.communicate()
 
 
-def test_local_job_is_found_by_handle_or_id(
+def test_stacks_finds_local_job_by_handle_or_id(
     relight: Command,
     submitted: Callable[..., str],
     until: Command,
@@ -201,7 +203,7 @@ def test_local_job_is_found_by_handle_or_id(
     monkeypatch: pytest.MonkeyPatch,
     variables: dict[str, str],
 ) -> None:
-    """Both of its agents answer. For an ended job or a replica, the error has a remedy."""
+    """Both of the job's agents respond. For an ended job or a replica, the error has a remedy."""
     (place / "waits.py").write_text(WAITS)
     job = submitted("dist.ddp", "-j", "2x2", "--script", "waits.py")
     lines = [

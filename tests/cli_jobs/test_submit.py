@@ -65,8 +65,8 @@ def test_dry_run_has_no_side_effects(
     assert files(tmp_path) == before
 
 
-def test_dry_run_shows_request(relight: Command, place: Path) -> None:
-    """It is printed as text, or as an object with four keys."""
+def test_dry_run_shows_the_scheduler_request(relight: Command, place: Path) -> None:
+    """The request is printed as text, or as an object with four keys."""
     words = ("utils.sh", "echo", "$HOME", "a b")
     assert "sh -c 'echo '" in relight("submit", "--dryrun", *words).stdout
     found = relight("submit", "--dryrun", "--json", *words)
@@ -78,7 +78,7 @@ def test_dry_run_shows_request(relight: Command, place: Path) -> None:
     assert replica["cwd"] == str(place)
 
 
-def test_dry_run_notes_missing_script(relight: Command) -> None:
+def test_dry_run_prints_note_about_missing_script(relight: Command) -> None:
     """The note is printed on stderr, and the request is still shown."""
     found = relight("submit", "--dryrun", "dist.ddp", "--script", "no.py")
     assert found.returncode == 0
@@ -96,7 +96,7 @@ def test_submit_prints_only_handle_on_stdout(relight: Command) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--wait", "--log", "--tee_logs", "--tee-logs"])
-def test_wait_flags_have_no_effect_where_submit_waits_anyway(relight: Command, flag: str) -> None:
+def test_wait_flags_have_no_effect_if_submit_waits_anyway(relight: Command, flag: str) -> None:
     """Nothing is printed twice."""
     found = relight("submit", flag, "utils.echo", "--msg", "hi")
     assert found.returncode == 0
@@ -112,7 +112,7 @@ def test_submit_exits_with_job_exit_code(relight: Command, command: str, code: i
 
 
 def test_submit_json_prints_one_object_on_stdout(ended: Callable[..., dict[str, Any]]) -> None:
-    """It contains the final state."""
+    """The object contains the final state."""
     status = ended("utils.sh", "--num_replicas", "2", "sh", "-c", "exit 3")
     assert (status["state"], status["exitcode"], status["scheduler"]) == ("FAILED", 3, "local")
     assert status["handle"] == f"local://relight/{status['app_id']}"
@@ -121,7 +121,9 @@ def test_submit_json_prints_one_object_on_stdout(ended: Callable[..., dict[str, 
     assert 3 in [replica["exitcode"] for replica in role["replicas"]]
 
 
-def test_job_with_two_roles_fails_as_one(ended: Callable[..., dict[str, Any]], place: Path) -> None:
+def test_failure_of_one_role_ends_the_whole_job(
+    ended: Callable[..., dict[str, Any]], place: Path
+) -> None:
     """The other role is stopped, and the exit code comes from the first one to fail."""
     (place / "two.py").write_text(
         "import relight.job as specs\n"
@@ -142,7 +144,7 @@ HARD = ["--data", "a", "--data", "b", "$$", "${x}", "$HOME", "it's", 'a"b', "", 
 def test_arguments_after_double_dash_are_passed_unchanged(
     relight: Command, place: Path, component: str
 ) -> None:
-    """This includes repeated flags, quotes, dollar signs and empty arguments."""
+    """The arguments include repeated flags, quotes, dollar signs and empty arguments."""
     (place / "train.py").write_text(SCRIPT)
     size = ("-j", "1x1", "--tee", "0") if component == "dist.ddp" else ()
     found = relight("submit", component, *size, "--script", "train.py", "--", *HARD,
@@ -168,7 +170,7 @@ def test_replicas_are_numbered_in_rank_order(relight: Command, place: Path) -> N
 LONG = "No checkpoint. " + "a file of many is not there, " * 14 + "since you tried another model"
 
 
-def test_all_replicas_share_one_report(relight: Command, place: Path) -> None:
+def test_all_replicas_share_one_full_failure_report(relight: Command, place: Path) -> None:
     """The failed rank's node prints the full report, and the others print one line."""
     script = f"import os\nif os.environ['RANK'] == '1':\n    raise ValueError({LONG!r})\n"
     (place / "train.py").write_text(script + "import time\ntime.sleep(600)\n")
@@ -184,7 +186,7 @@ def test_all_replicas_share_one_report(relight: Command, place: Path) -> None:
     assert f"exit code 1: {said}" in found.stderr.splitlines()[-1]
 
 
-def test_scheduler_on_the_command_line_overrides_stdin(relight: Command) -> None:
+def test_scheduler_flag_overrides_scheduler_in_stdin_json(relight: Command) -> None:
     order = {"component_name": "utils.echo", "scheduler_args": {}}
     words = ("submit", "--stdin", "--scheduler", "local", "--dryrun", "--json")
     for scheduler in ({}, {"scheduler": "slurm"}):
@@ -192,8 +194,8 @@ def test_scheduler_on_the_command_line_overrides_stdin(relight: Command) -> None
         assert json.loads(found.stdout)["scheduler"] == "local"
 
 
-def test_json_has_torchx_keys(relight: Command) -> None:
-    """It has the keys of `torchx run --json` and `torchx status --json` (nightly 2026.10.26)."""
+def test_submit_and_status_json_have_torchx_keys(relight: Command) -> None:
+    """The keys are those of `torchx run --json` and `torchx status --json` (nightly 2026.10.26)."""
     found = json.loads(relight("submit", "--json", "utils.echo").stdout)
     assert {"handle", "app_id", "scheduler", "state", "ui_url"} <= found.keys()
     found = json.loads(relight("status", "--json", found["handle"]).stdout)
@@ -206,7 +208,7 @@ def test_json_has_torchx_keys(relight: Command) -> None:
     assert {"id", "role", "state", "hostname"} <= found["roles"][0]["replicas"][0].keys()
 
 
-def test_json_on_stdin_replaces_command_line(relight: Command) -> None:
+def test_submit_accepts_json_on_stdin_instead_of_arguments(relight: Command) -> None:
     order = {
         "component_name": "utils.echo",
         "scheduler": "local",
@@ -279,7 +281,7 @@ def test_detached_job_keeps_running_after_submit(relight: Command) -> None:
     relight("delete", handle)
 
 
-def test_submit_waits_for_detached_job_on_request(relight: Command) -> None:
+def test_submit_can_wait_for_detached_job(relight: Command) -> None:
     """--wait waits without printing the output, and --log prints it."""
     words = ("-cfg", "detach=true", "utils.echo", "--msg", "hi")
     found = relight("submit", "--wait", *words)
@@ -322,7 +324,7 @@ def follow(replicas: Replicas, where: SlowReader) -> Follower:
     return Follower(cast(Runner, replicas), Handle("local", "relight", "x-1"), where)
 
 
-def test_slow_reader_gets_all_lines() -> None:
+def test_slow_reader_receives_all_log_lines() -> None:
     """Lines arrive intact and in order, but in few writes."""
     reader = SlowReader(4)
     follow(Replicas(30_000), reader).join(limit_s=2)
@@ -334,7 +336,7 @@ def test_slow_reader_gets_all_lines() -> None:
     assert reader.writes < 1000
 
 
-def test_waiting_for_missing_output_ends_after_a_while() -> None:
+def test_wait_for_missing_output_ends_with_an_error() -> None:
     """If a scheduler has a job's result but not all of its lines, an error says so."""
     reader = SlowReader(0)
     with pytest.raises(MachineError, match="relight logs local://relight/x-1"):
@@ -343,7 +345,7 @@ def test_waiting_for_missing_output_ends_after_a_while() -> None:
 
 
 def test_job_runs_in_copy_of_workspace(relight: Command, tmp_path: Path) -> None:
-    """Its script is found there."""
+    """The job's script is found in the copy."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "main.py").write_text("print(open('data').read(), __file__)")
@@ -353,7 +355,7 @@ def test_job_runs_in_copy_of_workspace(relight: Command, tmp_path: Path) -> None
     assert str(source) not in found.stderr
 
 
-def test_unencodable_character_is_escaped(relight: Command) -> None:
+def test_unencodable_output_character_is_escaped(relight: Command) -> None:
     found = relight("submit", "--dryrun", "utils.echo", "--msg", "…", PYTHONIOENCODING="latin-1")
     assert found.returncode == 0
     assert r"\u2026" in found.stdout

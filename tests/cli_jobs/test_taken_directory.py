@@ -28,7 +28,7 @@ def shared(tmp_path: Path) -> Path:
     return folder
 
 
-def test_job_uses_and_is_found_in_fallback_directory(
+def test_commands_find_job_in_fallback_runtime_directory(
     start: Start, launch: Launch, script: Callable[[str], Path], shared: Path
 ) -> None:
     variables = {"XDG_RUNTIME_DIR": "", "TMPDIR": str(shared)}

@@ -52,12 +52,12 @@ def rates(*uses: RankUse) -> list[tuple[float | None, float | None]]:
 # The view.
 
 
-def test_rates_need_two_samples() -> None:
+def test_rates_are_unknown_until_the_second_sample() -> None:
     looks = RankUse(10.0, 5.0, 0, 100, 0.0), RankUse(12.0, 8.0, 0, 120, 0.0)
     assert rates(*looks) == [(None, None), (10.0, 1.5)]
 
 
-def test_rate_is_measured_between_steps() -> None:
+def test_step_rate_is_measured_between_step_completions() -> None:
     """A step takes 4 s and is sampled every 3 s. What counts is when the steps end, not when they
     are sampled.
     """
@@ -65,17 +65,17 @@ def test_rate_is_measured_between_steps() -> None:
     assert [rate for rate, _ in rates(*looks)] == [None, 0.25, 0.25]
 
 
-def test_stalled_rank_has_rate_0() -> None:
+def test_step_rate_of_stalled_rank_drops_to_zero() -> None:
     looks = [RankUse(float(at), 0.0, 0, min(at, 5), max(0.0, at - 5.0)) for at in range(40)]
     assert rates(*looks)[-1][0] == 0.0
 
 
 @pytest.mark.parametrize("later", [RankUse(12.0, 1.0, 0, 120), RankUse(12.0, 6.0, 0, 3)])
-def test_rate_is_measured_anew_after_restart(later: RankUse) -> None:
+def test_restart_resets_measured_rates(later: RankUse) -> None:
     assert rates(RankUse(10.0, 5.0, 0, 100), later)[-1] == (None, None)
 
 
-def test_rank_without_steps_has_no_rate() -> None:
+def test_rank_without_reported_steps_has_no_step_rate() -> None:
     assert rates(RankUse(10.0, 5.0, 0), RankUse(12.0, 6.0, 0))[-1] == (None, 0.5)
 
 
@@ -91,7 +91,7 @@ def test_rank_without_steps_has_no_rate() -> None:
         ("memory", [1, 0, 2, 10]),
     ],
 )
-def test_every_sort_order_puts_notable_ranks_first(order: str, expected: list[int]) -> None:
+def test_every_sort_order_lists_most_notable_ranks_first(order: str, expected: list[int]) -> None:
     def row(rank: int, host: str, state: str, *values: Any) -> Row:
         return Row("run://relight/x-1", "default", rank, host, state, *values, "")
 
@@ -108,7 +108,7 @@ def test_every_sort_order_puts_notable_ranks_first(order: str, expected: list[in
         assert [row.rank for row in reverse] == [*known[::-1], 10]
 
 
-def test_empty_columns_are_omitted() -> None:
+def test_columns_without_values_are_omitted() -> None:
     rows = SampleHistory().rows([job(replica(0, line="hello"))])
     assert top_rows.table(rows) == (
         ["REPLICA", "HOST", "STATE", "LAST LINE"],
@@ -116,7 +116,7 @@ def test_empty_columns_are_omitted() -> None:
     )
 
 
-def test_job_without_ranks_has_one_row_others_one_per_rank() -> None:
+def test_pending_job_has_one_row_and_running_job_one_per_rank() -> None:
     use = RankUse(1.0, 1.0, 3 << 30, 7, 0.0)
     waits = job(name="wait-2", state=AppState.PENDING, message="waiting for a group")
     rows = SampleHistory().rows([job(replica(0, use)), waits])
@@ -130,19 +130,19 @@ def test_job_without_ranks_has_one_row_others_one_per_rank() -> None:
     assert top_rows.totals(rows) == "2 jobs, 1 node, 1 rank: 1 RUNNING"
 
 
-def test_job_shows_id_and_name_if_they_differ() -> None:
+def test_job_column_shows_id_and_name_if_they_differ() -> None:
     running = AppStatus(AppState.RUNNING, replicas=(replica(0),))
     jobs = JobLook("slurm://relight/7", running, "train"), job(replica(0))._replace(name="train")
     assert [row.cells()[0] for row in SampleHistory().rows(jobs)] == ["7 train", "train-1"]
 
 
-def test_worker_output_is_sanitized_and_failure_is_shown() -> None:
+def test_top_sanitizes_worker_output_and_shows_exit_code() -> None:
     looked = job(replica(0, line="\x1b[2J[red]x"), replica(1, exitcode=7, state=AppState.FAILED))
     cells = [row.cells()[-1] for row in SampleHistory().rows([looked])]
     assert cells == ["\ufffd[2J[red]x", "exit code 7"]
 
 
-def test_filter_words_match_any_cell() -> None:
+def test_filter_words_match_text_in_any_cell() -> None:
     rows = SampleHistory().rows(
         [job(replica(0, host="gpu-01", line="Loss"), replica(1, host="gpu-02"))]
     )
@@ -168,7 +168,7 @@ def test_filter_words_match_any_cell() -> None:
         ("0, 97\n\n", ""),
     ],
 )
-def test_this_machines_gpus_are_shown(
+def test_top_shows_local_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, printed: str, shown: str
 ) -> None:
     program = tmp_path / "nvidia-smi"
@@ -178,10 +178,10 @@ def test_this_machines_gpus_are_shown(
     assert top_rows.gpus_line(gpus.Gpus().look()) == shown
 
 
-def test_rank_shows_its_processes_gpu_usage(
+def test_rank_row_shows_gpu_usage_of_its_processes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It covers this machine only, and includes child processes such as data loaders."""
+    """The usage covers this machine only, and includes child processes such as data loaders."""
     program = tmp_path / "nvidia-smi"
     program.write_text(f"""#!/bin/sh
 case "$1" in
@@ -209,10 +209,10 @@ def test_headline_shows_progress_and_metrics_over_time() -> None:
 
 
 @pytest.mark.parametrize("text", ["exit 9", "exec sleep 60", None])
-def test_broken_nvidia_smi_is_tried_only_once(
+def test_failing_nvidia_smi_is_run_only_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
 ) -> None:
-    """It fails, hangs or is missing."""
+    """The program fails, hangs or is missing."""
     program, calls = tmp_path / "nvidia-smi", tmp_path / "calls"
     if text is not None:
         program.write_text(f"#!/bin/sh\necho call >> {calls}\n{text}\n")
@@ -287,7 +287,7 @@ def test_job_with_killed_agent_is_shown_as_unknown(name: str) -> None:
         assert "its agent was killed" in found[0].status.message
 
 
-def test_ended_job_stays_visible_and_new_ones_appear() -> None:
+def test_ended_job_stays_visible_and_new_jobs_appear() -> None:
     runner = FakeRunner(
         old=AppStatus(AppState.SUCCEEDED), first=AppStatus(AppState.RUNNING)
     )  # fmt: skip
@@ -317,7 +317,7 @@ def test_unresponsive_scheduler_does_not_hide_other_jobs() -> None:
         watched(runner, scheduler="slurm").look()
 
 
-def test_unknown_job_and_replica_handle_are_rejected(relight: Command) -> None:
+def test_top_rejects_unknown_job_and_replica_handle(relight: Command) -> None:
     found = relight("top", "run://relight/nope-1")
     assert (found.returncode, found.stdout) == (2, "")
     assert "no such job: run://relight/nope-1" in found.stderr
@@ -329,7 +329,7 @@ def test_unknown_job_and_replica_handle_are_rejected(relight: Command) -> None:
 
 
 @pytest.mark.slow
-def test_pipe_gets_one_table(
+def test_top_prints_one_table_to_a_pipe(
     start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str]
 ) -> None:
     steps = "import time\nfrom relight.worker import progress\nfor step in range(10**6):\n"
@@ -350,7 +350,7 @@ def test_pipe_gets_one_table(
     assert len(alone) == len(lines) - 1
 
 
-def test_dumb_terminal_gets_table(variables: dict[str, str]) -> None:
+def test_top_prints_a_table_on_a_dumb_terminal(variables: dict[str, str]) -> None:
     ours, theirs = os.openpty()
     for term in ("dumb", ""):
         found = subprocess.run(
@@ -362,7 +362,9 @@ def test_dumb_terminal_gets_table(variables: dict[str, str]) -> None:
     os.close(theirs)
 
 
-def test_missing_textual_error_gives_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_missing_textual_package_suggests_once_flag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(cli, "top_view")
     monkeypatch.delitem(sys.modules, "relight.cli.inspect.top_view")
     monkeypatch.setitem(sys.modules, "textual.app", None)
@@ -424,7 +426,7 @@ TWO = (
 )
 
 
-def test_stacks_and_logs_are_for_the_selected_row(
+def test_stack_and_log_keys_apply_to_the_selected_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     played = Played(monkeypatch, *TWO)
@@ -445,7 +447,7 @@ def test_stacks_and_logs_are_for_the_selected_row(
     assert played.commands == [("stacks", "run://relight/other-2"), logs]
 
 
-def test_cancel_asks_for_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_key_asks_for_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:
@@ -483,7 +485,7 @@ def test_keys_sort_reverse_and_filter_rows(monkeypatch: pytest.MonkeyPatch) -> N
     assert not played.commands
 
 
-def test_thousand_ranks_can_be_scrolled_and_cursor_stays_on_its_rank(
+def test_cursor_stays_on_its_rank_when_rows_are_refreshed_or_sorted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def looked(first_step: int) -> JobLook:
@@ -525,7 +527,7 @@ def test_failed_refresh_is_reported_and_keeps_last_rows(monkeypatch: pytest.Monk
     played.play(keys)
 
 
-def test_late_command_output_after_escape_is_ignored(
+def test_command_output_that_arrives_after_escape_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     played = Played(monkeypatch, *TWO)

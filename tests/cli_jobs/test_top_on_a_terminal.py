@@ -23,7 +23,7 @@ def typed(pilot: Pilot[None], text: str) -> None:
         pilot.app.post_message(events.Key(names.get(each, each), character))
 
 
-def test_fast_typing_goes_to_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_typed_quickly_after_slash_go_to_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of the keys acts as a command until after Enter."""
     played = Played(monkeypatch, *TWO)
 
@@ -40,7 +40,7 @@ def test_fast_typing_goes_to_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not played.commands
 
 
-def test_multi_line_paste_goes_to_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multi_line_paste_is_entered_into_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:
@@ -51,7 +51,7 @@ def test_multi_line_paste_goes_to_filter(monkeypatch: pytest.MonkeyPatch) -> Non
     played.play(keys)
 
 
-def test_dialog_ignores_filter_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filter_key_is_ignored_while_a_dialog_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:
@@ -103,7 +103,7 @@ def test_narrow_terminal_drops_least_important_columns(
     played.play(keys, size=size)
 
 
-def test_columns_return_when_terminal_widens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_columns_reappear_when_terminal_widens(monkeypatch: pytest.MonkeyPatch) -> None:
     played = with_long_values(monkeypatch)
 
     async def keys(pilot: Pilot[None]) -> None:

@@ -63,7 +63,7 @@ for step in range(5000):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--redirects=3",)])
-def test_metrics_are_reported_or_found_in_output(
+def test_status_shows_metrics_reported_or_parsed_from_output(
     start: Start, relight: Command, script: Callable[[str], Path], tmp_path: Path,
     variables: dict[str, str], flags: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -84,7 +84,7 @@ def test_metrics_are_reported_or_found_in_output(
     assert " of 5000, " in shown and " steps/s, about " in shown and "loss " in shown
 
 
-def test_unmatched_metric_is_named_at_the_end(
+def test_metric_pattern_without_a_match_is_reported_at_job_end(
     launch: Command, script: Callable[[str], Path]
 ) -> None:
     job = launch("run", "--watch-metric=los: (.+)", script("import time\ntime.sleep(1.2)\n"))
@@ -92,7 +92,7 @@ def test_unmatched_metric_is_named_at_the_end(
     assert "--watch-metric: no line printed by the workers contained los" in job.stderr
 
 
-def test_invalid_metric_is_rejected_before_anything_starts(
+def test_invalid_metric_pattern_is_rejected_before_workers_start(
     launch: Command, script: Callable[[str], Path]
 ) -> None:
     job = launch("run", "--watch-metric=loss: (", script("print('began')\n"))

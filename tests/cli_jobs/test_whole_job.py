@@ -32,12 +32,12 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.slow
-def test_each_node_shows_ranks_of_all_nodes(
+def test_status_on_any_node_shows_ranks_of_all_nodes(
     start: Start, relight: Command, script: Callable[[str], Path], tmp_path: Path,
     variables: dict[str, str],
 ) -> None:  # fmt: skip
-    """It shows their states, last lines and logs. A stopped node is named, and doesn't delay the
-    others.
+    """The status includes the ranks' states, last lines and logs. A suspended node is named, and
+    doesn't delay the others.
     """
     flags = ("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file", "--rdzv-id=whole",
              f"--rdzv-endpoint={tmp_path}/where", "--rdzv-conf=lost_after=5")  # fmt: skip
@@ -89,12 +89,12 @@ def test_each_node_shows_ranks_of_all_nodes(
 
 
 @pytest.mark.slow
-def test_status_shows_order_by_topology(
+def test_status_shows_network_location_of_each_rank(
     start: Start, relight: Command, script: Callable[[str], Path], tmp_path: Path,
     variables: dict[str, str],
 ) -> None:  # fmt: skip
-    """Each rank is shown with its node's place in the network. `describe` shows this for its own
-    node.
+    """Each rank is shown with its node's place in the network. `describe` shows the place of its
+    own node.
     """
     flags = ("run", "--nnodes=2", "--rdzv-backend=file", "--rdzv-id=order",
              f"--rdzv-endpoint={tmp_path}/where")  # fmt: skip

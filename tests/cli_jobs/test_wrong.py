@@ -238,7 +238,7 @@ def check(found: Any, text: str, place: Path, tmp_path: Path) -> None:
     ids=lambda value: value[:80] or "nothing",
 )
 @pytest.mark.usefixtures("files")
-def test_invalid_submit_is_not_sent(
+def test_invalid_submit_command_is_rejected_before_submission(
     here: Command, place: Path, tmp_path: Path, words: str, text: str
 ) -> None:
     check(here("submit", *words.split()), text, place, tmp_path)
@@ -264,7 +264,9 @@ def test_invalid_json_on_stdin_is_rejected(
     check(here("submit", "--stdin", stdin=said), text, place, tmp_path)
 
 
-def test_unreadable_settings_stop_every_command(here: Command, place: Path, tmp_path: Path) -> None:
+def test_unreadable_settings_file_fails_every_command(
+    here: Command, place: Path, tmp_path: Path
+) -> None:
     """The error names the file."""
     (place / "a.py").write_text("")
     for words in (("submit", "utils.echo"), ("list",), ("status", "local://relight/x")):
@@ -276,14 +278,14 @@ def test_unreadable_settings_stop_every_command(here: Command, place: Path, tmp_
 
 @pytest.mark.parametrize("word", ["--dryrun", "-s"])
 def test_submit_flag_after_component_is_rejected(here: Command, word: str) -> None:
-    """The error says where it belongs."""
+    """The error says where the flag belongs."""
     found = here("submit", "dist.ddp", word, "--script", "a.py")
     assert found.returncode == 2
     assert found.stderr.endswith("it must come before dist.ddp\n")
 
 
-def test_value_for_submit_switch_is_rejected(here: Command) -> None:
-    """It is rejected both before and after the component."""
+def test_submit_rejects_value_for_boolean_flag(here: Command) -> None:
+    """The value is rejected both before and after the component."""
     found = here("submit", "dist.ddp", "--wait=false", "--script", "a.py")
     assert found.returncode == 2
     assert found.stderr.endswith("before dist.ddp and takes no value: --wait\n")
@@ -292,7 +294,7 @@ def test_value_for_submit_switch_is_rejected(here: Command) -> None:
         assert (found.returncode, found.stderr.splitlines()[1]) == (2, f"hint: {hint}")
 
 
-def test_invalid_setting_is_reported_with_its_file(here: Command, place: Path) -> None:
+def test_error_for_invalid_setting_names_its_file(here: Command, place: Path) -> None:
     """A byte order mark is ignored."""
     file = place / "set"
     file.write_text("\ufeff[local]\nprepend_cwd = maybe\n")
@@ -302,10 +304,10 @@ def test_invalid_setting_is_reported_with_its_file(here: Command, place: Path) -
 
 
 @pytest.mark.parametrize("words", [("components",), ("--help",), ("completion", "bash")])
-def test_full_stdout_is_one_line_error(
+def test_write_error_on_full_stdout_is_one_line(
     relight: Command, place: Path, words: tuple[str, ...]
 ) -> None:
-    """It exits with the code for machine errors."""
+    """The command exits with the code for machine errors."""
     command = [sys.executable, "-m", "relight", *words]
     with open("/dev/full", "w") as full:
         found = subprocess.run(
@@ -315,7 +317,7 @@ def test_full_stdout_is_one_line_error(
     assert found.stderr == "relight: error: can't write the output: No space left on device\n"
 
 
-def test_list_works_without_working_directory(relight: Command, place: Path) -> None:
+def test_list_works_in_deleted_working_directory(relight: Command, place: Path) -> None:
     code = "import os, sys; os.rmdir(os.getcwd()); from relight.cli.main import main; "
     (place / "gone").mkdir()
     found = subprocess.run(
@@ -328,8 +330,8 @@ def test_list_works_without_working_directory(relight: Command, place: Path) -> 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("words", [["run", "train.py"], ["submit", "utils.echo"]])
-def test_deleted_working_directory_is_named_as_the_cause(place: Path, words: list[str]) -> None:
-    """It is often recreated under the same name, as by git checkout."""
+def test_error_names_deleted_working_directory_as_the_cause(place: Path, words: list[str]) -> None:
+    """A deleted working directory is often recreated under the same name, as by git checkout."""
     (place / "gone").mkdir()
     code = "import os; os.rmdir(os.getcwd()); from relight.cli.main import entry; entry()"
     found = subprocess.run(
@@ -342,8 +344,8 @@ def test_deleted_working_directory_is_named_as_the_cause(place: Path, words: lis
 
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has pipes of packets")
-def test_each_line_on_stderr_is_written_at_once() -> None:
-    """Agents that share a terminal, as under srun and in loops of shells, don't mix their lines."""
+def test_each_stderr_line_is_written_in_a_single_write() -> None:
+    """Agents that share a terminal, as under srun and in shell loops, don't mix their lines."""
     readable, writable = os.pipe2(os.O_DIRECT)
     command = [sys.executable, "-m", "relight", "run", "missing.py"]
     try:
@@ -356,7 +358,7 @@ def test_each_line_on_stderr_is_written_at_once() -> None:
     assert all(packet.endswith(b"\n") for packet in written)
 
 
-def test_nothing_is_submitted_without_state_directory(relight: Command, tmp_path: Path) -> None:
+def test_submit_fails_without_a_usable_state_directory(relight: Command, tmp_path: Path) -> None:
     """The error names the variable."""
     (tmp_path / "file").write_text("")
     found = relight("submit", "utils.echo", RELIGHT_STATE_DIR=str(tmp_path / "file"))

@@ -81,7 +81,7 @@ def lab() -> Iterator[Lab]:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_pods_form_one_job_ranked_by_index(
+def test_pods_form_one_job_with_ranks_by_pod_index(
     lab: Lab, tmp_path: Path, controller, nproc: int, port: str
 ) -> None:
     """The workers rendezvous at the open port."""

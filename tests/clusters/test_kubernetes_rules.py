@@ -96,28 +96,32 @@ def phases(server: ApiServer) -> list[str]:
         ({"ttlSecondsAfterFinished": -1}, "must be greater than or equal to 0"),
     ],
 )
-def test_invalid_job_is_refused(server: ApiServer, spec: dict[str, Any], said: str) -> None:
+def test_invalid_kubernetes_job_is_rejected(
+    server: ApiServer, spec: dict[str, Any], said: str
+) -> None:
     with pytest.raises(Refused, match=said) as caught:
         post(server, job(**spec))
     assert caught.value.code == 422
 
 
 @pytest.mark.parametrize("values", [[0, 1], [2, 1], [1, 1], list(range(1, 257)), []])
-def test_exit_codes_are_ordered_unique_and_not_zero(server: ApiServer, values: list[int]) -> None:
+def test_failure_policy_exit_codes_must_be_ordered_unique_and_nonzero(
+    server: ApiServer, values: list[int]
+) -> None:
     codes = {"operator": "In", "values": values}
     rule = {"action": "FailJob", "onExitCodes": codes}
     with pytest.raises(Refused, match="onExitCodes"):
         post(server, job(podFailurePolicy={"rules": [rule]}))
 
 
-def test_names_leave_room_for_pod_host_names(server: ApiServer) -> None:
+def test_job_name_too_long_for_pod_host_names_is_rejected(server: ApiServer) -> None:
     with pytest.raises(Refused, match="will not able to create pod with invalid DNS label"):
         post(server, job(name="j" * 62, completions=11))
     with pytest.raises(Refused, match="DNS-1035"):
         post(server, headless("1s"))
 
 
-def test_annotations_and_data_have_size_limits(server: ApiServer) -> None:
+def test_annotations_and_config_map_data_have_size_limits(server: ApiServer) -> None:
     body = job()
     body["metadata"]["annotations"] = {"a": "x" * (256 * 1024)}
     with pytest.raises(Refused, match="Too long: may not be more than 262144 bytes"):
@@ -130,7 +134,7 @@ def test_annotations_and_data_have_size_limits(server: ApiServer) -> None:
         post(server, body)
 
 
-def test_immutable_fields_are_refused(server: ApiServer) -> None:
+def test_changes_to_immutable_fields_are_rejected(server: ApiServer) -> None:
     post(server, job())
     patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector", "value": {"a": "b"}}]
     with pytest.raises(Refused, match=r"spec\.template: Invalid value: field is immutable"):
@@ -153,7 +157,7 @@ def big(size: int) -> str:
     )
 
 
-def test_client_side_apply_refuses_object_too_large_for_annotation(server: ApiServer) -> None:
+def test_client_side_apply_rejects_object_too_large_for_annotation(server: ApiServer) -> None:
     """The other objects have been applied by then."""
     (error,) = apply.kubectl_apply(server, big(300_000))
     assert "metadata.annotations: Too long: may not be more than 262144 bytes" in error
@@ -162,14 +166,14 @@ def test_client_side_apply_refuses_object_too_large_for_annotation(server: ApiSe
     assert len(server.objects) == 2
 
 
-def test_applying_twice_changes_nothing(server: ApiServer) -> None:
+def test_applying_the_same_manifest_twice_changes_nothing(server: ApiServer) -> None:
     assert apply.kubectl_apply(server, big(10)) == []
     version = server.state.version
     assert apply.kubectl_apply(server, big(10)) == []
     assert server.state.version == version
 
 
-def test_server_side_apply_conflicts_with_another_manager(server: ApiServer) -> None:
+def test_server_side_apply_conflicts_with_another_field_manager(server: ApiServer) -> None:
     path = "/api/v1/namespaces/ns/configmaps/c"
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "1"}}
     server.request("PATCH", path, {"fieldManager": "one"}, body, apply.APPLY)
@@ -184,7 +188,7 @@ def test_server_side_apply_conflicts_with_another_manager(server: ApiServer) -> 
 # Admission.
 
 
-def test_pods_tolerate_lost_nodes_for_300_seconds(server: ApiServer) -> None:
+def test_pods_tolerate_lost_nodes_for_300_seconds_by_default(server: ApiServer) -> None:
     own = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
     post(server, job(pod={"tolerations": [{**own, "tolerationSeconds": 20}]}))
     (its,) = server.of("pods")
@@ -213,7 +217,7 @@ def test_deleting_a_job_orphans_its_pods_by_default(server: ApiServer) -> None:
     assert phases(server) == ["Running"]
 
 
-def test_failed_index_leaves_others_running(server: ApiServer, tmp_path: Path) -> None:
+def test_failed_index_leaves_other_indexes_running(server: ApiServer, tmp_path: Path) -> None:
     """The Job ends once all indexes have ended, or maxFailedIndexes is exceeded."""
     command = (
         f"[ $JOB_COMPLETION_INDEX = 0 ] && exit 1; until [ -e {tmp_path}/go ]; do sleep .05; done"
@@ -242,7 +246,7 @@ def test_failing_job_deletes_running_pods(server: ApiServer) -> None:
     assert left["metadata"]["name"].startswith("j-0-")
 
 
-def test_job_fails_at_deadline_and_expires_later(server: ApiServer) -> None:
+def test_job_fails_at_its_deadline_and_is_deleted_after_its_ttl(server: ApiServer) -> None:
     post(server, job(activeDeadlineSeconds=60, ttlSecondsAfterFinished=100))
     server.elapse(1)
     assert conditions(server) == {}
@@ -253,7 +257,7 @@ def test_job_fails_at_deadline_and_expires_later(server: ApiServer) -> None:
     assert not server.objects.keys() - {key for key in server.objects if key[1] == "events"}
 
 
-def test_suspended_job_resumes(server: ApiServer) -> None:
+def test_suspended_job_starts_its_pods_when_resumed(server: ApiServer) -> None:
     post(server, job(suspend=True))
     assert "Suspended" in conditions(server)
     assert not server.of("pods")
@@ -263,14 +267,16 @@ def test_suspended_job_resumes(server: ApiServer) -> None:
     assert phases(server) == ["Running"]
 
 
-def test_silent_node_keeps_its_pod_for_300_seconds(server: ApiServer) -> None:
+def test_pod_on_unresponsive_node_is_kept_for_300_seconds(server: ApiServer) -> None:
     post(server, job())
     server.kubelet.freeze(0, 299)
     assert not any(map(is_terminating, server.of("pods")))
 
 
 @pytest.mark.parametrize(("policy", "count"), [("Failed", 1), ("TerminatingOrFailed", 2)])
-def test_terminating_pod_is_replaced_by_policy(server: ApiServer, policy: str, count: int) -> None:
+def test_terminating_pod_is_replaced_according_to_replacement_policy(
+    server: ApiServer, policy: str, count: int
+) -> None:
     post(server, job(podReplacementPolicy=policy))
     server.kubelet.freeze(0, 300)
     assert len(server.of("pods")) == count
@@ -292,7 +298,7 @@ def test_terminating_pod_is_replaced_by_policy(server: ApiServer, policy: str, c
     ],
     ids=["matching", "no subdomain", "different name", "different selector", "not headless"],
 )  # fmt: skip
-def test_pod_has_a_name_only_with_subdomain_and_headless_service(
+def test_pod_has_a_dns_name_only_with_subdomain_and_headless_service(
     server: ApiServer, service: Object, parts: Object, resolves: bool
 ) -> None:
     post(server, service)
@@ -301,7 +307,9 @@ def test_pod_has_a_name_only_with_subdomain_and_headless_service(
 
 
 @pytest.mark.parametrize("publishes", [False, True])
-def test_unready_pod_has_a_name_only_if_published(server: ApiServer, publishes: bool) -> None:
+def test_unready_pod_has_a_dns_name_only_if_service_publishes_it(
+    server: ApiServer, publishes: bool
+) -> None:
     post(server, headless(publishNotReadyAddresses=publishes))
     body = job(pod={"subdomain": "s"})
     body["spec"]["template"]["spec"]["containers"][0]["readinessProbe"] = {"exec": {}}
@@ -314,7 +322,7 @@ def test_unready_pod_has_a_name_only_if_published(server: ApiServer, publishes: 
 
 @pytest.mark.needs_setpriv
 @pytest.mark.parametrize(("capabilities", "code"), [({}, 0), ({"drop": ["ALL"]}, 1)])
-def test_root_without_capabilities_cannot_write_to_user_volume(
+def test_root_without_capabilities_cannot_write_to_another_users_volume(
     server: ApiServer, tmp_path: Path, capabilities: Object, code: int
 ) -> None:
     volume = tmp_path / "volume"
@@ -338,13 +346,13 @@ def phase(server: ApiServer, name: str = "v") -> str:
         return str(server.objects[("ns", "jobs.volcano", name)]["status"]["state"]["phase"])
 
 
-def test_volcano_without_svc_gives_no_host_names(server: ApiServer) -> None:
+def test_volcano_without_svc_plugin_creates_no_host_names(server: ApiServer) -> None:
     post(server, headless("v", selector={"volcano.sh/job-name": "v"}))
     post(server, volcano("exec sleep 1000"), VOLCANO)
     assert not any("v-t-0-0.v" in x for x in dns.records(server.state, "ns"))
 
 
-def test_volcano_starts_job_max_retry_times(server: ApiServer, tmp_path: Path) -> None:
+def test_volcano_starts_failing_job_max_retry_times(server: ApiServer, tmp_path: Path) -> None:
     """A maxRetry of 0 means 3."""
     policy = [{"event": "PodFailed", "action": "RestartJob"}]
     command = f"echo x >> {tmp_path}/tries; exit 1"
@@ -373,7 +381,7 @@ def test_volcano_distinguishes_eviction_from_failure(server: ApiServer) -> None:
         ({"queue": "none"}, "unable to find job queue"),
     ],
 )
-def test_invalid_volcano_job_is_refused(server: ApiServer, spec: Object, said: str) -> None:
+def test_invalid_volcano_job_is_rejected(server: ApiServer, spec: Object, said: str) -> None:
     with pytest.raises(Refused, match=said):
         post(server, volcano("true", **spec), VOLCANO)
 
@@ -404,7 +412,7 @@ print("node met the others")
 
 
 @pytest.mark.needs_hosts
-def test_torchx_pods_find_each_other(
+def test_torchx_pods_find_each_other_by_host_name(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TorchX's Job uses Volcano's plug-in svc for host names, and reads VC_TRAIN_0_HOSTS."""

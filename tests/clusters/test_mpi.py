@@ -31,7 +31,7 @@ def relight(mpi: Mpi, host: str, *flags: str, more: tuple[str, ...] = ()) -> tup
 @pytest.mark.parametrize(
     "start", ["login", NODES[0]], ids=["from the login node", "from its first node"]
 )
-def test_mpirun_needs_no_flags(mpi: Mpi, start: str) -> None:
+def test_run_needs_no_flags_under_mpirun(mpi: Mpi, start: str) -> None:
     """One process per host makes one job in mpirun's order, wherever mpirun itself runs."""
     text, code = relight(mpi, start, "--host", slots(NODES), more=("-v", "--nproc-per-node=2"))
     assert code == 0, text
@@ -75,7 +75,7 @@ def test_one_process_per_host_with_many_slots_forms_one_job(mpi: Mpi) -> None:
     assert [worker.host for worker in seen(text)] == NODES[:3], text
 
 
-def test_several_agents_per_host_rejected_with_remedy(mpi: Mpi) -> None:
+def test_several_agents_per_host_are_rejected_with_a_hint(mpi: Mpi) -> None:
     """By default, mpirun starts one process per slot."""
     text, code = relight(mpi, "login", "-np", "4", "--host", slots(NODES[:2], 2))
     assert code == 2 and not seen(text), text
@@ -83,13 +83,13 @@ def test_several_agents_per_host_rejected_with_remedy(mpi: Mpi) -> None:
     assert "mpirun --map-by ppr:1:node" in text
 
 
-def test_nnodes_allows_several_agents_per_host(mpi: Mpi) -> None:
+def test_nnodes_flag_allows_several_agents_per_host(mpi: Mpi) -> None:
     text, code = relight(mpi, "node1", "-np", "3", "--host", "node1:3", more=("--nnodes=3",))
     assert code == 0, text
     assert [(worker.rank, worker.world) for worker in seen(text)] == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_flags_override_mpirun(mpi: Mpi) -> None:
+def test_flags_override_mpirun_environment(mpi: Mpi) -> None:
     """A node range and an endpoint from the command line take precedence."""
     more = ("--nnodes=1:2", "--rdzv-conf=last_call_timeout=9")
     text, code = relight(mpi, "login", "--host", slots(NODES[:2]), more=more)

@@ -41,7 +41,7 @@ def relight(slurm: Slurm, *command: str, **variables: str) -> tuple[str, int]:
     return slurm.run([*flags, *RELIGHT_RUN, *more], env={**SHELL, **variables})
 
 
-def test_srun_needs_no_flags(slurm: Slurm) -> None:
+def test_run_needs_no_flags_under_srun(slurm: Slurm) -> None:
     """One task per node forms one job with ranks in Slurm's order; -v lists the sources."""
     text, code = relight(slurm, "srun", "-N4", "--", "-v", "--nproc-per-node=2", "worker.py")
     assert code == 0, text
@@ -60,7 +60,7 @@ def test_srun_needs_no_flags(slurm: Slurm) -> None:
         assert text.count(said) == (1 if "rank" in said else 4), said
 
 
-def test_srun_uses_the_users_token(slurm: Slurm, tmp_path: Path) -> None:
+def test_agents_started_by_srun_use_the_users_token(slurm: Slurm, tmp_path: Path) -> None:
     """An agent without the token can't join the job."""
     without, _ = relight(slurm, "srun", "-N2", "--", "worker.py")
     assert without.count("no token") == 1, without
@@ -80,7 +80,7 @@ def test_srun_uses_the_users_token(slurm: Slurm, tmp_path: Path) -> None:
     assert "token" in text, text
 
 
-def test_ranks_follow_slurm_order_not_user_order(slurm: Slurm) -> None:
+def test_ranks_follow_slurm_node_order_not_command_line_order(slurm: Slurm) -> None:
     text, code = relight(slurm, "srun", "-N3", "-w", "node4,node2,node3", "--", "worker.py")
     assert code == 0, text
     assert [w.host for w in seen(text)] == ["node2", "node3", "node4"], text
@@ -88,7 +88,7 @@ def test_ranks_follow_slurm_order_not_user_order(slurm: Slurm) -> None:
 
 
 @pytest.mark.parametrize("nodes", [(), ("--nnodes=2:4", "--segment=2")])
-def test_ranks_follow_slurm_switches_on_request(slurm: Slurm, nodes: tuple[str, ...]) -> None:
+def test_ranks_can_follow_slurm_switch_topology(slurm: Slurm, nodes: tuple[str, ...]) -> None:
     """Nodes below the same leaf get adjacent ranks, whatever their numbers."""
     more = ("--rank-order=topology", *nodes, "worker.py")
     text, code = relight(slurm, "srun", "-N4", "--", *more)
@@ -98,7 +98,7 @@ def test_ranks_follow_slurm_switches_on_request(slurm: Slurm, nodes: tuple[str, 
     assert text.count("at spine.leaf10") == 2
 
 
-def test_node_range_uses_slurm_endpoint(slurm: Slurm) -> None:
+def test_job_with_node_range_uses_endpoint_from_slurm(slurm: Slurm) -> None:
     """A range in --nnodes is kept."""
     more = ("--nnodes=1:4", "--rdzv-conf=last_call_timeout=5", "worker.py")
     text, code = relight(slurm, "srun", "-N3", "--", *more)
@@ -111,7 +111,7 @@ def test_srun_exits_with_job_exit_code(slurm: Slurm) -> None:
     assert code == 17, text
 
 
-def test_several_agents_per_node_rejected_with_remedy(slurm: Slurm) -> None:
+def test_several_agents_per_node_are_rejected_with_a_hint(slurm: Slurm) -> None:
     """Several agents per node are accepted if the user states that each is a node."""
     tasks = ("srun", "-w", "node1,node2", "--ntasks-per-node=2")
     text, code = relight(slurm, *tasks, "--", "worker.py")
@@ -128,8 +128,8 @@ def test_several_agents_per_node_rejected_with_remedy(slurm: Slurm) -> None:
     assert [worker.world for worker in seen(text)] == [1, 1, 1, 1]
 
 
-def test_several_agents_per_node_rejected_despite_endpoint(slurm: Slurm) -> None:
-    """Otherwise the first two would form a job on one of two hosts."""
+def test_several_agents_per_node_are_rejected_even_with_an_endpoint(slurm: Slurm) -> None:
+    """Otherwise the first two agents would form a job on one of two hosts."""
     tasks = ("srun", "-w", "node1,node2", "--ntasks-per-node=2")
     more = ("--rdzv-backend=c10d", "--rdzv-endpoint=node1:29412", "--rdzv-id=x", "worker.py")
     text, code = relight(slurm, *tasks, "--", "--nnodes=2", *more)
@@ -140,7 +140,7 @@ def test_several_agents_per_node_rejected_despite_endpoint(slurm: Slurm) -> None
     assert text.count("2 of 4 nodes are agents on the same host, node1,") == 1, text
 
 
-def test_batch_script_ignores_step_that_called_sbatch(slurm: Slurm) -> None:
+def test_batch_script_ignores_variables_of_step_that_called_sbatch(slurm: Slurm) -> None:
     """A batch script inherits that step's variables, but is a single-node job of its own."""
     script, output = slurm.directory / "from_a_step.sh", slurm.directory / "from_a_step.txt"
     script.write_text(f"#!/bin/sh\n{' '.join(RELIGHT_RUN)} worker.py\n")
@@ -155,7 +155,7 @@ def test_batch_script_ignores_step_that_called_sbatch(slurm: Slurm) -> None:
     )
 
 
-def test_flags_override_slurm(slurm: Slurm) -> None:
+def test_flags_override_slurm_environment(slurm: Slurm) -> None:
     """An explicit endpoint, backend, and job id are kept."""
     more = ("--rdzv-backend=c10d", "--rdzv-endpoint=node2:29411", "--rdzv-id=mine", "worker.py")
     text, code = relight(slurm, "srun", "-w", "node1,node2", "--", *more)
@@ -165,8 +165,8 @@ def test_flags_override_slurm(slurm: Slurm) -> None:
     assert "rendezvous at node2:29411" in text
 
 
-def test_runs_on_one_node_without_srun(slurm: Slurm) -> None:
-    """Both salloc's shell and a batch script run one node, with a note."""
+def test_job_started_without_srun_runs_on_one_node(slurm: Slurm) -> None:
+    """A command in salloc's shell and a batch script both run on one node, with a note."""
     text, code = relight(slurm, "salloc", "-N3", "--", "worker.py")
     assert code == 0, text
     assert [worker.world for worker in seen(text)] == [1], text
@@ -195,7 +195,7 @@ def until_state(slurm: Slurm, job: str, *states: str) -> str:
         time.sleep(0.1)
 
 
-def test_steps_of_batch_job_are_separate_jobs(slurm: Slurm) -> None:
+def test_steps_of_a_slurm_batch_job_are_separate_jobs(slurm: Slurm) -> None:
     """Two concurrent two-node steps don't meet, and a later step on all nodes meets neither."""
     run = " ".join(RELIGHT_RUN) + " worker.py"
     half = "srun -N2 -n2 --exact"
@@ -213,7 +213,7 @@ def test_steps_of_batch_job_are_separate_jobs(slurm: Slurm) -> None:
     }
 
 
-def test_requeued_job_is_separate_from_previous_run(slurm: Slurm) -> None:
+def test_requeued_slurm_job_is_separate_from_its_previous_run(slurm: Slurm) -> None:
     """The second attempt runs under a different id."""
     first = slurm.directory / "first"
     wait = f"[ -e {first} ] || {{ touch {first}; sleep 100; }}"
@@ -276,7 +276,7 @@ def test_documented_batch_script_checkpoints_and_requeues(slurm: Slurm) -> None:
     max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_hostlists_expand_as_in_scontrol(slurm: Slurm, data: st.DataObject) -> None:
+def test_slurm_hostlists_expand_as_in_scontrol(slurm: Slurm, data: st.DataObject) -> None:
     text = data.draw(hostlists())
     said, code = slurm.run(["scontrol", "show", "hostnames", text])
     assert code == 0, said

@@ -46,7 +46,7 @@ class Played:
         return self
 
 
-def test_idle_workers_are_hung_after_timeout() -> None:
+def test_idle_workers_are_reported_as_hung_after_timeout() -> None:
     played = Played(FIXED).spend(600, cpu=1.0, io=1e6).spend(100)
     assert played.quiet_at[0] == 660
     assert played.quiet_at[-1] == 700
@@ -57,24 +57,24 @@ def test_idle_workers_are_hung_after_timeout() -> None:
     [{"cpu": 1.0}, {"io": 10_000.0}, {"faults": 1000.0}, {"prints": 30.0}],
     ids=["CPU time", "I/O", "page faults", "output"],
 )
-def test_active_worker_is_not_hung(use: dict[str, float]) -> None:
+def test_active_worker_is_not_reported_as_hung(use: dict[str, float]) -> None:
     assert not Played(FIXED).spend(HOUR_S, **use).quiet_at
 
 
-def test_worker_that_wakes_occasionally_is_idle() -> None:
+def test_worker_that_wakes_up_occasionally_counts_as_idle() -> None:
     assert Played(FIXED).spend(100, cpu=0.03, io=300, faults=5).quiet_at
 
 
-def test_busy_loop_is_hung_once_regular_output_stops() -> None:
+def test_busy_worker_is_reported_as_hung_once_its_regular_output_stops() -> None:
     played = Played(FIXED).spend(600, cpu=1.0, prints=5).spend(100, cpu=1.0)
     assert played.quiet_at[0] == 660
 
 
-def test_job_that_never_prints_may_compute_forever() -> None:
+def test_job_that_never_prints_is_not_hung_while_it_computes() -> None:
     assert not Played(FIXED).spend(4 * HOUR_S, cpu=1.0).quiet_at
 
 
-def test_output_timeout_scales_with_longest_gap() -> None:
+def test_output_timeout_scales_with_longest_gap_between_lines() -> None:
     played = Played(FIXED).spend(600, cpu=1.0, prints=30).spend(400, cpu=1.0)
     assert played.quiet_at[0] == 900, "10 times the 30 s between two lines"
 
@@ -86,7 +86,7 @@ def test_auto_timeout_adapts_to_longest_pause() -> None:
     assert played.spend(200).quiet_at
 
 
-def test_frozen_time_does_not_count() -> None:
+def test_time_while_workers_are_frozen_does_not_count_as_idle() -> None:
     played = Played(FIXED).spend(50)
     for _ in range(100):
         played.now += EVERY_S
@@ -95,7 +95,7 @@ def test_frozen_time_does_not_count() -> None:
     assert played.spend(20).quiet_at
 
 
-def test_suspended_machine_is_not_a_hang() -> None:
+def test_machine_suspension_is_not_reported_as_a_hang() -> None:
     played = Played(FIXED).spend(50)
     played.now += HOUR_S
     assert not played.spend(60).quiet_at
@@ -154,7 +154,9 @@ def orders() -> Iterator[tuple[Callable[[Played], None], ...]]:
 
 
 @pytest.mark.parametrize("phases", list(orders()), ids=lambda phases: phases[0].__name__)
-def test_auto_timeout_tolerates_long_phases(phases: tuple[Callable[[Played], None], ...]) -> None:
+def test_auto_timeout_tolerates_long_training_phases(
+    phases: tuple[Callable[[Played], None], ...],
+) -> None:
     played = Played(parse_hang_timeout("auto"))
     while played.now < 2 * HOUR_S:
         for phase in phases:
@@ -163,7 +165,9 @@ def test_auto_timeout_tolerates_long_phases(phases: tuple[Callable[[Played], Non
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__)
-def test_auto_timeout_detects_hang_after_each_phase(phase: Callable[[Played], None]) -> None:
+def test_auto_timeout_detects_hang_after_each_training_phase(
+    phase: Callable[[Played], None],
+) -> None:
     played = Played(parse_hang_timeout("auto"))
     training(played)
     phase(played)
@@ -178,12 +182,12 @@ def test_auto_timeout_detects_busy_loop() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "0.5", "nan", "inf", "never", "5m", "3e6"])
-def test_rejects_invalid_timeout(text: str) -> None:
+def test_invalid_hang_timeout_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_hang_timeout(text)
 
 
-def test_parses_off_auto_and_seconds() -> None:
+def test_hang_timeout_parses_off_auto_and_seconds() -> None:
     assert parse_hang_timeout("off") is None
     assert parse_hang_timeout("auto") == HangTimeout(300.0, 1800.0, adapts=True)
     assert parse_hang_timeout("2.5") == HangTimeout(2.5, 2.5, adapts=False)
@@ -197,7 +201,7 @@ def test_single_clock_tick_is_not_cpu_activity() -> None:
     assert 3.0 <= played.now < 6.0
 
 
-def test_worker_using_tenth_of_cpu_is_active() -> None:
+def test_worker_using_a_tenth_of_a_cpu_is_active() -> None:
     played = Played(HangTimeout(3.0, 3.0, adapts=False), every_s=0.15)
     assert not played.spend(600, cpu=0.1).quiet_at
 

@@ -19,14 +19,14 @@ def ask(agreement: Agreement, calls: dict[str, int], now: float) -> int | None:
     return agreement.conclude(now)
 
 
-def test_workers_agree_on_a_call_none_has_reached() -> None:
+def test_workers_agree_on_a_checkpoint_call_that_none_has_reached() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 0.0)
     assert ask(agreement, {"a": 7, "b": 9, "c": 8}, 0.1) is None
     assert agreement.limit == 10
     assert ask(agreement, {"a": 8, "b": 9, "c": 8}, 0.2) == 10
 
 
-def test_margin_grows_eightfold_if_worker_passes_limit() -> None:
+def test_checkpoint_margin_grows_eightfold_if_worker_passes_the_limit() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 0.0)
     ask(agreement, {"a": 7, "b": 9, "c": 8}, 0.1)
     assert ask(agreement, {"a": 12, "b": 9, "c": 8}, 0.2) is None
@@ -34,7 +34,7 @@ def test_margin_grows_eightfold_if_worker_passes_limit() -> None:
     assert ask(agreement, {"a": 12, "b": 13, "c": 8}, 0.3) == 20
 
 
-def test_answer_to_stale_limit_is_ignored() -> None:
+def test_reply_to_stale_checkpoint_limit_is_ignored() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 0.0)
     ask(agreement, {"a": 7, "b": 9, "c": 8}, 0.1)
     for node in NODES:
@@ -44,7 +44,7 @@ def test_answer_to_stale_limit_is_ignored() -> None:
     assert agreement.limit == 10
 
 
-def test_silent_node_delays_agreement_by_at_most_five_seconds() -> None:
+def test_silent_node_delays_checkpoint_agreement_by_at_most_five_seconds() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 100.0)
     agreement.answer("a", 0, 3)
     agreement.answer("b", 0, 3)
@@ -52,7 +52,7 @@ def test_silent_node_delays_agreement_by_at_most_five_seconds() -> None:
     assert agreement.conclude(105.0) == AT_ONCE
 
 
-def test_succeeded_node_is_not_awaited() -> None:
+def test_checkpoint_agreement_does_not_wait_for_succeeded_node() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 0.0)
     agreement.answer("a", 0, 3)
     agreement.answer("b", 0, 3)
@@ -63,7 +63,7 @@ def test_succeeded_node_is_not_awaited() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(NODES), st.integers(1, 40)), max_size=60), st.data())
-def test_no_worker_has_passed_the_agreed_call(
+def test_no_worker_has_passed_the_agreed_checkpoint_call(
     steps: list[tuple[str, int]], data: st.DataObject
 ) -> None:
     """Between two messages, workers may make any number of calls, up to their limit."""

@@ -69,7 +69,7 @@ class Job:
         (3, 3, "all 3 restarts are used up"),
     ],
 )
-def test_restarts_until_budget_is_exhausted(used: int, budget: int, decision: str) -> None:
+def test_job_restarts_until_budget_is_exhausted(used: int, budget: int, decision: str) -> None:
     outcome = Job(settings(budget), used).fails()
     if isinstance(outcome, Restart):
         assert used < budget
@@ -80,7 +80,7 @@ def test_restarts_until_budget_is_exhausted(used: int, budget: int, decision: st
         assert outcome.verdict == restart_refusal(settings(budget)) == decision
 
 
-def test_plain_policy_restarts_repeated_exception() -> None:
+def test_plain_restart_policy_allows_restart_after_repeated_exception() -> None:
     """Torchrun does the same. The final report counts the restarts that `smart` would save."""
     job = Job(settings(3))
     assert [job.reason(RAISED) for _ in range(4)] == [
@@ -91,7 +91,7 @@ def test_plain_policy_restarts_repeated_exception() -> None:
     ]
 
 
-def test_smart_ends_job_on_repeated_exception() -> None:
+def test_smart_restart_policy_ends_job_on_repeated_exception() -> None:
     job = Job(settings(10, smart=True))
     assert job.reason(RAISED) == "restart 1 of 10"
     assert job.reason(RAISED) == (
@@ -110,7 +110,7 @@ def test_smart_ends_job_on_repeated_exception() -> None:
         pytest.param(KILLED, id="signal"),
     ],
 )
-def test_smart_restarts_after_a_different_failure(between: Failure) -> None:
+def test_smart_restart_policy_allows_restart_after_a_different_failure(between: Failure) -> None:
     job = Job(settings(10, smart=True))
     job.fails(RAISED)
     assert isinstance(job.fails(between), Restart)
@@ -118,7 +118,7 @@ def test_smart_restarts_after_a_different_failure(between: Failure) -> None:
 
 
 @pytest.mark.parametrize("failure", [KILLED, FAILED])
-def test_smart_never_treats_kills_or_silent_exits_as_repeats(
+def test_smart_restart_policy_never_treats_kills_or_silent_exits_as_repeats(
     failure: Failure,
 ) -> None:
     job = Job(settings(10, smart=True))
@@ -126,25 +126,25 @@ def test_smart_never_treats_kills_or_silent_exits_as_repeats(
     assert job.reason(failure) == "end: all 10 restarts since the last progress are used up"
 
 
-def test_smart_keeps_restarting_while_job_progresses() -> None:
+def test_smart_restart_policy_allows_restarts_while_job_makes_progress() -> None:
     job = Job(settings(2, smart=True))
     assert all(isinstance(job.fails(RAISED, progressed=True), Restart) for _ in range(20))
     assert job.reason(KILLED, progressed=True) == "restart 21, 1 of 2 since the last progress"
 
 
-def test_long_run_without_reported_progress_does_not_count() -> None:
+def test_long_run_does_not_count_as_progress_if_none_was_reported() -> None:
     job = Job(settings(9, smart=True))
     job.fails(RAISED, after_s=4000.0, progressed=False)
     assert job.reason(RAISED, after_s=4000.0, progressed=False).startswith("end: same exception")
 
 
-def test_long_run_counts_if_progress_is_unknown() -> None:
+def test_long_run_counts_as_progress_if_progress_is_unknown() -> None:
     job = Job(settings(9, smart=True))
     job.fails(RAISED, after_s=4000.0)
     assert job.reason(RAISED, after_s=4000.0) == "restart 2 of 9"
 
 
-def test_smart_backoff_doubles_without_progress() -> None:
+def test_smart_restart_policy_doubles_backoff_without_progress() -> None:
     """The first restart is immediate. Each later one waits twice as long as the one before, up to
     a minute.
     """
@@ -160,7 +160,7 @@ def test_smart_backoff_doubles_without_progress() -> None:
     assert after_progress == 0.0
 
 
-def test_plain_policy_has_no_backoff() -> None:
+def test_plain_restart_policy_has_no_backoff() -> None:
     job = Job(settings(20, 3600.0))
     assert [job.fails(KILLED) for _ in range(3)][-1] == Restart(
         "rank 0 was killed by SIGKILL: not sent by relight (pid 1 on vm); "
@@ -181,7 +181,7 @@ def test_backoff_jitter_differs_between_jobs() -> None:
     assert len(waits) == 6
 
 
-def test_windowed_budget_counts_recent_restarts() -> None:
+def test_windowed_budget_counts_only_recent_restarts() -> None:
     job = Job(settings(2, 3600.0))
     assert job.reason() == "restart 1, 1 of 2 within 1 h"
     assert job.reason(after_s=1800) == "restart 2, 2 of 2 within 1 h"
@@ -189,7 +189,7 @@ def test_windowed_budget_counts_recent_restarts() -> None:
     assert job.reason(after_s=1) == "end: all 2 restarts within 1 h are used up"
 
 
-def test_progress_refills_only_a_windowed_budget() -> None:
+def test_progress_resets_only_a_windowed_restart_budget() -> None:
     job = Job(settings(1, 3600.0))
     assert [job.reason(progressed=True) for _ in range(2)][-1] == "restart 2, 1 of 1 within 1 h"
     job = Job(settings(1))
@@ -202,7 +202,7 @@ def test_new_coordinator_allows_one_restart_if_history_is_unknown() -> None:
     assert job.reason() == "end: all 3 restarts within 1 h are used up"
 
 
-def test_repeated_usage_error_ends_the_job() -> None:
+def test_smart_restart_policy_ends_job_on_repeated_usage_error() -> None:
     refused = FAILED._replace(exitcode=2, last_lines=("usage: x", "x.py: error: bad --lr"))
     job = Job(settings(9, smart=True))
     assert isinstance(job.fails(refused), Restart)
@@ -228,7 +228,7 @@ def test_exit_code_rules_take_precedence_over_budget(
     assert Job(settings(3, **rules)).reason(FAILED._replace(exitcode=exitcode)) == decision
 
 
-def test_restarts_of_listed_exit_codes_use_the_budget() -> None:
+def test_restart_for_a_listed_exit_code_uses_the_budget() -> None:
     job = Job(settings(1, restart_on="75"))
     failure = FAILED._replace(exitcode=75)
     assert [job.reason(failure), job.reason(failure)] == [
@@ -237,7 +237,7 @@ def test_restarts_of_listed_exit_codes_use_the_budget() -> None:
     ]
 
 
-def test_exit_code_rules_apply_to_root_cause() -> None:
+def test_exit_code_rules_apply_to_the_root_cause_only() -> None:
     """A peer that was stopped because of the failure has a different exit code."""
     stopped = FAILED._replace(rank=1, exitcode=-15, stop_signal=15, at=0.5)
     ended = GenerationEnd([FAILED._replace(exitcode=75), stopped], (), "", 0.0)
@@ -245,7 +245,7 @@ def test_exit_code_rules_apply_to_root_cause() -> None:
     assert isinstance(decide(ended, RestartHistory(wanted, 0, "o", 0.0), 0, 1.0), Restart)
 
 
-def test_hang_ignores_exit_code_rules() -> None:
+def test_exit_code_rules_do_not_apply_to_hangs() -> None:
     hung = FAILED._replace(exitcode=-6, stop_signal=6)
     ended = GenerationEnd([hung], (), "no progress", 0.0, hung=True)
     wanted = settings(3, restart_on="75", fail_on="SIGABRT,124")

@@ -17,7 +17,7 @@ def candidacy() -> Candidacy:
     return Candidacy(15.0)
 
 
-def test_lease_expires_before_its_record() -> None:
+def test_leader_lease_expires_before_its_registry_record() -> None:
     """The lease counts from before the request, less a margin for clock drift."""
     mine = candidacy()
     mine.held(100.0)
@@ -27,15 +27,15 @@ def test_lease_expires_before_its_record() -> None:
     assert not mine.holds(100.0)
 
 
-def test_lease_is_fresh_for_one_second() -> None:
+def test_leader_lease_is_fresh_for_one_second() -> None:
     """After a second, another node may already have evicted the holder and exited."""
     mine = candidacy()
     mine.held(100.0)
     assert mine.is_fresh(100.0 + 0.9 * FRESH_S) and not mine.is_fresh(100.0 + FRESH_S)
 
 
-def test_holder_steps_down_once_too_few_nodes_reach_it() -> None:
-    """It steps down only once, and only if enough nodes could reach it before."""
+def test_lease_holder_steps_down_when_too_few_nodes_can_reach_it() -> None:
+    """The holder steps down only once, and only if enough nodes could reach it before."""
     mine = candidacy()
     mine.held(100.0)
     assert not mine.has_too_few(enough=False)
@@ -44,7 +44,7 @@ def test_holder_steps_down_once_too_few_nodes_reach_it() -> None:
     assert not mine.has_too_few(enough=False)
 
 
-def test_eviction_requires_earlier_contact_with_holder() -> None:
+def test_eviction_requires_earlier_contact_with_the_lease_holder() -> None:
     """Contact with a process on the holder's machine also counts. A refusal from a further address
     doesn't, and a firewall may refuse connections on the holder's behalf.
     """
@@ -58,7 +58,7 @@ def test_eviction_requires_earlier_contact_with_holder() -> None:
     assert mine.patience_s(REFUSED._replace(here=False), 100.0) == 2.5
 
 
-def test_loopback_address_counts_only_on_its_own_host() -> None:
+def test_refusal_from_loopback_address_counts_only_on_the_same_host() -> None:
     """A loopback address is only meaningful on the host that wrote the record."""
     mine = candidacy()
     mine.answered("1")
@@ -67,8 +67,8 @@ def test_loopback_address_counts_only_on_its_own_host() -> None:
     assert mine.patience_s(loopback._replace(same_host=True), 100.0) == SIGN_OF_LIFE_S
 
 
-def test_holder_that_renews_beyond_ttl_is_alive() -> None:
-    """If it were dead, its record would have expired."""
+def test_lease_holder_that_renews_past_its_ttl_is_alive() -> None:
+    """If the holder were dead, its record would have expired."""
     mine = candidacy()
     mine.patience_s(REFUSED, 100.0)
     mine.patience_s(REFUSED, 110.0)

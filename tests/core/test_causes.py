@@ -73,7 +73,7 @@ def stopped(rank: int = 0, doing: WorkerState | None = None, **known: Any) -> Fa
         (stopped(exitcode=1, report=error()._replace(is_interrupted=True)), Role.STOPPED),
     ],
 )
-def test_failure_is_own_or_caused_by_peer_or_agent(failure: Failure, expected: Role) -> None:
+def test_failures_are_classified_by_who_caused_them(failure: Failure, expected: Role) -> None:
     assert role(failure) is expected
 
 
@@ -96,14 +96,14 @@ def test_failure_is_own_or_caused_by_peer_or_agent(failure: Failure, expected: R
          "was over, read later", "was cleaning up",
          "was leaving", "nobody knows"],
 )  # fmt: skip
-def test_exception_of_stopped_rank_counts_if_raised_before_stop(
+def test_exception_raised_before_the_stop_is_the_ranks_own_failure(
     known: dict[str, Any], expected: Role
 ) -> None:
     """The time of the traceback shows this, or else the stack taken just before the stop."""
     assert role(stopped(exitcode=1, report=error(), **known)) is expected
 
 
-def test_order_of_failures_at_the_same_moment_is_not_proven() -> None:
+def test_root_cause_is_only_likely_among_simultaneous_failures() -> None:
     """The agent may notice them in a different order."""
     first = end(1, at=1.0, report=error())
     for at, report, certainty in (
@@ -127,7 +127,7 @@ def test_order_of_failures_at_the_same_moment_is_not_proven() -> None:
         (0, False, True),
     ],
 )
-def test_worker_without_handler_that_exited_with_a_code_was_not_stopped(
+def test_worker_with_exit_code_but_no_signal_handler_was_not_stopped(
     exitcode: int, had_handler: bool | None, was_stopped: bool
 ) -> None:
     ended = WorkerEnd(0, exitcode, 2.0, TERM, 0.1)
@@ -135,21 +135,21 @@ def test_worker_without_handler_that_exited_with_a_code_was_not_stopped(
     assert found == (ended if was_stopped else WorkerEnd(0, exitcode, 2.0, 0))
 
 
-def test_pipe_eof_is_lost_connection_but_file_eof_is_not() -> None:
-    """Both raise EOFError without a message."""
+def test_only_eof_on_a_pipe_counts_as_a_lost_connection() -> None:
+    """Pipes and files both raise EOFError without a message."""
     report = error("", "EOFError")
     assert role(end(report=report)) is Role.OWN
     line = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 383, in _recv'
     assert role(end(report=report._replace(lines=(line,)))) is Role.VICTIM
 
 
-def test_nccl_watchdog_abort_blames_a_peer() -> None:
+def test_nccl_watchdog_abort_is_blamed_on_a_peer() -> None:
     words = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
     aborted = error("Aborted", "fatal error", FailureKind.CRASHED, "")
     assert role(end(exitcode=-signal.SIGABRT, report=aborted, words=words)) is Role.VICTIM
 
 
-def test_rank_that_fails_in_cleanup_is_not_root_cause() -> None:
+def test_rank_that_fails_during_cleanup_is_not_the_root_cause() -> None:
     """The first failure lost a connection to some server, which looks like a lost peer."""
     first = end(1, at=1.0, report=RESET)
     verdict = judge(stopped(0, READS, exitcode=1, report=error()), first)
@@ -158,8 +158,8 @@ def test_rank_that_fails_in_cleanup_is_not_root_cause() -> None:
     assert verdict.why == "no other rank had failed or ended"
 
 
-def test_rank_cleaning_up_after_exception_precedes_its_victims() -> None:
-    """It closes its connections first, but is the last to exit."""
+def test_rank_cleaning_up_after_an_exception_is_the_root_cause() -> None:
+    """The rank closes its connections first, but is the last to exit."""
     culprit = stopped(3, CLEANS_UP)
     verdict = judge(end(0, at=1.0, report=RESET), end(1, at=1.0, report=LOST), culprit)
     assert verdict.root is culprit
@@ -168,7 +168,7 @@ def test_rank_cleaning_up_after_exception_precedes_its_victims() -> None:
 
 
 def test_rank_working_inside_an_except_block_has_not_failed() -> None:
-    """Like the other ranks, it continues without the missing file."""
+    """Like the other ranks, the rank continues without the missing file."""
     below = CLEANS_UP._replace(works_below=True)
     assert role(stopped(0, below)) is Role.STOPPED
     first = end(1, at=1.0, report=RESET)
@@ -179,7 +179,7 @@ def test_rank_working_inside_an_except_block_has_not_failed() -> None:
     assert verdict.detail == "rank 0 was handling ValueError: bad record (a.py:7)"
 
 
-def test_exception_handled_by_all_ranks_is_not_the_cause() -> None:
+def test_exception_handled_by_all_ranks_is_not_the_root_cause() -> None:
     others = [
         end(0, at=1.0, report=WAITED._replace(cause=CLEANS_UP.handling)),
         stopped(1, REDUCES._replace(handling=CLEANS_UP.handling, works_below=True)),
@@ -191,7 +191,7 @@ def test_exception_handled_by_all_ranks_is_not_the_cause() -> None:
 
 
 def test_rank_in_an_except_block_may_have_closed_the_connection() -> None:
-    """It may be waiting there to retry, and none of the messages is from torch."""
+    """The rank may be waiting there to retry, and none of the messages is from torch."""
     first = end(1, at=1.0, report=RESET)
     verdict = judge(first, stopped(0, CLEANS_UP))
     assert (verdict.root, verdict.certainty) == (first, Certainty.LIKELY)
@@ -229,7 +229,7 @@ def test_rank_handling_lost_connection_is_a_victim() -> None:
     assert (verdict.root.rank, verdict.certainty) == (1, Certainty.LIKELY)
 
 
-def test_exception_followed_by_more_output_is_at_most_likely() -> None:
+def test_exception_followed_by_more_output_is_only_a_likely_cause() -> None:
     doubt = "it printed more after that: no data"
     verdict = judge(end(1, report=error()._replace(doubt=doubt)))
     assert (verdict.certainty, verdict.why) == (Certainty.LIKELY, doubt)
@@ -237,10 +237,8 @@ def test_exception_followed_by_more_output_is_at_most_likely() -> None:
     assert exited.certainty is Certainty.PROVEN
 
 
-def test_late_culprit_precedes_early_victim() -> None:
-    """As far as anyone could see, its traceback was printed only after the other rank
-    had exited.
-    """
+def test_root_cause_may_exit_later_than_its_victim() -> None:
+    """The root cause seems to have printed its traceback only after the other rank had exited."""
     culprit = end(1, 9, at=3.0)
     verdict = judge(end(0, at=1.0, report=RESET), culprit)
     assert verdict.root is culprit
@@ -250,7 +248,7 @@ def test_late_culprit_precedes_early_victim() -> None:
     assert (verdict.root, verdict.certainty) == (culprit, Certainty.PROVEN)
 
 
-def test_late_exit_is_dated_by_its_traceback() -> None:
+def test_failure_of_slowly_exiting_rank_is_dated_by_its_traceback() -> None:
     """A Python process that has imported torch takes seconds to exit."""
     culprit = end(1, at=3.0, report=error(), printed_s=2.5)
     verdict = judge(end(0, at=1.0, report=LOST), culprit)
@@ -259,11 +257,11 @@ def test_late_exit_is_dated_by_its_traceback() -> None:
     assert judge(end(0, at=1.0), culprit).root is culprit
 
 
-def test_first_own_failure_is_root_cause() -> None:
+def test_earliest_failure_not_caused_by_a_peer_is_the_root_cause() -> None:
     assert judge(end(1, at=2.0), end(0, at=1.0)).root.rank == 0
 
 
-def test_exception_at_stop_is_likely_cause_of_lost_peers() -> None:
+def test_exception_in_stopped_rank_is_likely_cause_of_lost_connections() -> None:
     """It is unknown when the exception was printed, and no stack of the rank was taken."""
     culprit = stopped(1, exitcode=1, report=error())
     verdict = judge(end(0, at=1.0, report=LOST), culprit)
@@ -272,8 +270,8 @@ def test_exception_at_stop_is_likely_cause_of_lost_peers() -> None:
     assert judge(end(0, at=1.0, report=RESET), culprit).root.rank == 0
 
 
-def test_cause_is_at_most_likely_if_connection_may_have_been_to_a_peer() -> None:
-    """Either a peer had exited, or no stack of it was taken."""
+def test_lost_connection_possibly_to_a_peer_is_only_a_likely_cause() -> None:
+    """Either a peer had exited, or no stack was taken of it."""
     for others in ([stopped(1)], [end(1, at=0.5, report=LOST)]):
         assert judge(end(0, at=1.0, report=RESET), *others).certainty is Certainty.LIKELY
     unseen = judge(end(0, at=1.0, report=RESET), world_size=2)  # rank 1 exited with 0 when stopped
@@ -281,7 +279,7 @@ def test_cause_is_at_most_likely_if_connection_may_have_been_to_a_peer() -> None
 
 
 @pytest.mark.parametrize("doing", [OVER, READS._replace(in_program=False), None])
-def test_report_says_connection_may_have_been_to_a_rank_that_left(
+def test_report_says_lost_connection_may_have_been_to_a_finished_rank(
     doing: WorkerState | None,
 ) -> None:
     """The rank had exited with 0, was shutting down, or was in an exit function. However close in
@@ -295,7 +293,7 @@ def test_report_says_connection_may_have_been_to_a_rank_that_left(
 
 
 def test_only_rank_without_a_lost_connection_is_the_suspect() -> None:
-    """If only some of the others lost a connection, it may have been to any server."""
+    """If only some of the others lost a connection, the connection may have been to any server."""
     lost = [end(rank, at=1.0, report=RESET) for rank in (1, 2)]
     verdict = judge(*lost, stopped(0, READS))
     assert (verdict.root.rank, verdict.certainty) == (0, Certainty.LIKELY)
@@ -313,7 +311,7 @@ def test_only_rank_without_a_lost_connection_may_be_in_an_exit_function() -> Non
     assert verdict.why == "rank 1 lost no connection, but all others did"
 
 
-def test_lost_data_loader_connection_blames_no_rank() -> None:
+def test_lost_connection_to_data_loader_is_not_blamed_on_a_rank() -> None:
     """Torch isn't always the first to notice that the loader process has exited."""
     loader = '  File "/x/site-packages/torch/utils/data/dataloader.py", line 7, in _next_data'
     pipe = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv'
@@ -324,7 +322,7 @@ def test_lost_data_loader_connection_blames_no_rank() -> None:
     assert "  the connection was to a DataLoader process that had exited" in lines
 
 
-def test_odd_location_outweighs_order_of_lost_connections() -> None:
+def test_rank_that_fails_at_a_different_location_is_the_likely_cause() -> None:
     """On a busy machine, an agent may notice all lost connections simultaneously."""
     peers = [end(r, at=1.0, report=RESET._replace(where=f"t.py:{r} in reduce")) for r in (0, 2)]
     odd = end(1, at=1.1, report=RESET._replace(where="t.py:32"))
@@ -362,7 +360,7 @@ def test_odd_location_outweighs_order_of_lost_connections() -> None:
     ids=["late", "lost, elsewhere", "in a state", "exited early", "leaving", "aborted at exit",
          "other order"],
 )  # fmt: skip
-def test_missing_rank_is_blamed_if_no_rank_failed(
+def test_rank_that_others_waited_for_is_blamed_if_no_rank_failed(
     ends: list[Failure], succeeded: tuple[int, ...], says: str, ranks: tuple[int, ...]
 ) -> None:
     verdict = judge(*ends, succeeded=succeeded)
@@ -371,7 +369,7 @@ def test_missing_rank_is_blamed_if_no_rank_failed(
 
 
 @pytest.mark.parametrize("exitcode", [1, -signal.SIGABRT])
-def test_rank_that_aborted_at_exit_precedes_peers_that_lost_it(exitcode: int) -> None:
+def test_rank_that_aborts_at_exit_is_root_cause_of_lost_connections(exitcode: int) -> None:
     lost = [stopped(rank, None, report=LOST, printed_s=0.1, stopping_s=0.2) for rank in (0, 1)]
     first = end(2, exitcode, last_lines=AT_EXIT[1:])
     verdict = judge(first, *(each._replace(exitcode=1) for each in lost))
@@ -381,7 +379,7 @@ def test_rank_that_aborted_at_exit_precedes_peers_that_lost_it(exitcode: int) ->
     assert judge(first, stopped(0, None)).rule == "own_failure"
 
 
-def test_reports_exception_of_rank_that_left_early() -> None:
+def test_report_quotes_exception_printed_by_rank_that_left_early() -> None:
     """The rank may have handled the exception and returned, or called sys.exit."""
     lost = end(0, report=LOST)
     told = end(1, 0, report=PRINTED)
@@ -403,7 +401,7 @@ def test_reports_exception_of_rank_that_left_early() -> None:
     assert not judge(lost, end(2, 0, report=PRINTED), succeeded=(1,)).detail
 
 
-def test_rank_that_failed_while_shutting_down_is_root_cause() -> None:
+def test_rank_that_failed_while_shutting_down_is_the_root_cause() -> None:
     culprit = stopped(1, OVER, exitcode=1, report=PRINTED)
     verdict = judge(end(0, at=1.0, report=LOST), culprit)
     assert (verdict.root, verdict.rule) == (culprit, "own_failure")
@@ -441,7 +439,7 @@ def test_timed_out_collectives_are_compared_by_traceback() -> None:
         )
 
 
-def test_gloo_tensor_size_mismatch_is_reported_without_location() -> None:
+def test_gloo_abort_without_location_is_reported_as_tensor_size_mismatch() -> None:
     """Gloo aborts the rank that was sent too much, and the others lose their connection to it."""
     text = "[enforce fail at /x/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes."
     aborted = error(f"{text} 1336 vs 668", "EnforceNotMet", FailureKind.CRASHED, "")
@@ -456,12 +454,12 @@ def test_gloo_tensor_size_mismatch_is_reported_without_location() -> None:
     assert judge(*ends).why == "rank 0 was sent 1336 bytes and expected 668"
 
 
-def test_circular_blame_leaves_cause_unknown() -> None:
+def test_ranks_that_blame_each_other_leave_the_root_cause_unknown() -> None:
     verdict = judge(end(1, at=1.0, report=WAITED), stopped(0, REDUCES), stopped(2, REDUCES))
     assert (verdict.root.rank, verdict.certainty) == (1, Certainty.UNKNOWN)
 
 
-def test_waiting_for_nonexistent_rank_is_proven() -> None:
+def test_waiting_for_a_nonexistent_rank_is_a_proven_cause() -> None:
     text = "wait timeout after 8000ms, keys: /default_pg/0//cpu//0/2"
     failure = end(0, report=error(text, "DistStoreError"))
     verdict = judge(failure, world_size=2)
@@ -470,7 +468,7 @@ def test_waiting_for_nonexistent_rank_is_proven() -> None:
     assert judge(failure, world_size=3).certainty is Certainty.UNKNOWN
 
 
-def test_first_exception_is_named_if_all_were_stopped() -> None:
+def test_first_exception_is_named_if_all_ranks_were_stopped() -> None:
     quiet, loud = stopped(0, at=1.0), stopped(1, exitcode=1, report=error())
     verdict = judge(quiet, loud)
     assert (verdict.root, verdict.certainty) == (loud, Certainty.UNKNOWN)
@@ -498,19 +496,19 @@ def test_first_exception_is_named_if_all_were_stopped() -> None:
     ],
 )
 def test_lost_peer_message_marks_rank_as_victim(message: str) -> None:
-    """These are the messages of torch, NCCL and the operating system."""
+    """The messages are those of torch, NCCL and the operating system."""
     type_, _, text = message.partition(": ")
     assert role(end(report=error(text, type_))) is Role.VICTIM
 
 
-def test_timeout_raised_in_torch_blames_a_peer() -> None:
+def test_timeout_raised_in_torch_is_blamed_on_a_peer() -> None:
     line = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 3, in barrier'
     report = error("Socket Timeout", "RuntimeError")
     assert blame.determine(report._replace(lines=(line,)), ()) is blame.Blame.PEER
     assert blame.determine(report, ()) is blame.Blame.NOBODY
 
 
-def test_another_librarys_lost_connection_may_not_be_to_a_peer() -> None:
+def test_connection_lost_by_another_library_is_not_blamed_on_a_peer() -> None:
     report = error("Connection closed by peer", "RedisError")
     assert blame.determine(report, ()) is blame.Blame.CONNECTION
 
@@ -529,7 +527,7 @@ def test_another_librarys_lost_connection_may_not_be_to_a_peer() -> None:
         "RuntimeError: wait timeout after 5000ms",
     ],
 )
-def test_message_unrelated_to_peers_is_own_failure(message: str) -> None:
+def test_error_unrelated_to_peers_is_the_ranks_own_failure(message: str) -> None:
     type_, _, text = message.partition(": ")
     assert role(end(report=error(text, type_))) is Role.OWN
 
@@ -546,7 +544,7 @@ def test_message_unrelated_to_peers_is_own_failure(message: str) -> None:
     ],
     ids=["before", "after", "had exited", "was leaving", "was working", "no stack"],
 )
-def test_rank_already_gone_when_others_were_stopped_had_succeeded(
+def test_rank_that_exited_with_0_before_the_stop_counts_as_succeeded(
     end: WorkerEnd, place: str, expected: bool
 ) -> None:
     """The first failure is at 5 s. A process closes its connections before it can be reaped, so a

@@ -6,7 +6,7 @@ from relight.events.event_types import PreloadWithout, WarmProcessUnfit, Workers
 UNFIT = WarmProcessUnfit(4711, "OMP_NUM_THREADS changed")
 
 
-def test_unsuitable_warm_process_explains_cold_start() -> None:
+def test_cold_start_is_explained_by_unsuitable_warm_process() -> None:
     cold = ColdCause()
     cold.step(UNFIT)
     cold.step(WorkersWarm(False, "it is not ready"))

@@ -26,13 +26,13 @@ def test_only_tracebacks_are_coloured() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.txt")), ids=lambda path: path.stem)
-def test_colouring_preserves_sample_text(path: Path) -> None:
+def test_colouring_does_not_change_text_of_samples(path: Path) -> None:
     text = clean(path.read_text())
     assert clean(coloured(text)) == text
 
 
 @given(st.text(alphabet=" ~^|+-aE:\n", max_size=60))
-def test_colouring_preserves_arbitrary_text(text: str) -> None:
+def test_colouring_does_not_change_arbitrary_text(text: str) -> None:
     text = f"Traceback (most recent call last):\n{text}"
     assert clean(coloured(text)) == text
 
@@ -52,6 +52,8 @@ def test_colouring_preserves_arbitrary_text(text: str) -> None:
         ({"PYTHON_COLORS": "yes", "NO_COLOR": "1"}, False),
     ],
 )
-def test_colours_enabled_as_in_python(variables: dict[str, str], wanted: bool) -> None:
+def test_colours_are_enabled_by_the_same_rules_as_in_python(
+    variables: dict[str, str], wanted: bool
+) -> None:
     """The rules are those of can_colorize in CPython 3.13's Lib/_colorize.py."""
     assert are_wanted(lambda name: variables.get(name, "")) is wanted

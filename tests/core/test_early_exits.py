@@ -28,13 +28,13 @@ def times(found: EarlyExits, until: float) -> list[float]:
 @pytest.mark.parametrize(
     ("ran_s", "wait_s"), [(0, 5), (60, 5), (600, 30), (3600, 180), (4 * 3600, 600), (86400, 600)]
 )
-def test_delay_scales_with_job_length(ran_s: float, wait_s: float) -> None:
+def test_delay_of_early_exit_note_scales_with_job_length(ran_s: float, wait_s: float) -> None:
     found = EarlyExits(100.0)
     found.finish(1, 100.0 + ran_s)
     assert times(found, 1e9) == [100.0 + ran_s + wait_s]
 
 
-def test_note_repeats_only_for_more_ranks_after_twice_the_time() -> None:
+def test_early_exit_note_repeats_for_more_ranks_after_twice_the_delay() -> None:
     found = EarlyExits(0.0)
     found.finish(1, 100.0)
     found.finish(2, 103.0)  # before the note, which then names both
@@ -58,7 +58,7 @@ def test_note_repeats_only_for_more_ranks_after_twice_the_time() -> None:
          "all ranks on b finished 40 s ago with exit code 0; ranks on a, c are still running"),
     ],
 )  # fmt: skip
-def test_note_names_finished_and_running_ranks(text: str, expected: str) -> None:
+def test_early_exit_note_names_finished_and_running_ranks(text: str, expected: str) -> None:
     assert text == expected
 
 
@@ -75,7 +75,7 @@ def running_group() -> Table:
         """)
 
 
-def test_all_nodes_learn_which_nodes_finished_early() -> None:
+def test_all_nodes_are_notified_of_nodes_that_finished_early() -> None:
     """The exit barrier lets the finished node leave earlier."""
     played = running_group().play("""
         100 b done
@@ -89,7 +89,7 @@ def test_all_nodes_learn_which_nodes_finished_early() -> None:
     assert notes(played, "a") == notes(played, "c") == [line]
 
 
-def test_no_note_if_nodes_finish_together() -> None:
+def test_no_early_exit_note_if_nodes_finish_together() -> None:
     played = running_group().play("""
         100 a done
         -> confirm 0, 0 done: b c
@@ -102,7 +102,7 @@ def test_no_note_if_nodes_finish_together() -> None:
     assert not notes(played, "a")
 
 
-def test_no_note_while_workers_stop() -> None:
+def test_no_early_exit_note_while_workers_are_stopping() -> None:
     played = running_group().play("""
         100 b done
         -> confirm 0, 1 done: a c
@@ -113,7 +113,7 @@ def test_no_note_while_workers_stop() -> None:
     assert not notes(played, "c")
 
 
-def test_restart_resets_early_exits() -> None:
+def test_restart_cancels_early_exit_note() -> None:
     played = running_group().play("""
         100 b done
         -> confirm 0, 1 done: a c
@@ -142,7 +142,7 @@ def node(number: int, *ends: float | None, state: str = RUNNING, first: int = 0)
     )  # fmt: skip
 
 
-def test_status_reports_early_exits_of_whole_job() -> None:
+def test_status_reports_early_exits_on_all_nodes() -> None:
     job = WholeJob((node(0, 12.0, 12.0, state=DONE), node(1, None, 70.0, first=2)))
     expected = "ranks 0-1, 3 finished with exit code 0, the first 1 min 10 s ago; rank 2 is still"
     assert early_exits(job).startswith(expected)

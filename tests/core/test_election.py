@@ -54,8 +54,8 @@ def started_world(size: int, *, alone: bool = False) -> World:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
-def test_first_host_wins_simultaneous_start(size: int) -> None:
-    """It then stays the coordinator."""
+def test_first_host_is_elected_if_all_hosts_start_together(size: int) -> None:
+    """The first host then stays the coordinator."""
     world = started_world(size)
     assert world.leaders() == [0]
     world.run(20.0)
@@ -69,7 +69,7 @@ def test_single_host_elects_itself_immediately() -> None:
     assert elector.coordinates(5.5)
 
 
-def test_next_host_takes_over_after_crash_and_stays() -> None:
+def test_next_host_takes_over_after_a_crash_and_remains_coordinator() -> None:
     """When the crashed host returns, it becomes a follower."""
     world = started_world(3)
     world.crash(0)
@@ -84,7 +84,7 @@ def test_next_host_takes_over_after_crash_and_stays() -> None:
 
 
 @pytest.mark.parametrize(("size", "dead", "next_one"), [(4, (0,), 1), (5, (0, 1), 2), (2, (1,), 0)])
-def test_lowest_living_host_of_majority_takes_over(
+def test_lowest_numbered_live_host_in_majority_takes_over(
     size: int, dead: tuple[int, ...], next_one: int
 ) -> None:
     world = started_world(size)
@@ -107,7 +107,7 @@ def test_minority_never_elects_a_coordinator(size: int, dead: tuple[int, ...]) -
     assert world.effects["BecomeCoordinator"] == 1
 
 
-def test_tie_goes_to_half_with_first_host() -> None:
+def test_even_split_is_won_by_the_half_with_the_first_host() -> None:
     """With four hosts, two of them are a majority only if they include the first."""
     world = started_world(4)
     world.cut = {(a, b) for a in range(4) for b in range(4) if (a < 2) != (b < 2)}
@@ -124,8 +124,8 @@ def test_any_two_majorities_share_a_host(hosts: int) -> None:
     assert all(is_majority(s, hosts) != is_majority(set(range(hosts)) - s, hosts) for s in subsets)
 
 
-def test_deaf_host_does_not_disturb_election() -> None:
-    """It receives nothing, but its own messages arrive."""
+def test_host_that_receives_no_messages_does_not_disturb_the_election() -> None:
+    """The host receives nothing, but its own messages arrive."""
     world = quiet_world(3)
     world.cut = {(1, 0), (2, 0)}
     for i in range(3):
@@ -136,8 +136,8 @@ def test_deaf_host_does_not_disturb_election() -> None:
     assert world.effects["BecomeCoordinator"] == 1
 
 
-def test_thawed_coordinator_steps_down_in_first_step() -> None:
-    """It does so before it sends any message."""
+def test_previously_frozen_coordinator_steps_down_in_its_first_step() -> None:
+    """The coordinator steps down before it sends any message."""
     world = started_world(3)
     world.hosts[0].frozen = True
     world.run(6.0)
@@ -186,10 +186,10 @@ def test_restarted_voter_does_not_vote_twice() -> None:
         (1, PROBE, 1.1, True, -1, False),
     ],
 )
-def test_vote_is_kept_until_it_expires(
+def test_vote_stays_with_its_candidate_until_it_expires(
     candidate: int, stage: str, after: float, granted: bool, holder: int, leads: bool
 ) -> None:
-    """After that, another candidate can get it."""
+    """Once the vote has expired, another candidate can get it."""
     elector = voter()
     first = answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.2)
     assert first is not None
@@ -199,7 +199,7 @@ def test_vote_is_kept_until_it_expires(
     assert (reply.granted, reply.holder, reply.leads) == (granted, holder, leads)
 
 
-def test_stale_requests_are_ignored() -> None:
+def test_stale_vote_requests_are_ignored() -> None:
     """A request that was duplicated, or overtaken by a later one, extends nothing."""
     elector = voter()
     assert answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.2) is not None
@@ -210,8 +210,8 @@ def test_stale_requests_are_ignored() -> None:
     assert reply.granted
 
 
-def test_released_vote_is_free() -> None:
-    """The next candidate gets it immediately. A stale release frees nothing."""
+def test_released_vote_is_available_to_other_candidates() -> None:
+    """The next candidate gets the vote immediately. A stale release frees nothing."""
     elector = voter()
     answer(elector, VoteRequest(1, "a", 70.0, VOTE), 1.2)
     elector.step(BallotReceived(VoteRelease(1, "a", 69.0)), 1.25)
@@ -251,8 +251,10 @@ def candidate() -> tuple[Election, float]:
         ({"voter": -1}, 1.3, False),
     ],
 )
-def test_only_fresh_granted_reply_counts_as_vote(change: dict, now: float, elected: bool) -> None:
-    """It must come from another host, in reply to this process's own request."""
+def test_only_a_fresh_reply_that_grants_the_vote_counts(
+    change: dict, now: float, elected: bool
+) -> None:
+    """The reply must come from another host, in response to this process's own request."""
     elector, asked = candidate()
     reply = VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)._replace(**change)
     effects = elector.step(BallotReceived(reply), now)
@@ -260,7 +262,7 @@ def test_only_fresh_granted_reply_counts_as_vote(change: dict, now: float, elect
     assert (BecomeCoordinator() in effects) == elected
 
 
-def test_lease_counts_from_request_not_reply() -> None:
+def test_coordinator_lease_starts_with_the_vote_request_not_the_reply() -> None:
     """The lease ends earlier than the vote, by a tenth of vote_s."""
     elector, asked = candidate()
     elector.step(
@@ -271,7 +273,7 @@ def test_lease_counts_from_request_not_reply() -> None:
     assert not elector.coordinates(asked + 0.91)
 
 
-def test_replies_to_released_votes_are_ignored() -> None:
+def test_late_reply_to_a_released_vote_request_is_ignored() -> None:
     """A late reply to a request from an earlier round is void, as its vote has been released."""
     elector, asked = candidate()
     (release,) = {e.message for e in elector.step(Tick(), 1.72) if isinstance(e, SendBallot)}
@@ -283,8 +285,10 @@ def test_replies_to_released_votes_are_ignored() -> None:
     assert BecomeCoordinator() in elector.step(BallotReceived(reply._replace(sent=1.84)), 1.86)
 
 
-def test_voter_defends_coordinator_it_did_not_vote_for() -> None:
-    """While it hears from a coordinator, it votes for no one else, even if its own vote is free."""
+def test_voter_supports_active_coordinator_it_did_not_vote_for() -> None:
+    """While a voter hears from a coordinator, it votes for no one else, even if its own vote is
+    free.
+    """
     elector = voter()
     answer(elector, VoteRequest(1, "b", 5.0, VOTE), 1.2)
     reply = answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.3)
@@ -296,8 +300,10 @@ def test_voter_defends_coordinator_it_did_not_vote_for() -> None:
     assert (reply.granted, reply.holder, reply.leads) == (False, 0, True)
 
 
-def test_higher_candidate_yields_to_lower() -> None:
-    """When a lower host requests votes, it releases its own votes and votes for that host."""
+def test_candidate_yields_to_a_lower_numbered_host() -> None:
+    """When a lower-numbered host requests votes, the candidate releases its own votes and votes for
+    that host.
+    """
     elector = Election(["host0", "host1", "host2"], 2, "me", 0.0)
     elector.step(Tick(), 1.0)
     elector.step(BallotReceived(VoteReply(1, 2, "me", 1.0, PROBE, True, -1, False, 0.0)), 1.01)
@@ -310,10 +316,8 @@ def test_higher_candidate_yields_to_lower() -> None:
     assert [(reply.candidate, reply.granted) for reply in replies] == [(0, True)]
 
 
-def test_resumed_candidate_remembers_vote_it_grants() -> None:
-    """It abandons its own candidacy in that step, because another host's candidate now has its
-    vote.
-    """
+def test_resumed_candidate_does_not_grant_its_vote_twice() -> None:
+    """The candidate abandons its candidacy when it grants its vote to another candidate."""
     elector, _ = candidate()
     reply = answer(elector, VoteRequest(1, "b", 5.0, VOTE), 3.0)
     assert reply is not None
@@ -323,8 +327,8 @@ def test_resumed_candidate_remembers_vote_it_grants() -> None:
     assert not reply.granted
 
 
-def test_takeover_alone_continues_without_majority() -> None:
-    """It takes over after three times vote_s, not earlier."""
+def test_takeover_alone_allows_a_coordinator_without_a_majority() -> None:
+    """The host takes over after three times vote_s, not earlier."""
     world = started_world(2, alone=True)
     world.crash(0)
     world.run(5.7)
@@ -336,7 +340,7 @@ def test_takeover_alone_continues_without_majority() -> None:
     assert world.leaders() == [1]
 
 
-def test_healed_split_leaves_majority_coordinator() -> None:
+def test_coordinator_with_a_majority_remains_after_a_split_heals() -> None:
     """After a split with two coordinators, as allowed by the user, one steps down."""
     world = started_world(3, alone=True)
     world.cut = {(0, 1), (0, 2), (1, 0), (2, 0)}
@@ -347,7 +351,7 @@ def test_healed_split_leaves_majority_coordinator() -> None:
     assert world.leaders() == [1], "the one with a majority stays"
 
 
-def test_thawed_host_listens_before_taking_over_alone() -> None:
+def test_previously_frozen_host_listens_before_taking_over_alone() -> None:
     """A host that was frozen for a minute doesn't mistake that silence for the loss of
     the others.
     """
@@ -361,7 +365,7 @@ def test_thawed_host_listens_before_taking_over_alone() -> None:
     assert world.effects["BecomeCoordinator"] == 1
 
 
-def test_takeover_alone_converges_after_network_heals() -> None:
+def test_takeover_alone_converges_on_one_coordinator_after_network_heals() -> None:
     """Convergence takes a few seconds."""
     for seed in range(40):
         world = simulate(seed, alone=True)
@@ -381,8 +385,8 @@ def test_takeover_alone_converges_after_network_heals() -> None:
         (4, "2 of the endpoint's 4 hosts including host0, or 3 without it, are needed to elect"),
     ],
 )
-def test_explanation_names_silent_hosts(size: int, needed: str) -> None:
-    """Without a coordinator, it also states how many hosts are needed."""
+def test_election_explanation_names_unresponsive_hosts(size: int, needed: str) -> None:
+    """Without a coordinator, the explanation also states how many hosts are needed."""
     world = started_world(size)
     for i in range(size - 1):
         world.crash(i)
@@ -395,13 +399,13 @@ def test_explanation_names_silent_hosts(size: int, needed: str) -> None:
     assert text.endswith(f"; no response from {silent}")
 
 
-def test_every_host_names_the_coordinator() -> None:
+def test_every_host_knows_which_host_is_the_coordinator() -> None:
     world = started_world(3)
     texts = [h.elector.explain(h.clock(world.now)) for h in world.hosts if h.elector]
     assert texts == ["this host, host0, is the coordinator"] + ["host0 is the coordinator"] * 2
 
 
-def test_lone_vote_coordinator_is_left_in_place() -> None:
+def test_coordinator_elected_by_its_own_vote_alone_is_not_replaced() -> None:
     """Other hosts learn that a coordinator relies on its own vote alone, and don't replace it."""
     elector = Election(["host0", "host1"], 1, "me", 0.0, alone=True)
     now = 0.0
@@ -414,7 +418,7 @@ def test_lone_vote_coordinator_is_left_in_place() -> None:
 
 
 @pytest.mark.parametrize(("delay_s", "loss", "most_s"), [(0.2, 0.1, 0.0), (0.25, 0.2, 2.0)])
-def test_high_latency_and_loss_keep_a_coordinator(
+def test_coordinator_remains_despite_high_latency_and_packet_loss(
     delay_s: float, loss: float, most_s: float
 ) -> None:
     """Messages without a reply are soon sent again."""
@@ -428,9 +432,9 @@ def test_high_latency_and_loss_keep_a_coordinator(
     assert without_s <= most_s
 
 
-def test_coordinator_knows_whether_it_succeeds_another() -> None:
-    """It learns this from its voters, even if it started after the previous coordinator had
-    exited.
+def test_coordinator_knows_whether_another_preceded_it() -> None:
+    """The coordinator learns this from its voters, even if it started after the previous
+    coordinator had exited.
     """
     world = started_world(3)
     first = world.hosts[0].elector

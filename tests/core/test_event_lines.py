@@ -29,7 +29,7 @@ def lines() -> list[Line]:
 
 
 @pytest.mark.parametrize("number", range(len(LOG)))
-def test_line_round_trips_to_its_event(number: int) -> None:
+def test_event_log_line_round_trips(number: int) -> None:
     assert event_lines.parse_event(lines()[number]) == LOG[number]
 
 
@@ -46,7 +46,7 @@ def test_line_round_trips_to_its_event(number: int) -> None:
         ((), None, 9, []),
     ],
 )  # fmt: skip
-def test_filters_lines_by_event_time_and_rank(
+def test_event_log_lines_are_filtered_by_name_time_and_rank(
     names: tuple[str, ...], since: float | None, rank: int | None, expected: list[int]
 ) -> None:
     """The rank is taken from the start event, even for events that only name the local rank. After
@@ -61,7 +61,7 @@ def test_filters_lines_by_event_time_and_rank(
              '{"event": "Ended", "t": "x", "time": 1}',
              '{"v": "1", "event": "E", "t": 1, "time": 1}'],
 )  # fmt: skip
-def test_malformed_lines_are_skipped(text: str) -> None:
+def test_malformed_event_log_lines_are_skipped(text: str) -> None:
     assert event_lines.read(text) is None
 
 
@@ -77,8 +77,8 @@ def test_malformed_lines_are_skipped(text: str) -> None:
          "WorkersFrozen    workers are frozen: lease expired"),
     ],
 )  # fmt: skip
-def test_lines_from_other_versions_are_shown_verbatim(text: str, shown: str) -> None:
-    """Still, no line can control the terminal."""
+def test_event_log_lines_from_other_versions_are_shown_verbatim(text: str, shown: str) -> None:
+    """Even so, no line can control the terminal."""
     line = event_lines.read(text)
     assert line is not None
     assert event_lines.shown(line) == shown

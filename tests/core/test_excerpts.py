@@ -59,7 +59,7 @@ NO_HOST = (
         ("[Rank 1] Watchdog caught a timeout", "[Rank 1] Watchdog caught a timeout"),
     ],
 )  # fmt: skip
-def test_headline_states_the_reason(message: str, expected: str) -> None:
+def test_exception_headline_keeps_the_reason(message: str, expected: str) -> None:
     report = ErrorReport(FailureKind.RAISED, "RuntimeError", message, "", "", ())
     assert headline(report, 120) == expected
 
@@ -74,18 +74,18 @@ def test_headline_states_the_reason(message: str, expected: str) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [60, 80, 100, 120])
-def test_shortening_keeps_address(text: str, address: str, size: int) -> None:
+def test_shortened_text_keeps_the_network_address(text: str, address: str, size: int) -> None:
     assert address in cut(text, size)
 
 
 @given(st.text(" .:;,[]()12ab-", max_size=300), st.integers(3, 200))
-def test_shortening_respects_size_limit(text: str, size: int) -> None:
+def test_shortened_text_respects_the_size_limit(text: str, size: int) -> None:
     shown = cut(text, size)
     assert len(shown) <= size
     assert shown == text or "…" in shown
 
 
-def test_short_excerpt_keeps_first_error_of_chain() -> None:
+def test_short_excerpt_keeps_first_error_of_exception_chain() -> None:
     header = "Traceback (most recent call last):"
     places = [[f'  File "a.py", line {n}, in f{n}', f"    call({n})"] for n in range(4)]
     lines = [header, *places[0], *places[1], "E: 0"]
@@ -98,7 +98,7 @@ def test_short_excerpt_keeps_first_error_of_chain() -> None:
     assert excerpt(lines, 10)[:2] == ["  … 2 frames …", "E: 0"]
 
 
-def test_short_excerpt_keeps_first_exception_of_group() -> None:
+def test_short_excerpt_keeps_first_exception_of_exception_group() -> None:
     lines = [
         "  + Exception Group Traceback (most recent call last):",
         '  |   File "/srv/job/train.py", line 20, in <module>',
@@ -121,7 +121,7 @@ def test_short_excerpt_keeps_first_exception_of_group() -> None:
 
 
 @pytest.mark.parametrize("rows", [10, 54, 55, 70])
-def test_consecutive_omissions_are_summed(rows: int) -> None:
+def test_consecutive_omitted_lines_are_counted_together(rows: int) -> None:
     lines = ["Traceback (most recent call last):", '  File "a.py", line 4, in f', "E: bad:"]
     lines += [*(f"tensor {n}" for n in range(50)), "  … 14,950 more lines …"]
     lines += [f"tensor {n}" for n in range(15_000, 15_050)]

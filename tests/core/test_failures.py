@@ -40,7 +40,7 @@ IMPLICIT = "During handling of the above exception, another exception occurred:"
 LOADED = (PRINTED.lines[0], '  File "/srv/job/train.py", line 3, in load', PRINTED.lines[1])
 
 
-def test_equal_failures_are_reported_once() -> None:
+def test_identical_failures_are_reported_once() -> None:
     """Ranks that failed in the same way share a cause, even if numbers in their messages differ."""
     ends = [end(r, at=r / 10, report=error(f"rank {r} at 0x7f{r}")) for r in (3, 1, 2)]
     other = end(0, at=9.0, report=error("bad batch", where="/srv/job/train.py:99"))
@@ -53,8 +53,8 @@ def test_equal_failures_are_reported_once() -> None:
     assert text[3].startswith("  first rank 1 on vm: ")
 
 
-def test_report_includes_gpu_error() -> None:
-    """This includes the error of a rank that failed as a consequence, or that has a crash stack of
+def test_failure_report_includes_gpu_error() -> None:
+    """The GPU error may be from a rank that failed as a consequence, or that has a crash stack of
     its own.
     """
     said = "its GPU 0000:3b:00.0 reported Xid 79 (GPU has fallen off the bus) 0.4 s before"
@@ -68,7 +68,7 @@ def test_report_includes_gpu_error() -> None:
         assert diagnose(ends).render(formed_at=0, ended="now", verdict="over")[1] == line
 
 
-def test_equal_signals_and_exit_codes_are_one_cause() -> None:
+def test_ranks_with_the_same_signal_or_exit_code_share_one_cause() -> None:
     """An exit requested by the agent is a different cause."""
     killed = [end(r, -SEGV) for r in (0, 1)]
     assert len(diagnose(killed).same) == 1
@@ -138,14 +138,14 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
         ),
     ],
 )
-def test_headline_names_exception_only_if_it_ended_the_worker(
+def test_headline_names_an_exception_only_if_it_ended_the_worker(
     failure: Failure, expected: str
 ) -> None:
     """The headline states only what is certain."""
     assert what_happened(failure) == expected
 
 
-def test_exception_printed_by_ranks_that_continued_is_not_fatal() -> None:
+def test_exception_printed_by_ranks_that_kept_running_is_not_fatal() -> None:
     survivor = end(0, -TERM, 1.0, stop_signal=TERM, report=error("bad batch 7"), went_on=True)
     for other in (end(1, report=error()), end(1, report=error(kind=FailureKind.PRINTED))):
         diagnosis = diagnose([other, survivor._replace(report=error())])
@@ -167,7 +167,7 @@ def test_exception_printed_by_ranks_that_continued_is_not_fatal() -> None:
         end(0, 1, 1.0, report=error(), went_on=True),
     ],
 )
-def test_exception_counts_unless_another_rank_survived_it(survivor: Failure) -> None:
+def test_exception_is_the_cause_unless_another_rank_survived_it(survivor: Failure) -> None:
     root = diagnose([end(1, report=error()), survivor]).root
     assert (root.rank, what_happened(root)) == (1, "raised ValueError: bad batch")
 
@@ -183,9 +183,7 @@ def test_exception_counts_unless_another_rank_survived_it(survivor: Failure) -> 
         (end(report=PRINTED, words="no /data"), False),
     ],
 )
-def test_shows_location_of_exception_that_may_have_been_fatal(
-    failure: Failure, shows: bool
-) -> None:
+def test_report_shows_location_of_possibly_fatal_exception(failure: Failure, shows: bool) -> None:
     lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
     assert any(line.startswith("  /srv/job/train.py:12") for line in lines) == shows
 
@@ -203,13 +201,11 @@ def test_shows_location_of_exception_that_may_have_been_fatal(
     ],
 )
 def test_job_exits_with_code_of_root_cause(failure: Failure, expected: int) -> None:
-    """This is the exit code that the root cause would have had if the agent hadn't stopped it
-    first.
-    """
+    """The root cause would have had this exit code if the agent hadn't stopped it first."""
     assert diagnose([failure]).exit_code == expected
 
 
-def test_report_sections_have_a_fixed_order() -> None:
+def test_failure_report_sections_have_a_fixed_order() -> None:
     """The order is: failure, location, rank and time, cause, consequences."""
     root = end(3, at=303.5, report=error(), log="/srv/logs/3/stderr.log")
     others = [
@@ -237,7 +233,7 @@ def test_report_sections_have_a_fixed_order() -> None:
     ]
 
 
-def test_succeeded_ranks_not_blamed_for_own_connection_error() -> None:
+def test_succeeded_ranks_are_not_blamed_for_another_ranks_connection_error() -> None:
     """Nothing shows which process the connection was to."""
     failure = end(3, report=error("shard 5: reset by object store", "ConnectionResetError"))
     found = diagnose([failure], (0, 1, 2))
@@ -248,8 +244,10 @@ def test_succeeded_ranks_not_blamed_for_own_connection_error() -> None:
     assert (found.root, found.verdict.certainty) == (failure, Certainty.UNKNOWN)
 
 
-def test_rank_that_exited_by_itself_keeps_its_exit_code() -> None:
-    """This holds even if it was reaped after the other ranks had been asked to stop."""
+def test_rank_that_exited_on_its_own_keeps_its_exit_code() -> None:
+    """The exit code is kept even if the rank was reaped after the other ranks had been asked to
+    stop.
+    """
     lost = end(1, at=2.0, report=RESET)
     gone = WorkerState(" has ended (zombie)", (), False, in_program=False)
     for exitcode, code in ((-SEGV, 139), (7, 7)):
@@ -262,7 +260,7 @@ def test_rank_that_exited_by_itself_keeps_its_exit_code() -> None:
         assert what_happened(ended).endswith(" after printing: no data")
 
 
-def test_output_of_another_process_is_shown_with_exception_it_caused() -> None:
+def test_output_of_another_process_is_shown_with_the_exception_it_caused() -> None:
     for report in (
         error("DataLoader worker (pid 7) exited unexpectedly with exit code 3.", "RuntimeError"),
         error("[Errno 32] Broken pipe", "BrokenPipeError"),
@@ -275,7 +273,7 @@ def test_output_of_another_process_is_shown_with_exception_it_caused() -> None:
     assert not [line for line in lines if "before that" in line]
 
 
-def test_report_marks_line_interrupted_by_signal_handler() -> None:
+def test_report_says_that_a_signal_handler_interrupted_the_line() -> None:
     frames = tuple(
         f'  File "{file}", line 7, in f'
         for file in ("/srv/train.py", "/x/torch/utils/data/_utils/signal_handling.py")
@@ -298,7 +296,7 @@ def test_report_marks_line_interrupted_by_signal_handler() -> None:
     ],
     ids=["check", "called by a library", "no check"],
 )
-def test_long_traceback_still_names_caller_of_check(
+def test_report_with_long_traceback_names_the_caller_of_the_check(
     source: str, caller: str, expected: bool
 ) -> None:
     frames = (
@@ -315,7 +313,7 @@ def test_long_traceback_still_names_caller_of_check(
         assert count_rows([f"relight: {shown[0]}", *shown[1:]]) <= 25
 
 
-def test_thread_exception_follows_last_output() -> None:
+def test_thread_exception_is_shown_after_the_last_output() -> None:
     lines = ("Exception in thread reader:", *PRINTED.lines)
     failure = end(report=PRINTED._replace(lines=lines), words="no batch within 2 s")
     shown = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
@@ -337,7 +335,7 @@ def test_thread_exception_follows_last_output() -> None:
     ],
     ids=["at the end", "the program names another reason", "long before"],
 )
-def test_exception_printed_just_before_the_exit_follows_vague_words(
+def test_recent_exception_is_shown_after_uninformative_last_output(
     printed_s: float, words: str, is_named: bool
 ) -> None:
     failure = end(report=PRINTED, words=words, printed_s=printed_s)
@@ -358,7 +356,7 @@ def test_age_of_an_old_traceback_is_shown() -> None:
         assert title in found.render(formed_at=0, ended="now", verdict="over")
 
 
-def test_exception_group_location_follows_that_of_its_first_exception() -> None:
+def test_report_shows_locations_of_exception_group_and_its_first_exception() -> None:
     report = error("2 of 5 (2 sub-exceptions): ValueError: x", "ExceptionGroup")
     failure = end(report=report._replace(cause_where="/srv/job/train.py:20"))
     lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
@@ -438,15 +436,15 @@ def test_exception_group_location_follows_that_of_its_first_exception() -> None:
         ([end(report=error(), evidence="out of memory")], (), "out of memory"),
     ],
 )
-def test_unclear_failure_gets_a_hint(
+def test_unclear_failure_is_reported_with_a_hint(
     failures: list[Failure], succeeded_ranks: tuple[int, ...], expected: str
 ) -> None:
     lines = diagnose(failures, succeeded_ranks).render(formed_at=0, ended="now", verdict="over")
     assert f"  {expected}" in lines
 
 
-def test_handled_traceback_is_shown_as_printed() -> None:
-    """It follows the last lines of output."""
+def test_traceback_of_handled_exception_is_shown_as_printed_output() -> None:
+    """The traceback follows the last lines of output."""
     said = ("ValueError: bad batch", "no /data")
     failure = end(exitcode=7, report=PRINTED, last_lines=said, words="no /data")
     lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
@@ -478,8 +476,8 @@ def test_handled_traceback_is_shown_as_printed() -> None:
         ),
     ],
 )
-def test_text_is_cut_after_a_sentence_or_word(text: str, expected: str) -> None:
-    """It is cut where a reader would pause."""
+def test_long_text_is_truncated_after_a_sentence_or_word(text: str, expected: str) -> None:
+    """The text is truncated where a reader would pause."""
     assert cut(text, 40) == expected
 
 
@@ -505,8 +503,10 @@ def test_text_is_cut_after_a_sentence_or_word(text: str, expected: str) -> None:
         ("wait timeout after 9ms, keys: " + "x" * 300, "wait timeout after 9ms, keys: " + "x" * 20),
     ],
 )
-def test_long_consequence_line_keeps_its_reason(message: str, shown: str, later: float) -> None:
-    """It uses a second row before anything is cut."""
+def test_long_line_about_a_stopped_rank_keeps_its_reason(
+    message: str, shown: str, later: float
+) -> None:
+    """The line uses a second row before anything is truncated."""
     failures = [end(9, report=error()), *(end(n, -TERM, later, stop_signal=TERM,
                 report=error(message, "RuntimeError")) for n in range(0, 9, 2))]  # fmt: skip
     lines = diagnose(failures).render(formed_at=0, ended="11:42:07", verdict="over")
@@ -514,7 +514,7 @@ def test_long_consequence_line_keeps_its_reason(message: str, shown: str, later:
     assert f"{'0.3 s later, ' if later else ''}raised RuntimeError: {shown}" in line
 
 
-def test_differing_numbers_are_shown_for_one_rank() -> None:
+def test_numbers_that_differ_between_ranks_are_shown_for_one_rank() -> None:
     def first_line(*files: int) -> str:
         ends = [end(n, report=error(f"no /data/{file}.bin")) for n, file in enumerate(files)]
         return diagnose(ends).render(formed_at=0, ended="now", verdict="over")[0]
@@ -524,7 +524,7 @@ def test_differing_numbers_are_shown_for_one_rank() -> None:
     assert first_line(4, 4) == said
 
 
-def test_identical_text_of_stopped_rank_has_no_differing_numbers() -> None:
+def test_identical_messages_are_not_labelled_as_having_differing_numbers() -> None:
     own = end(0, words="no /data/4.bin", last_lines=("no /data/4.bin",))
     ends = [own, own._replace(rank=1, at=2.0, stop_signal=TERM)]
     assert diagnose(ends).render(formed_at=0, ended="now", verdict="over")[0] == (
@@ -532,7 +532,7 @@ def test_identical_text_of_stopped_rank_has_no_differing_numbers() -> None:
     )
 
 
-def test_rank_that_ignored_stop_is_shown_as_killed_later() -> None:
+def test_rank_that_ignored_the_stop_signal_is_shown_as_killed_later() -> None:
     stubborn = end(1, -KILL, 30.0, stop_signal=TERM, stopping_s=30.0)
     said = "stopped by the agent (SIGTERM), killed 30 s later"
     assert describe_exit(stubborn) == said
@@ -557,7 +557,7 @@ def ended(*ends: Failure, succeeded: tuple[int, ...] = ()) -> JobEnded:
     return restart_decision.end(end_of, "over", 0.0)
 
 
-def test_location_of_rank_other_than_the_first_is_labelled() -> None:
+def test_location_is_labelled_if_the_headline_starts_with_another_rank() -> None:
     job = ended(end(0, report=LOST), end(1, -TERM, stop_signal=TERM, doing=READS))
     assert job.report[0].startswith(
         "rank 1 was in read (data.py:41) when rank 0 raised RuntimeError"
@@ -570,7 +570,7 @@ def test_location_of_rank_other_than_the_first_is_labelled() -> None:
     assert ended(end(0, report=error())).report[1] == "  /srv/job/train.py:12 in step"
 
 
-def test_location_of_rank_other_than_the_suspect_is_labelled() -> None:
+def test_location_is_labelled_if_another_rank_is_the_suspect() -> None:
     failed, root = end(0, report=LOST), end(1, -TERM, stop_signal=TERM, doing=READS)
     says = "the ranks were in different calls: rank 0 in a, rank 1 in b"
     verdict = Verdict("different_collectives", Certainty.LIKELY, says, root, failed, (1,), says)
@@ -578,7 +578,7 @@ def test_location_of_rank_other_than_the_suspect_is_labelled() -> None:
     assert "  rank 0 at /srv/job/train.py:12 in step" in lines
 
 
-def test_job_headline_includes_machine_evidence() -> None:
+def test_job_headline_includes_evidence_from_the_machine() -> None:
     full = "the file system of /data is full (0 bytes free of 4 MiB)"
     job = ended(end(0, report=error("can't write"), evidence=full))
     said = "rank 0 raised ValueError: can't write at /srv/job/train.py:12 in step"
@@ -641,7 +641,7 @@ ENDS = st.builds(
 
 
 @pytest.mark.parametrize("ranks", range(2, 9))
-def test_report_fits_25_rows(ranks: int) -> None:
+def test_failure_report_fits_25_rows(ranks: int) -> None:
     """Consequences and the log path take up an increasing number of rows."""
     first, last = error().lines
     frame = '  File "/srv/job/train.py", line 12, in step', "    step(batch)"
@@ -658,7 +658,7 @@ def test_report_fits_25_rows(ranks: int) -> None:
 
 @settings(max_examples=200)
 @given(st.lists(ENDS, min_size=1, max_size=8))
-def test_any_failures_fit_25_rows_with_each_rank_once(ends: list[Failure]) -> None:
+def test_any_failure_report_fits_25_rows_and_lists_each_rank_once(ends: list[Failure]) -> None:
     """A cause of the highest class comes first, and the exit code is never 0."""
     ends = [each._replace(rank=rank) for rank, each in enumerate(ends)]
     diagnosis = diagnose(ends)
@@ -683,7 +683,7 @@ def stopped(rank: int, doing: WorkerState | None) -> Failure:
     return end(rank, -TERM, stop_signal=TERM, doing=doing)
 
 
-def test_crowded_report_shows_fewer_last_lines() -> None:
+def test_crowded_failure_report_shows_fewer_lines_of_output() -> None:
     crowd = [
         *(end(rank, at=2.0) for rank in range(3)),
         end(3, at=2.0, evidence="out of memory: the kernel killed one process " + "x" * 100),
@@ -700,14 +700,14 @@ def test_crowded_report_shows_fewer_last_lines() -> None:
     assert "  c" in lines
 
 
-def test_doubt_about_exception_fits_into_a_message() -> None:
+def test_explanation_of_doubtful_exception_is_truncated_to_fit_a_message() -> None:
     (sent,) = shared([end(report=error()._replace(doubt=f"\x1b{'x' * 2000}"))], 0.0)
     assert sent.report is not None
     assert sent.report.doubt.startswith("\ufffdxxx")
     assert len(sent.report.doubt) <= 1000
 
 
-def test_ranks_at_same_location_share_one_stack() -> None:
+def test_ranks_at_the_same_location_share_one_stack_in_messages() -> None:
     failures = [stopped(rank, READS) for rank in (3, 2, 1)]
     sent = shared(failures, 0.0)
     assert {each.rank: len(each.doing.stack) for each in sent if each.doing} == {1: 1, 2: 0, 3: 0}

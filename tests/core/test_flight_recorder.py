@@ -36,7 +36,7 @@ def rows(*known: Failure) -> list[str]:
     return [row.strip() for row in flight_recorder_text.lines(known)[1:]]
 
 
-def test_finds_last_collective_of_each_group() -> None:
+def test_flight_recorder_shows_last_collective_of_each_group() -> None:
     found = flight_recorder_text.last_collectives(
         dump(
             entry(1, retired=True),
@@ -55,12 +55,12 @@ def test_finds_last_collective_of_each_group() -> None:
     "text",
     [None, [], {}, {"entries": 3}, dump(3), dump({}), dump(entry(1, input_sizes="4"))],
 )
-def test_rejects_malformed_dump(text: object) -> None:
+def test_malformed_flight_recorder_dump_is_rejected(text: object) -> None:
     with pytest.raises(Malformed):
         flight_recorder_text.last_collectives(text)
 
 
-def test_names_rank_that_has_not_entered_collective() -> None:
+def test_flight_recorder_names_rank_that_has_not_entered_the_collective() -> None:
     done = entry(41, "broadcast", retired=True)
     assert rows(failure(0, entry(42)), failure(1, entry(42)), failure(2, done)) == [
         "ranks 0-1 are in all_reduce, number 42 of default_pg, sizes [4, 2]",
@@ -68,7 +68,7 @@ def test_names_rank_that_has_not_entered_collective() -> None:
     ]
 
 
-def test_distinguishes_ranks_in_different_collectives() -> None:
+def test_flight_recorder_distinguishes_ranks_in_different_collectives() -> None:
     other = entry(7, "broadcast", input_sizes=[[1]])
     assert rows(failure(0, entry(7)), failure(1, other)) == [
         "rank 0 is in all_reduce, number 7 of default_pg, sizes [4, 2]",
@@ -76,20 +76,20 @@ def test_distinguishes_ranks_in_different_collectives() -> None:
     ]
 
 
-def test_names_rank_that_entered_no_collective() -> None:
+def test_flight_recorder_names_rank_that_entered_no_collective() -> None:
     assert rows(failure(0, entry(1)), failure(1)) == [
         "rank 0 is in all_reduce, number 1 of default_pg, sizes [4, 2]",
         "rank 1 has entered none",
     ]
 
 
-def test_omits_uninformative_dumps() -> None:
+def test_uninformative_flight_recorder_dumps_are_omitted() -> None:
     done = entry(3, retired=True)
     assert rows(failure(0, done), failure(1, done)) == []
     assert rows(failure(0, entry(3)), record(1)) == [], "nothing is known of rank 1"
 
 
-def test_report_on_many_groups_is_short() -> None:
+def test_flight_recorder_report_on_many_groups_is_short() -> None:
     first = [entry(1, group=str(each)) for each in range(1, 9)]
     second = [entry(2, group=str(each)) for each in range(1, 9)]
     found = flight_recorder_text.lines([failure(0, *first), failure(1, *second)])
@@ -97,7 +97,7 @@ def test_report_on_many_groups_is_short() -> None:
     assert found[-1] == "  … and 11 more lines"
 
 
-def test_hang_report_includes_flight_recorder() -> None:
+def test_hang_report_includes_flight_recorder_findings() -> None:
     doing = WorkerState(" in read (train.py:3)", ("line",) * 40, expects_peers=False)
     known = [failure(0, entry(1))._replace(doing=doing), failure(1)._replace(doing=doing)]
     hang = hang_text.diagnose(known, "no rank has made progress for 5 min")
@@ -107,7 +107,7 @@ def test_hang_report_includes_flight_recorder() -> None:
     assert len(text) <= 25
 
 
-def test_only_timeout_reports_include_flight_recorder() -> None:
+def test_only_timeout_reports_include_flight_recorder_findings() -> None:
     lines = ("RuntimeError: Timed out waiting 1000ms for recv operation to complete",)
     known = [failure(0, entry(1))._replace(last_lines=lines), failure(1)._replace(stop_signal=15)]
     text = failure_text.diagnose(known).render(formed_at=0.0, ended="12:00", verdict="no restarts")
@@ -118,7 +118,7 @@ def test_only_timeout_reports_include_flight_recorder() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 10, 40])
-def test_timeout_report_fits_25_rows(size: int) -> None:
+def test_timeout_report_with_flight_recorder_findings_fits_25_rows(size: int) -> None:
     lines = ("RuntimeError: Timed out waiting 1000ms for recv operation to complete" * size,) * 9
     groups = [[entry(each, group=str(group)) for group in range(8)] for each in range(1, 6)]
     known = [

@@ -64,7 +64,7 @@ RESTARTED = [
 ]
 
 
-def test_wall_time_is_split_into_phases() -> None:
+def test_goodput_splits_wall_time_into_phases() -> None:
     account = ledger(RESTARTED).account(99.0)
     first, second = account.latest
     assert first.phases._asdict() == pytest.approx({
@@ -82,8 +82,8 @@ def test_wall_time_is_split_into_phases() -> None:
     assert account.nodes == (NodeFailures("a", 1, 34.0),)
 
 
-def test_running_generation_counts_until_now() -> None:
-    """No event reports its first step until its workers have exited."""
+def test_running_generation_is_counted_up_to_the_present() -> None:
+    """No event reports the generation's first step until the workers have exited."""
     running = ledger(generation(0, 0))
     assert running.account(7.0).latest[0].phases.unknown == 1
     account = running.account(18.0, 8.0)
@@ -102,14 +102,16 @@ def test_running_generation_counts_until_now() -> None:
     ],
     ids=["no progress()", "no init_process_group", "neither", "no worker"],
 )  # fmt: skip
-def test_unexplained_time_is_unknown(told: list[Told], unknown: float, known: set[str]) -> None:
+def test_time_not_explained_by_events_is_unknown(
+    told: list[Told], unknown: float, known: set[str]
+) -> None:
     phases = ledger(told).account(20.0).latest[0].phases
     found = {name for name, seconds in phases._asdict().items() if seconds is not None}
     assert (phases.unknown, found - {"unknown"}) == (unknown, known)
 
 
-def test_lost_time_is_unknown_without_checkpoints() -> None:
-    """The goodput is then an upper bound, and is labelled as one."""
+def test_lost_time_is_unknown_if_checkpoints_are_not_tracked() -> None:
+    """The goodput is an upper bound in that case, and is labelled as one."""
     account = ledger(RESTARTED, checkpoints=False).account(99.0)
     assert account.latest[0].phases.lost is None
     assert account.latest[0].phases.productive == 12
@@ -117,7 +119,7 @@ def test_lost_time_is_unknown_without_checkpoints() -> None:
     assert format_account(account)[0].startswith("goodput at most 54% over 41.0 s")
 
 
-def test_all_steps_are_lost_without_a_checkpoint() -> None:
+def test_failure_before_the_first_checkpoint_loses_all_steps() -> None:
     """The same holds if the newest checkpoint is older than the generation's first step."""
     for saved in (None, 3.0):
         told = [*generation(0, 0), *failure(20, 0, 8, saved), *generation(22.5, 1, 1)]
@@ -158,32 +160,32 @@ def test_failures_are_counted_per_job_and_node(
     assert [(node.host, node.failures) for node in account.nodes] == [(h, 1) for h in hosts]
 
 
-def test_remote_failure_counts_towards_local_mttr() -> None:
+def test_failure_on_another_node_counts_towards_mttr() -> None:
     account = interrupted("b")
     assert (account.mttr_s, account.repaired_by, account.mtbf_s) == (3.0, "spawn", 15.0)
 
 
-def test_nodes_with_most_failures_come_first() -> None:
+def test_nodes_with_most_failures_are_listed_first() -> None:
     told = [(float(n), formed(n, n, failed=f"h{n % 30}" if n % 2 else "b")) for n in range(100)]
     nodes = ledger(told).account(100.0).nodes
     assert nodes[0].host == "b"
     assert (len(nodes), nodes[0].failures) == (16, 49)
 
 
-def test_start_cost_is_known_until_a_restart() -> None:
+def test_cold_start_cost_is_known_only_until_a_restart() -> None:
     told = [*failure(20, 0, 8, 17), *generation(22.5, 1, 1)]
     assert ledger(generation(0, 0)).cold_start_s() == 3.0
     assert ledger([*generation(0, 0), *told]).cold_start_s() is None
 
 
-def test_restart_cost_is_known_once_all_workers_have_met() -> None:
+def test_restart_cost_is_known_once_all_workers_have_met_again() -> None:
     told = [*generation(0, 0), *failure(20, 0, 8, 17), *generation(22.5, 1, 1)]
     assert ledger(told[:-1]).cold_restart() is None
     assert ledger(told).cold_restart() == (8.5, 3.0)
     assert ledger(generation(0, 0)).cold_restart() is None
 
 
-def test_account_is_three_lines() -> None:
+def test_goodput_summary_is_three_lines() -> None:
     assert format_account(ledger(RESTARTED).account(99.0)) == [
         "goodput 46% over 41.0 s",
         "time: productive 19.0 s, imports 6.0 s, first step 4.0 s, lost since the last checkpoint "
@@ -217,9 +219,9 @@ KINDS = [
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.sampled_from(KINDS)), max_size=30), st.booleans())
-def test_phases_always_add_up_to_wall_time(told: list[Told], checkpoints: bool) -> None:
-    """This holds for a running job with events in any order, as long as the times in each event
-    are within its generation.
+def test_goodput_phases_add_up_to_wall_time(told: list[Told], checkpoints: bool) -> None:
+    """The sum is right for a running job with events in any order, as long as the times in each
+    event are within its generation.
     """
     now = 0.0
     times: list[Told] = []

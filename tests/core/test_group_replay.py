@@ -73,7 +73,7 @@ def test_replay_reproduces_recorded_effects(log: list[Line]) -> None:
     assert any(step.input == "tick" for step in steps)
 
 
-def test_replay_shows_where_effects_differ(log: list[Line]) -> None:
+def test_replay_shows_which_effects_differ_from_the_recording(log: list[Line]) -> None:
     number = next(n for n, line in enumerate(log) if line.fields.get("effects"))
     text = json.loads(log[number].text)
     text["effects"].pop()
@@ -85,7 +85,7 @@ def test_replay_shows_where_effects_differ(log: list[Line]) -> None:
     assert len(differing[0].recorded or ()) == len(differing[0].effects) - 1
 
 
-def test_replay_keeps_full_failure_record() -> None:
+def test_replay_preserves_the_complete_failure_record() -> None:
     """A node's reports pass through the message codec without changing any decision."""
     played = Table(GroupSettings(1, 1, 0))
 
@@ -111,7 +111,7 @@ def test_replay_keeps_full_failure_record() -> None:
         ({"job": "other"}, "step 1 belongs to a group whose start is not in the log"),
     ],
 )  # fmt: skip
-def test_rejects_log_without_recorded_steps(
+def test_replay_rejects_log_without_recorded_steps(
     log: list[Line], changes: dict[str, object], why: str
 ) -> None:
     broken = log[1]._replace(fields={**log[1].fields, **changes})
@@ -119,7 +119,7 @@ def test_rejects_log_without_recorded_steps(
         list(replay([log[0], broken]))
 
 
-def test_rejects_log_with_missing_events() -> None:
+def test_replay_rejects_log_with_missing_events() -> None:
     """If a step were missing, the group would decide differently."""
     texts = [json.dumps({"n": n, "t": 0.0, "time": 0.0, "event": "Tick"}) for n in (1, 2, 5)]
     lines = [line for text in texts if (line := event_lines.read(text)) is not None]

@@ -25,27 +25,27 @@ def suspects(*stacks: ProcessStack) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("state", ["T", "t", "D"])
-def test_blocked_rank_wins_a_tie(state: str) -> None:
+def test_stopped_or_blocked_rank_is_the_suspect_in_a_tie(state: str) -> None:
     assert suspects(process(*RECEIVE), process(*READ, state=state)) == (1,)
 
 
-def test_blocked_ranks_precede_a_smaller_group() -> None:
+def test_blocked_ranks_are_suspected_before_a_smaller_group() -> None:
     halted = process(*READ, state="D")
     assert suspects(process(*RECEIVE), halted, halted) == (1, 2)
 
 
-def test_rank_that_never_entered_the_collective_is_suspect() -> None:
+def test_rank_that_never_entered_the_collective_is_the_suspect() -> None:
     assert suspects(process(*REDUCE), process(*REDUCE), process(*READ)) == (2,)
 
 
-def test_rank_that_receives_from_a_socket_loses_a_tie() -> None:
-    """Someone else has to send, possibly the other rank."""
+def test_rank_receiving_from_a_socket_is_not_the_suspect_in_a_tie() -> None:
+    """Another process has to send, possibly the other rank."""
     receiving = process(*RECEIVE, waits_in="recvfrom")
     assert suspects(receiving, process(*READ)) == (1,)
     assert suspects(process(*READ), process(*READ), receiving) == (2,)
 
 
-def test_all_tied_ranks_may_be_the_cause() -> None:
+def test_ranks_waiting_for_each_other_may_all_cause_the_hang() -> None:
     """Each rank waits for the others in a different call, and no call has fewer ranks than the
     rest.
     """
@@ -71,8 +71,8 @@ def rendered(*failures: Failure, succeeded: tuple[int, ...] = ()) -> list[str]:
     return hang.render(formed_at=0, ended="now", verdict="over")
 
 
-def test_rank_that_raised_and_waits_for_a_thread_is_the_cause() -> None:
-    """This holds even if others time out first and also wait for a thread."""
+def test_rank_that_raised_and_hangs_in_thread_shutdown_is_the_cause() -> None:
+    """The rank is the cause even if others time out first and also wait for a thread."""
     shutdown = Frame("/usr/lib/python3.11/threading.py", 1590, "_shutdown")
     culprit = stopped(1, shutdown, report=error())
     lines = rendered(stopped(0, *READ), culprit, stopped(2, shutdown, report=WAITED))
@@ -86,12 +86,12 @@ def test_rank_that_raised_and_waits_for_a_thread_is_the_cause() -> None:
     )
 
 
-def test_exception_printed_by_rank_that_continued_is_not_the_cause() -> None:
+def test_exception_printed_by_rank_that_kept_running_is_not_the_cause() -> None:
     lines = rendered(stopped(0, *REDUCE, report=error()), stopped(1, *READ))
     assert lines[0] == "rank 1 hangs in read (data.py:41)"
 
 
-def test_suspect_is_a_guess_if_every_rank_is_elsewhere() -> None:
+def test_hang_suspect_is_labelled_a_guess_if_ranks_are_evenly_split() -> None:
     lines = rendered(stopped(0, *READ), stopped(1, *RECEIVE))
     assert lines[0] == "probably rank 0 hangs in read (data.py:41)"
     assert (
@@ -102,7 +102,7 @@ def test_suspect_is_a_guess_if_every_rank_is_elsewhere() -> None:
         assert rendered(stopped(0, *READ), *others)[0] == "rank 0 hangs in read (data.py:41)"
 
 
-def test_exited_ranks_are_not_listed_where_the_others_hang() -> None:
+def test_hang_report_lists_exited_ranks_separately() -> None:
     assert "all ranks are at the same place" in rendered(stopped(0, *READ))
     lines = rendered(stopped(0, *READ), succeeded=(2, 1))
     assert "  ranks 1-2 had already exited with code 0" in lines
@@ -116,12 +116,12 @@ def test_exited_ranks_are_not_listed_where_the_others_hang() -> None:
         ("D", "is uninterruptible (state D) in read (data.py:41), system call read"),
     ],
 )
-def test_report_names_where_a_rank_hangs(state: str, text: str) -> None:
+def test_hang_report_names_location_of_the_hung_rank(state: str, text: str) -> None:
     seen = doing(process(*READ, state=state, waits_in="read" if state == "D" else "futex"))
     failure = Failure(2, 2, "h", 1, -15, 0.0, 15, None, (), "", "", doing=seen)
     assert hang_text.hung(failure) == text
 
 
-def test_report_admits_unknown_location() -> None:
+def test_hang_report_says_that_location_is_unknown() -> None:
     failure = Failure(2, 2, "h", 1, -15, 0.0, 15, None, (), "", "")
     assert hang_text.hung(failure) == "hangs: location unknown"

@@ -72,7 +72,7 @@ class Play:
         (b"Trace of the matrix: 3\n", b""),
     ],
 )
-def test_output_is_held_from_start_of_traceback(before: bytes, held: bytes) -> None:
+def test_output_is_held_back_from_the_start_of_a_traceback(before: bytes, held: bytes) -> None:
     play = Play()
     assert play.prints(before + held) == before
     assert play.core.held == held
@@ -84,7 +84,7 @@ def test_output_is_held_from_start_of_traceback(before: bytes, held: bytes) -> N
     [path for path in sorted(SAMPLES.glob("*.txt")) if not path.stem.startswith("json-log")],
     ids=lambda path: path.stem,
 )
-def test_every_kind_of_traceback_is_held_however_chunked(path: Path) -> None:
+def test_every_kind_of_traceback_is_held_back_for_any_chunk_size(path: Path) -> None:
     """Only the text before the traceback's first word may be shown if it arrives alone."""
     data = path.read_bytes()
     whole = Play()
@@ -97,10 +97,8 @@ def test_every_kind_of_traceback_is_held_however_chunked(path: Path) -> None:
         assert play.core.held.endswith(whole.core.held[begin:])
 
 
-def test_fatal_traceback_is_held_until_worker_exits() -> None:
-    """It is held for the seconds Python takes to shut down, along with anything printed in that
-    time.
-    """
+def test_fatal_traceback_is_held_back_until_worker_exits() -> None:
+    """Anything printed while Python shuts down is held back along with the traceback."""
     play = Play()
     assert play.prints(b"step 1\n" + TRACEBACK) == b"step 1\n"
     for _ in range(8):
@@ -114,7 +112,7 @@ def test_fatal_traceback_is_held_until_worker_exits() -> None:
 
 
 @pytest.mark.parametrize("data", [TRACEBACK, SYNTAX_ERROR])
-def test_caught_traceback_is_shown_immediately(data: bytes) -> None:
+def test_traceback_of_caught_exception_is_shown_immediately(data: bytes) -> None:
     play = Play()
     play.prints(data)
     assert play.core.deadline() == play.now
@@ -122,7 +120,7 @@ def test_caught_traceback_is_shown_immediately(data: bytes) -> None:
     assert play.prints(b"goes on\n") == b"goes on\n"
 
 
-def test_traceback_is_shown_once_worker_continues() -> None:
+def test_held_traceback_is_shown_once_worker_is_seen_to_continue() -> None:
     """The first check may have been made just between two stacks."""
     play = Play()
     play.prints(TRACEBACK)
@@ -131,7 +129,7 @@ def test_traceback_is_shown_once_worker_continues() -> None:
     assert play.look_when_due(False) == TRACEBACK + b"retry\n"
 
 
-def test_traceback_of_uninspectable_worker_is_shown_after_a_moment() -> None:
+def test_traceback_of_worker_that_cannot_be_inspected_is_shown_after_a_delay() -> None:
     play = Play()
     play.prints(TRACEBACK)
     began = play.now
@@ -140,7 +138,7 @@ def test_traceback_of_uninspectable_worker_is_shown_after_a_moment() -> None:
     assert play.now - began <= 0.25
 
 
-def test_uninspectable_worker_is_checked_again() -> None:
+def test_worker_that_could_not_be_inspected_is_inspected_again() -> None:
     """A shell script may continue after its Python process has exited, and a check may fail for
     other reasons.
     """
@@ -152,7 +150,7 @@ def test_uninspectable_worker_is_checked_again() -> None:
     assert play.look_when_due(None) == TRACEBACK
 
 
-def test_traceback_of_hanging_shutdown_is_shown() -> None:
+def test_traceback_is_shown_if_worker_hangs_during_shutdown() -> None:
     """The process hangs while it shuts down."""
     play = Play()
     play.prints(TRACEBACK)
@@ -163,7 +161,7 @@ def test_traceback_of_hanging_shutdown_is_shown() -> None:
     assert play.shown == TRACEBACK
 
 
-def test_holds_no_more_output_than_the_report_reads() -> None:
+def test_held_output_is_limited_to_what_the_report_reads() -> None:
     play = Play()
     play.prints(TRACEBACK)
     assert play.look(True) == b""
@@ -173,7 +171,7 @@ def test_holds_no_more_output_than_the_report_reads() -> None:
     assert play.prints(TRACEBACK + b"x" * MANY).startswith(TRACEBACK)
 
 
-def test_frequent_tracebacks_are_checked_at_most_four_times_a_second() -> None:
+def test_frequent_tracebacks_cause_at_most_four_inspections_a_second() -> None:
     play = Play()
     looks = 0
     for _ in range(1000):
@@ -186,7 +184,7 @@ def test_frequent_tracebacks_are_checked_at_most_four_times_a_second() -> None:
     assert 35 <= looks <= 41
 
 
-def test_traceback_lookalike_is_shown_with_next_chunk() -> None:
+def test_output_that_only_begins_like_a_traceback_is_shown() -> None:
     play = Play()
     assert play.prints(b"Trace") == b""
     assert play.prints(b" of the matrix\n") == b"Trace of the matrix\n"
@@ -201,7 +199,7 @@ def test_traceback_header_split_across_chunks_is_recognised() -> None:
     assert play.core.deadline() == play.now
 
 
-def test_nothing_is_held_after_exit_without_traceback() -> None:
+def test_no_output_is_held_back_after_exit_without_a_traceback() -> None:
     """Processes that the worker left behind may still print."""
     play = Play()
     play.prints(b"bye\n")
@@ -229,8 +227,8 @@ STEPS = st.lists(
 
 @settings(max_examples=500)
 @given(steps=STEPS)
-def test_shown_and_held_output_equal_printed_output(steps: list[tuple]) -> None:  # type: ignore[type-arg]
-    """`Play` checks this and the core's invariants after each step. Finally, everything has been
+def test_shown_and_held_output_add_up_to_printed_output(steps: list[tuple]) -> None:  # type: ignore[type-arg]
+    """`Play` checks this and the core's invariants after each step. At the end, everything has been
     shown.
     """
     play = Play()

@@ -60,7 +60,7 @@ def join_events(node: str, wanted: GroupSettings) -> list[Any]:
 
 
 @fuzzed
-def test_hostile_node_cannot_break_the_group(chance: Chance) -> None:
+def test_hostile_node_cannot_break_group_invariants(chance: Chance) -> None:
     """The group's invariants hold, and every reply is accepted by the node that receives it."""
     ordered = chance.random() < 0.3
     most = 2 if ordered else 3
@@ -122,7 +122,7 @@ def test_hostile_failure_reports_are_harmless(chance: Chance) -> None:
 
 
 @fuzzed
-def test_hostile_elector_cannot_break_the_election(chance: Chance) -> None:
+def test_hostile_host_cannot_break_election_invariants(chance: Chance) -> None:
     """The election's invariants hold, and every reply is accepted by the other hosts."""
     hosts = "abcd"[: chance.randint(2, 4)]
     elector = Election(hosts, 0, "me", 0.0, vote_s=1.0, alone=chance.random() < 0.5)
@@ -146,7 +146,7 @@ def test_hostile_elector_cannot_break_the_election(chance: Chance) -> None:
             assert elector.explain(now)
 
 
-def test_failures_of_large_node_fit_into_a_message() -> None:
+def test_failures_on_a_large_node_fit_into_one_message() -> None:
     """Other nodes learn about every failure, however many workers fail and however long their
     tracebacks are.
     """
@@ -159,7 +159,7 @@ def test_failures_of_large_node_fit_into_a_message() -> None:
         assert told[0].report is not None and len(told[0].report.lines) == 200
 
 
-def test_failures_differing_only_in_report_kind_are_sorted() -> None:
+def test_failures_that_differ_only_in_report_kind_can_be_sorted() -> None:
     group = Membership(GroupSettings(1, 1, 0), "C1")
     for event in join_events("a", group.settings):
         group.step(event, 0.0)

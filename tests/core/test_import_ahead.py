@@ -27,7 +27,7 @@ TRAINS = WorkerImports(
 )
 
 
-def test_imports_are_complete_after_first_step_not_during_data_loading() -> None:
+def test_imports_count_as_complete_after_first_step_not_during_data_loading() -> None:
     """The worker imports torch, reads data for 20 s, and then imports 850 more modules for the
     model.
     """
@@ -45,27 +45,27 @@ def test_imports_are_complete_after_first_step_not_during_data_loading() -> None
     ],
     ids=["no step", "after a failure", "without torch"],
 )
-def test_imports_without_a_step_are_complete_after_quiet_period(seen: WorkerImports) -> None:
+def test_imports_count_as_complete_after_a_quiet_period_without_steps(seen: WorkerImports) -> None:
     assert are_complete(seen)
     assert not are_complete(seen._replace(quiet_s=SETTLE_S / 2))
     assert not are_complete(NOTHING._replace(is_restarted=True))
 
 
-def test_job_without_visible_step_is_warm_within_a_minute() -> None:
-    """An example is a script that updates its parameters by hand: ten seconds of imports, then
-    none.
+def test_imports_are_complete_within_a_minute_if_no_step_is_detected() -> None:
+    """An example is a script that updates its parameters by hand. The script imports modules for
+    ten seconds, then none.
     """
     assert are_complete(TRAINS._replace(age_s=40.0, quiet_s=30.0))
 
 
-def test_warm_process_lacking_many_modules_is_replaced() -> None:
+def test_warm_process_that_lacks_many_modules_is_replaced() -> None:
     assert pays_to_replace(lacking=850, modules=1000, quiet_s=QUIET_S, replaced=0)
     assert not pays_to_replace(lacking=850, modules=1000, quiet_s=QUIET_S / 2, replaced=0)
     assert not pays_to_replace(lacking=1, modules=1000, quiet_s=1e6, replaced=0)
     assert not pays_to_replace(lacking=0, modules=0, quiet_s=1e6, replaced=0)
 
 
-def test_steady_imports_replace_few_warm_processes() -> None:
+def test_steady_imports_cause_few_replacements_of_the_warm_process() -> None:
     """The worker imports a new module every minute for a day."""
     modules, replaced, lacking = 300, 0, 0
     for _ in range(24 * 60):
@@ -94,25 +94,25 @@ def play(rates: list[float], expected_s: float | None, *, low: bool = False) -> 
 
 
 @pytest.mark.parametrize("low", [False, True])
-def test_import_faster_than_a_cold_start_is_awaited(low: bool) -> None:
+def test_job_waits_for_import_that_is_faster_than_a_cold_start(low: bool) -> None:
     """The import proceeds at a constant rate, or its modules differ in size."""
     assert play([10.0] * 11, 11.0, low=low) == float("inf")
     assert play([3.0] * 9 + [73.0] * 2, 11.0) == float("inf")
 
 
-def test_single_slow_module_is_awaited_until_it_is_late() -> None:
+def test_job_waits_for_single_slow_module_until_it_is_overdue() -> None:
     """A single module takes 30 s, as in slow_import.py. In the job before, the import took 31 s."""
     assert play([0.0] * 29 + [100.0], 31.0) == float("inf")
     assert play([0.0] * 1000, 31.0) == 30.0
 
 
-def test_starving_import_is_not_awaited() -> None:
-    """It runs at the lowest priority next to a busy job. Its usual duration is known in one case
-    and unknown in the other.
+def test_job_does_not_wait_for_import_starved_of_cpu() -> None:
+    """The import runs at the lowest priority next to a busy job. Its usual duration is known in one
+    case and unknown in the other.
     """
     assert play([0.5] * 200, 11.0, low=True) <= 3.0
     assert play([0.5] * 200, None, low=True) == 0.0
 
 
-def test_import_of_unknown_duration_is_awaited_for_a_while() -> None:
+def test_job_waits_briefly_for_import_of_unknown_duration() -> None:
     assert play([0.0] * 1000, None) == 20.0

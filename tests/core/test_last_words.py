@@ -93,7 +93,7 @@ WARNING: could not find a cache
         ("", "step 5"),
     ],
 )  # fmt: skip
-def test_error_line_precedes_last_line(stderr: str, expected: str) -> None:
+def test_error_line_is_preferred_over_last_line(stderr: str, expected: str) -> None:
     assert words(stderr, "loading\nstep 5\n\n") == expected
 
 
@@ -106,7 +106,9 @@ def test_error_line_precedes_last_line(stderr: str, expected: str) -> None:
         ("ERROR: no tensorboard\nstep 8\n", "ERROR: no tensorboard"),
     ],
 )
-def test_line_from_ranks_that_continued_yields_to_later_lines(mine: str, expected: str) -> None:
+def test_later_line_is_preferred_over_one_that_surviving_ranks_also_printed(
+    mine: str, expected: str
+) -> None:
     """If those ranks also printed everything that follows, they may all have failed in the same
     way.
     """
@@ -125,7 +127,7 @@ def test_line_from_ranks_that_continued_yields_to_later_lines(mine: str, expecte
          "it printed more after that: ERROR:root:could not upload logs"),
     ],
 )  # fmt: skip
-def test_exception_before_other_output_is_doubtful(
+def test_exception_followed_by_other_output_is_marked_doubtful(
     more: str, kind: FailureKind, doubt: str
 ) -> None:
     raised = ErrorReport(FailureKind.RAISED, "KeyError", "'a'", "train.py:9", "", ())
@@ -135,7 +137,7 @@ def test_exception_before_other_output_is_doubtful(
     assert after_traceback(stderr, ProgramFacts(), late=len(more) + 1) == ""
 
 
-def test_no_output_yields_no_line() -> None:
+def test_worker_without_output_has_no_informative_line() -> None:
     assert words("", "") == ""
 
 
@@ -155,5 +157,7 @@ def test_no_output_yields_no_line() -> None:
         (f"{TRACEBACK}", "accuracy 0.31 is below 0.5"),
     ],
 )  # fmt: skip
-def test_lines_after_last_traceback_precede_those_above_it(stderr: str, expected: str) -> None:
+def test_lines_after_last_traceback_are_preferred_over_lines_before_it(
+    stderr: str, expected: str
+) -> None:
     assert words(stderr, "accuracy 0.31 is below 0.5\n") == expected

@@ -69,8 +69,8 @@ class Played:
         return self.step(Broken("gone", refusal), seconds)
 
 
-def test_lease_counts_from_when_heartbeat_was_sent() -> None:
-    """It doesn't matter how late the echo arrives."""
+def test_lease_starts_when_its_heartbeat_is_sent() -> None:
+    """The lease doesn't depend on how late the echo arrives."""
     played = Played().connected()
     effects = played.step(Tick(), 0.5)
     sent_at = played.now
@@ -79,7 +79,7 @@ def test_lease_counts_from_when_heartbeat_was_sent() -> None:
     assert played.step(Echoed(3)) == []  # a repeated echo
 
 
-def test_echo_renews_no_lease_before_confirmation() -> None:
+def test_heartbeat_echo_does_not_renew_lease_before_confirmation() -> None:
     """A node whose workers belong to a generation has to wait for Confirm. Stop doesn't confirm
     anything.
     """
@@ -92,7 +92,7 @@ def test_echo_renews_no_lease_before_confirmation() -> None:
     assert played.step(Heard(confirms_lease=True)) == [LetWorkersRun(100.0 + LEASE_S)]
 
 
-def test_new_connection_sends_datagrams_until_one_is_answered() -> None:
+def test_new_connection_sends_datagram_heartbeats_until_one_is_echoed() -> None:
     show = SendHeartbeat(2, over_connection=False, as_datagram=True)
     played = Played().connected()
     assert show in played.step(Tick(), 0.5)
@@ -111,7 +111,7 @@ def connected_with_datagrams() -> Played:
     return played
 
 
-def test_overdue_echo_speeds_up_heartbeats() -> None:
+def test_overdue_heartbeat_echo_triggers_faster_heartbeats() -> None:
     """Three datagrams are sent immediately, then one every 50 ms."""
     played = connected_with_datagrams()
     played.step(Tick(), 0.5)
@@ -135,7 +135,7 @@ def silent_until(played: Played, seconds: float) -> list[Effect]:
     return effects
 
 
-def test_silent_coordinator_is_sought_while_still_connected() -> None:
+def test_agent_searches_for_silent_coordinator_while_still_connected() -> None:
     """The first attempt is after 1.5 s, and the next ones every 2 s. Meanwhile the workers' lease
     keeps running.
     """
@@ -155,29 +155,29 @@ def slowed(extra_s: float) -> Played:
     return played
 
 
-def test_echo_sets_the_interval_of_the_heartbeats_after_the_next() -> None:
+def test_heartbeat_interval_from_echo_applies_after_the_next_heartbeat() -> None:
     played = slowed(1.5)
     assert played.link.deadline() == pytest.approx(played.now + 2.0)
     assert played.step(Tick(), 2.0) == [SendHeartbeat(6, over_connection=True, as_datagram=False)]
     assert played.link.deadline() == pytest.approx(played.now + 2.0)
 
 
-def test_shorter_interval_applies_immediately() -> None:
-    """Its coordinator expects the next heartbeat earlier."""
+def test_shorter_heartbeat_interval_applies_immediately() -> None:
+    """The coordinator expects the next heartbeat earlier."""
     played = slowed(1.5)
     played.step(Tick(), 2.0)
     played.step(Echoed(6), 0.1)
     assert played.link.deadline() == pytest.approx(played.now + 0.5)
 
 
-def test_datagram_echo_keeps_the_interval() -> None:
+def test_datagram_echo_does_not_change_heartbeat_interval() -> None:
     played = slowed(1.5)
     played.step(Tick(), 2.0)
     played.step(Echoed(6, over_connection=False), 0.1)
     assert played.link.deadline() == pytest.approx(played.now + 1.9)
 
 
-def test_new_connection_starts_at_the_usual_rate() -> None:
+def test_new_connection_starts_at_the_normal_heartbeat_rate() -> None:
     played = slowed(1.5)
     played.lost()
     played.step(Tick(), 1.0)
@@ -185,8 +185,10 @@ def test_new_connection_starts_at_the_usual_rate() -> None:
     assert played.link.deadline() == pytest.approx(played.now + 0.5)
 
 
-def test_silent_coordinator_is_sought_later_if_heartbeats_are_slow() -> None:
-    """The first one without an echo is 2 s after the last, and the next 2 s later is late."""
+def test_search_for_silent_coordinator_starts_later_if_heartbeats_are_slow() -> None:
+    """The first heartbeat without an echo is sent 2 s after the last one. The next is sent another
+    2 s later, and counts as late.
+    """
     played = slowed(1.5)
     effects = silent_until(played, 3.9)
     assert effects == [SendHeartbeat(6, over_connection=True, as_datagram=False)]
@@ -196,13 +198,13 @@ def test_silent_coordinator_is_sought_later_if_heartbeats_are_slow() -> None:
     assert played.link.state is LinkState.CONNECTED
 
 
-def test_slow_heartbeats_do_not_make_a_coordinator_unheard() -> None:
-    """A preempted node acts alone if no coordinator answers."""
+def test_slow_heartbeats_are_not_mistaken_for_a_silent_coordinator() -> None:
+    """A preempted node acts on its own if no coordinator responds."""
     played = slowed(1.5)
     assert played.link.unheard_s(played.now + 2.0) == pytest.approx(0.5)
 
 
-def test_second_connection_replaces_a_silent_one() -> None:
+def test_second_connection_replaces_a_silent_connection() -> None:
     """The coordinator at the other end has to confirm the workers. Until then their lease is the
     one from the first connection.
     """
@@ -213,7 +215,7 @@ def test_second_connection_replaces_a_silent_one() -> None:
     assert LetWorkersRun(played.now + LEASE_S) in played.step(Heard(confirms_lease=True))
 
 
-def test_remote_refusal_of_second_connection_shortens_lease() -> None:
+def test_second_connection_refused_by_a_remote_host_shortens_lease() -> None:
     """A firewall may block this node's connections in such a way that the coordinator considers
     the node dead.
     """
@@ -242,8 +244,8 @@ def test_coordinator_is_lost_when_second_connection_breaks() -> None:
     assert played.link.explain(played.now).endswith("for 0 s")
 
 
-def test_datagrams_alone_do_not_keep_a_connection() -> None:
-    """They renew the lease, but messages can only arrive over the connection."""
+def test_datagram_echoes_alone_do_not_keep_a_connection_alive() -> None:
+    """Datagram echoes renew the lease, but messages can only arrive over the connection."""
     played = connected_with_datagrams()
     seeks = 0
     for _ in range(60):
@@ -257,7 +259,7 @@ def test_datagrams_alone_do_not_keep_a_connection() -> None:
     assert played.now - played.link.echoed_at < 1.0
 
 
-def test_coordinator_silent_for_too_long_is_given_up() -> None:
+def test_agent_gives_up_on_coordinator_that_stays_silent() -> None:
     played = connected_with_datagrams()
     effects = silent_until(played, 10.2)
     assert Disconnect() in effects and effects[-2:] == [CoordinatorLost(), Seek()]
@@ -265,7 +267,7 @@ def test_coordinator_silent_for_too_long_is_given_up() -> None:
     assert played.link.state is LinkState.SEEKING
 
 
-def test_own_suspension_is_not_held_against_coordinator() -> None:
+def test_agent_suspension_does_not_count_as_coordinator_silence() -> None:
     """The link gives up only if the coordinator stays silent for another full timeout."""
     played = connected_with_datagrams()
     played.step(Tick(), 9.9)  # at least half a second late; a message may have been missed
@@ -274,7 +276,7 @@ def test_own_suspension_is_not_held_against_coordinator() -> None:
     assert Disconnect() in silent_until(played, 10.0)
 
 
-def test_late_echoes_keep_connection_without_datagrams() -> None:
+def test_late_echoes_keep_connection_alive_without_datagrams() -> None:
     """A heartbeat goes over the connection in every interval, even alongside datagrams."""
     played = Played().connected()
     sent: list[tuple[float, int]] = []
@@ -295,7 +297,7 @@ def test_late_echoes_keep_connection_without_datagrams() -> None:
         assert leased_until > played.now
 
 
-def test_waits_before_reconnecting_to_coordinator_that_hangs_up() -> None:
+def test_agent_waits_before_reconnecting_to_coordinator_that_hangs_up() -> None:
     """If the connection had lasted for a while, the search starts immediately."""
     played = Played().connected()
     assert not any(isinstance(effect, Seek) for effect in played.lost(seconds=0.1))
@@ -304,8 +306,8 @@ def test_waits_before_reconnecting_to_coordinator_that_hangs_up() -> None:
     assert isinstance(played.lost(seconds=1.0)[-1], Seek)
 
 
-def test_local_refusal_renews_unexpired_lease() -> None:
-    """It proves that no process coordinates there. An expired lease stays expired."""
+def test_connection_refused_by_the_local_host_renews_unexpired_lease() -> None:
+    """The refusal proves that no process coordinates there. An expired lease stays expired."""
     for seconds, renewed in ((0.5, True), (LEASE_S + 0.1, False)):
         played = Played().connected()
         played.lost()
@@ -313,9 +315,9 @@ def test_local_refusal_renews_unexpired_lease() -> None:
         assert (LetWorkersRun(played.now + LEASE_S) in effects) == renewed
 
 
-def test_remote_refusal_shortens_lease() -> None:
-    """A firewall may have sent it, and may also have told the coordinator that this node is
-    gone.
+def test_connection_refused_by_a_remote_host_shortens_lease() -> None:
+    """A firewall may have refused the connection, and may also have told the coordinator that this
+    node is gone.
     """
     played = Played().connected()
     played.lost()
@@ -326,7 +328,7 @@ def test_remote_refusal_shortens_lease() -> None:
     assert LetWorkersRun(played.now + LEASE_S) in played.step(Heard(confirms_lease=True))
 
 
-def test_refusal_after_unconfirmed_coordinator_renews_nothing() -> None:
+def test_refusal_after_unconfirmed_coordinator_does_not_renew_lease() -> None:
     """The coordinator ended before it had confirmed this node's workers."""
     played = Played().connected()
     played.lost()
@@ -360,7 +362,7 @@ def test_endpoint_host_defers_to_recent_coordinator() -> None:
     assert played.step(Heard(confirms_lease=True)) == [LetWorkersRun(FOR_EVER)]
 
 
-def test_host_workers_run_as_long_as_last_answered_node() -> None:
+def test_endpoint_host_lease_counts_from_last_node_that_responded() -> None:
     """The lease starts only once the generation has been confirmed, and is still valid after the
     host has stepped down.
     """
@@ -374,7 +376,7 @@ def test_host_workers_run_as_long_as_last_answered_node() -> None:
     assert played.link.deadline() == played.now + 3.0
 
 
-def test_retry_delay_depends_on_last_outcome() -> None:
+def test_retry_delay_depends_on_outcome_of_last_attempt() -> None:
     """The delay is short if no coordinator was found, longer if a peer never answered, and zero if
     an established connection was lost.
     """
@@ -398,7 +400,7 @@ def test_retry_delay_depends_on_last_outcome() -> None:
     assert Played().connected().lost(seconds=1.0) == [said, CoordinatorLost(), Seek()]
 
 
-def test_gives_up_without_coordinator_after_timeout() -> None:
+def test_agent_gives_up_if_no_coordinator_is_found_before_timeout() -> None:
     """The timeout depends on whether a coordinator was there before."""
     for played, limit_s in (
         (Played(), SETTINGS.seek_s),
@@ -427,7 +429,7 @@ def test_rejected_node_retries_for_a_while() -> None:
     assert isinstance(end, GiveUp) and end.exit_code == EXIT_USAGE
 
 
-def test_giving_up_names_last_rejection() -> None:
+def test_error_on_giving_up_names_last_rejection() -> None:
     played = Played()
     played.step(Broken("other tokens", turned_away=True))
     (end,) = played.step(NothingFound("nobody is there", 0.3), SETTINGS.seek_s + 1)
@@ -435,7 +437,7 @@ def test_giving_up_names_last_rejection() -> None:
     assert "the last one that responded refused this node: other tokens" in end.reason
 
 
-def test_each_wait_reason_is_reported_once() -> None:
+def test_agent_reports_each_wait_reason_once() -> None:
     """The note appears after one second, not before."""
     played = Played()
     assert played.step(NothingFound("a", 0.2)) == []
@@ -445,7 +447,7 @@ def test_each_wait_reason_is_reported_once() -> None:
     assert len(played.step(NothingFound("b", 0.2), 1.0)) == 1
 
 
-def test_every_state_explains_itself_and_left_is_final() -> None:
+def test_every_link_state_has_an_explanation_and_left_is_final() -> None:
     played = Played()
     assert "looking for the coordinator at there" in played.link.explain(played.now)
     played.step(Opened("x"))
@@ -460,7 +462,7 @@ def test_every_state_explains_itself_and_left_is_final() -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "silent", "hosting"])
-def test_no_coordinator_is_sought_after_the_job(how: str) -> None:
+def test_agent_searches_for_no_coordinator_after_the_job_has_ended(how: str) -> None:
     """A new coordinator could only belong to another run of the job, and this node won't start
     workers for that.
     """

@@ -25,7 +25,7 @@ from relight.core.ranks import NO_GENERATION
 # The first generation.
 
 
-def test_full_group_forms_immediately() -> None:
+def test_group_of_maximum_size_forms_immediately() -> None:
     """Once the maximum is reached, there is nothing left to wait for."""
     table(2, 2).play("""
         0 a joins
@@ -34,7 +34,7 @@ def test_full_group_forms_immediately() -> None:
     """)
 
 
-def test_first_generation_waits_for_last_call() -> None:
+def test_first_generation_forms_only_after_the_last_call() -> None:
     """Between the minimum and the maximum, the last call restarts with every arrival."""
     table(2, 4, settle_timeout_s=5.0).play("""
         0 a joins
@@ -47,7 +47,7 @@ def test_first_generation_waits_for_last_call() -> None:
     """)
 
 
-def test_group_lacks_nodes_only_before_first_generation() -> None:
+def test_group_reports_missing_nodes_only_before_first_generation() -> None:
     """For nodes that are lost later, a wrong endpoint is not a likely reason."""
     game = table(2, 2)
     assert game.group.lacks_nodes_since() is None
@@ -70,8 +70,8 @@ def test_group_lacks_nodes_only_before_first_generation() -> None:
 
 
 def test_first_node_to_arrive_has_rank_0() -> None:
-    """Its name doesn't matter, and it stays rank 0 in later generations. The others keep their
-    order.
+    """The first node's name doesn't matter, and it stays rank 0 in later generations. The others
+    keep their order.
     """
     game = table(3, 3)
     game.step(Received("c", game.join("c", comes_first=True)))
@@ -87,7 +87,7 @@ def test_first_node_to_arrive_has_rank_0() -> None:
     """)
 
 
-def test_node_counts_once_ready() -> None:
+def test_node_counts_towards_the_group_once_it_is_ready() -> None:
     """The group waits for a node that has joined but isn't ready, and says so."""
     game = table(2, 2)
     game.play("""
@@ -101,7 +101,7 @@ def test_node_counts_once_ready() -> None:
     """)
 
 
-def test_hosts_are_sorted_naturally() -> None:
+def test_hosts_are_ranked_in_natural_sort_order() -> None:
     """When the first generation forms, node2 precedes node10 whatever the arrival order."""
     table(4, 4).play("""
         0 node10 node1 node9 node2 joins
@@ -109,7 +109,7 @@ def test_hosts_are_sorted_naturally() -> None:
     """)
 
 
-def test_two_agents_on_one_host_are_two_nodes() -> None:
+def test_two_agents_on_one_host_count_as_two_nodes() -> None:
     """A node is identified by its own random name, not by its host name."""
     table(3, 3).play("""
         0 x/2 x/1 w/1 joins
@@ -117,7 +117,7 @@ def test_two_agents_on_one_host_are_two_nodes() -> None:
     """)
 
 
-def test_earliest_nodes_win_when_too_many_join() -> None:
+def test_first_nodes_to_arrive_become_members_if_too_many_join() -> None:
     """The first arrivals are in the first generation, even if all nodes became ready at the same
     time.
     """
@@ -133,7 +133,7 @@ def test_earliest_nodes_win_when_too_many_join() -> None:
     assert game.waits("b").spare
 
 
-def test_members_get_ranks_roles_and_rank_0_address() -> None:
+def test_members_receive_ranks_roles_and_rank_0_address() -> None:
     """Ranks are numbered across nodes, and separately within each role. All nodes get rank 0's
     address.
     """
@@ -155,7 +155,7 @@ def test_members_get_ranks_roles_and_rank_0_address() -> None:
 # Worker failures.
 
 
-def test_failure_restarts_all_with_same_ranks() -> None:
+def test_failure_restarts_all_nodes_with_the_same_ranks() -> None:
     """All nodes stop, the group waits for the slowest, ranks stay the same, and one restart is
     used.
     """
@@ -178,7 +178,7 @@ def test_failure_restarts_all_with_same_ranks() -> None:
     assert "restart 2 of 3" in game.last["c"].generation.cause
 
 
-def test_restart_below_maximum_does_not_wait() -> None:
+def test_restart_below_maximum_size_does_not_wait_for_more_nodes() -> None:
     """With at least the minimum of nodes, a restart forms as soon as the members are ready."""
     table(2, 8, settle_timeout_s=5.0).play("""
         0 a b joins
@@ -192,7 +192,7 @@ def test_restart_below_maximum_does_not_wait() -> None:
     """)
 
 
-def test_exhausted_budget_reports_root_cause_to_all_nodes() -> None:
+def test_all_nodes_receive_root_cause_when_restart_budget_is_exhausted() -> None:
     """Members and spares alike get the root cause's exit code and the report."""
     game = table(2, 2, 1).play("""
         0 a b joins
@@ -216,8 +216,8 @@ def test_exhausted_budget_reports_root_cause_to_all_nodes() -> None:
     assert game.group.explain(10) == "the job is over"
 
 
-def test_undescribed_failure_ends_the_job() -> None:
-    """If nothing is known about how its workers ended, the exit code is 1."""
+def test_job_exits_with_1_if_nothing_is_known_about_the_failure() -> None:
+    """The node reports neither exit codes nor errors for its workers."""
     game = table(1, 1, 0).play("""
         0 a joins
         -> form 0: a
@@ -229,7 +229,7 @@ def test_undescribed_failure_ends_the_job() -> None:
     assert game.end("a").reason == "a worker failed on a"
 
 
-def test_failure_ages_need_no_common_clock() -> None:
+def test_failures_are_ordered_by_age_without_a_common_clock() -> None:
     """The cause is the earliest failure by its age on arrival, not the one reported first."""
     game = table(2, 2, 0).play("""
         0 a b joins
@@ -264,7 +264,7 @@ def test_job_succeeds_when_last_node_is_done() -> None:
     """)
 
 
-def test_losing_a_done_node_is_harmless() -> None:
+def test_loss_of_a_finished_node_is_harmless() -> None:
     table(2, 3).play("""
         0 a b c joins
         -> form 0: a b c
@@ -278,7 +278,7 @@ def test_losing_a_done_node_is_harmless() -> None:
     """)
 
 
-def test_done_node_restarts_with_the_others() -> None:
+def test_finished_node_restarts_with_the_others() -> None:
     """A restart includes all nodes, even those that are done."""
     table(2, 2).play("""
         0 a b joins
@@ -293,7 +293,7 @@ def test_done_node_restarts_with_the_others() -> None:
     """)
 
 
-def test_exit_barrier_timeout_releases_done_node() -> None:
+def test_exit_barrier_timeout_releases_finished_node() -> None:
     """The rest of the job continues."""
     table(2, 2, exit_barrier_s=30.0).play("""
         0 a b joins
@@ -309,7 +309,7 @@ def test_exit_barrier_timeout_releases_done_node() -> None:
     """)
 
 
-def test_ending_job_admits_no_newcomers() -> None:
+def test_job_admits_no_new_nodes_once_workers_have_succeeded() -> None:
     """Once some workers have succeeded, the others aren't stopped for newcomers."""
     table(1, 3, settle_timeout_s=5.0).play("""
         0 a b joins
@@ -324,7 +324,7 @@ def test_ending_job_admits_no_newcomers() -> None:
     """)
 
 
-def test_done_node_leaves_immediately_on_final_failure() -> None:
+def test_finished_node_leaves_immediately_on_final_failure() -> None:
     """An exhausted budget also releases the nodes that are done."""
     table(2, 2, 0).play("""
         0 a b joins
@@ -342,7 +342,7 @@ def test_done_node_leaves_immediately_on_final_failure() -> None:
 # Ignored messages.
 
 
-def test_stale_generation_messages_are_ignored() -> None:
+def test_messages_from_an_earlier_generation_are_ignored() -> None:
     """Failed, Done and Ready from an earlier generation don't affect the current one."""
     game = table(2, 2).play("""
         0 a b joins
@@ -370,7 +370,7 @@ def test_stale_generation_messages_are_ignored() -> None:
     """)
 
 
-def test_messages_of_unjoined_nodes_are_ignored() -> None:
+def test_messages_from_nodes_that_have_not_joined_are_ignored() -> None:
     game = table(1, 1)
     first = formed(0)
     for message in (
@@ -389,7 +389,9 @@ def test_messages_of_unjoined_nodes_are_ignored() -> None:
 
 
 def test_node_with_different_nnodes_is_rejected() -> None:
-    """Only that node ends, with exit code 2. The waiting nodes get a note."""
+    """Only the node with the different --nnodes ends, with exit code 2. The waiting nodes get a
+    note.
+    """
     game = table(2, 4)
     game.play("0 a joins")
     game.step(Received("x", game.join("x", min_nodes=1)))
@@ -400,7 +402,7 @@ def test_node_with_different_nnodes_is_rejected() -> None:
     assert [member.node for member in game.group.members] == ["a"]
 
 
-def test_static_ranks_are_kept_in_any_arrival_order() -> None:
+def test_static_node_ranks_do_not_depend_on_arrival_order() -> None:
     """The group waits for every rank."""
     table(1, 3, ordered=True, settle_timeout_s=1.0).play("""
         0 node2 joins
@@ -415,7 +417,7 @@ def test_static_ranks_are_kept_in_any_arrival_order() -> None:
     """)
 
 
-def test_static_rank_belongs_to_one_node() -> None:
+def test_duplicate_or_too_large_static_node_rank_is_rejected() -> None:
     """A second node with the same --node-rank is rejected by name, and so is one whose rank is too
     large.
     """
@@ -437,7 +439,7 @@ def test_static_rank_belongs_to_one_node() -> None:
     assert game.end("node3").reason == "--node-rank=3 on node3 is not below --nnodes=3"
 
 
-def test_numbered_nodes_take_their_numbered_place() -> None:
+def test_numbered_replicas_are_ranked_in_numerical_order() -> None:
     """Replica N becomes node N whatever the arrival order, even if it joins a running group. A
     replacement takes the lost node's place, whether or not it has the same number. No node waits
     for a missing number.
@@ -467,7 +469,7 @@ def test_numbered_nodes_take_their_numbered_place() -> None:
     """)
 
 
-def test_mismatch_is_reported_to_newcomer_and_first_node() -> None:
+def test_environment_mismatch_is_reported_to_new_node_and_first_node() -> None:
     """The newcomer may still join."""
     game = table(2, 2)
     game.step(Received("a", game.join("a", facts={"script": "1"})))
@@ -481,7 +483,7 @@ def test_mismatch_is_reported_to_newcomer_and_first_node() -> None:
     """)
 
 
-def test_each_mismatch_is_reported_once() -> None:
+def test_each_environment_mismatch_is_reported_once() -> None:
     """A value that another node already has was reported when the first such node joined, and the
     number of notes is limited.
     """
@@ -526,7 +528,7 @@ def test_host_name_shared_by_two_machines_is_not_reported(machines: tuple[str, s
     assert not [m for heard in game.heard.values() for m in heard if isinstance(m, Note)]
 
 
-def test_impossible_generation_number_does_not_affect_the_next() -> None:
+def test_impossible_generation_number_does_not_affect_the_next_generation() -> None:
     game = table(1, 2)
     game.step(Received("a", game.join("a", Announce(formed(1 << 61), 0, 0, 1, done=False))))
     game.step(Received("a", NodeReady(formed(1 << 61), 1, (), ())))
@@ -538,7 +540,7 @@ def test_impossible_generation_number_does_not_affect_the_next() -> None:
 # Notes for users.
 
 
-def test_every_state_explains_its_wait() -> None:
+def test_every_group_state_has_an_explanation() -> None:
     game = table(2, 4, settle_timeout_s=5.0, join_timeout_s=600.0)
     game.play("0 gpu-01 joins")
     assert game.group.explain(48) == (
@@ -563,7 +565,7 @@ def test_every_state_explains_its_wait() -> None:
     )
 
 
-def test_mass_join_does_not_flood_nodes() -> None:
+def test_mass_join_does_not_flood_nodes_with_notes() -> None:
     """When a thousand nodes join within a second, each gets a few notes about its wait, not a
     thousand.
     """
@@ -578,8 +580,8 @@ def test_mass_join_does_not_flood_nodes() -> None:
     assert "and 991 more" in game.waits("n0").text
 
 
-def test_wait_reasons_are_rarer_in_a_large_group() -> None:
-    """Otherwise the coordinator spends its time on them while thousands of nodes join."""
+def test_wait_reasons_are_sent_less_often_in_a_large_group() -> None:
+    """Otherwise the coordinator would be busy with wait reasons while thousands of nodes join."""
     game = table(5000, 5000)
     for index in range(3000):
         for event in game.events(f"n{index}", "joins"):
@@ -597,7 +599,7 @@ def test_wait_reasons_are_rarer_in_a_large_group() -> None:
         ("preempted", ""), ("ready", "failed"), ("ends", "failed"), ("lost", "failed"),
     ],
 )  # fmt: skip
-def test_message_cost_is_independent_of_group_size(verb: str, after: str) -> None:
+def test_cost_of_handling_a_message_is_independent_of_group_size(verb: str, after: str) -> None:
     """All but two nodes have already sent the same message, either after a worker failure or while
     all are running.
     """

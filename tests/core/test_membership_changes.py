@@ -5,8 +5,8 @@ from plays import table
 # Nodes that join and leave.
 
 
-def test_survivors_above_minimum_form_immediately() -> None:
-    """They form as soon as their workers have stopped, without using up a restart."""
+def test_survivors_above_minimum_form_a_new_generation_immediately() -> None:
+    """The survivors form as soon as their workers have stopped, without using up a restart."""
     game = table(2, 3, 0).play("""
         0 a b c joins
         -> form 0: a b c
@@ -19,9 +19,9 @@ def test_survivors_above_minimum_form_immediately() -> None:
     assert game.reason("a") == "b was lost: no heartbeat"
 
 
-def test_survivors_below_minimum_explain_their_wait() -> None:
-    """They wait for the join timeout, learn which node was lost and how many are missing, and then
-    end with exit code 3.
+def test_survivors_below_minimum_report_why_they_are_waiting() -> None:
+    """The survivors wait for the join timeout, learn which node was lost and how many are missing,
+    and then end with exit code 3.
     """
     game = table(3, 3, join_timeout_s=60.0).play("""
         0 a b c joins
@@ -47,8 +47,8 @@ def test_survivors_below_minimum_explain_their_wait() -> None:
     )
 
 
-def test_replacement_takes_place_of_lost_node() -> None:
-    """Rank 0 stays where it is."""
+def test_replacement_node_takes_over_the_rank_of_the_lost_node() -> None:
+    """Rank 0 stays on its node."""
     table(3, 3).play("""
         0 a b c joins
         -> form 0: a b c
@@ -60,8 +60,8 @@ def test_replacement_takes_place_of_lost_node() -> None:
     """)
 
 
-def test_newcomers_within_last_call_are_admitted_together() -> None:
-    """They are all in one new generation."""
+def test_nodes_that_join_during_last_call_are_admitted_together() -> None:
+    """The new nodes are all in one new generation."""
     game = table(1, 8, 0, settle_timeout_s=5.0).play("""
         0 b joins
         5 -
@@ -77,7 +77,7 @@ def test_newcomers_within_last_call_are_admitted_together() -> None:
     assert game.reason("b") == "c, a joined"
 
 
-def test_node_completing_the_group_is_admitted_immediately() -> None:
+def test_node_that_completes_the_group_is_admitted_immediately() -> None:
     """Once the maximum is reached, there is no one left to wait for."""
     table(1, 3, settle_timeout_s=5.0).play("""
         0 a joins
@@ -91,8 +91,8 @@ def test_node_completing_the_group_is_admitted_immediately() -> None:
     """)
 
 
-def test_stop_for_newcomer_lets_workers_checkpoint() -> None:
-    """A stop for a failure doesn't."""
+def test_workers_may_checkpoint_when_stopped_for_a_new_node() -> None:
+    """Workers that are stopped because of a failure may not."""
     table(1, 2, checkpoint_first=True, settle_timeout_s=5.0).play("""
         0 a joins
         5 -
@@ -110,7 +110,7 @@ def test_stop_for_newcomer_lets_workers_checkpoint() -> None:
     """)
 
 
-def test_workers_past_the_limit_raise_it() -> None:
+def test_workers_past_the_checkpoint_limit_raise_the_limit() -> None:
     """All workers leave at the same call, which none of them has made yet."""
     table(2, 2).play("""
         0 a b joins
@@ -131,9 +131,9 @@ def test_workers_past_the_limit_raise_it() -> None:
     """)
 
 
-def test_returning_node_receives_checkpoint_call_again() -> None:
-    """Its connection broke before or after it received the stop. Its workers may keep running to
-    save.
+def test_agreed_checkpoint_call_is_resent_to_reconnecting_node() -> None:
+    """The node's connection broke before or after it received the stop. Its workers may keep
+    running to save.
     """
     table(2, 2).play("""
         0 a b joins
@@ -150,8 +150,8 @@ def test_returning_node_receives_checkpoint_call_again() -> None:
     """)
 
 
-def test_saved_node_is_released_once_all_have_saved() -> None:
-    """Until then it counts as present, since a coordinator that holds a registry needs enough
+def test_checkpointed_node_is_released_once_all_nodes_have_checkpointed() -> None:
+    """Until then the node counts as present, since a coordinator that holds a registry needs enough
     nodes.
     """
     game = table(2, 2).play("""
@@ -192,8 +192,8 @@ def test_preempted_node_leaves_after_checkpoint() -> None:
     assert game.reason("c") == "b is preempted: got SIGTERM"
 
 
-def test_without_agreement_workers_leave_at_next_call() -> None:
-    """An example is a node that doesn't answer."""
+def test_workers_leave_at_next_checkpoint_call_if_agreement_fails() -> None:
+    """For example, agreement fails if a node doesn't respond."""
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -220,8 +220,8 @@ def test_failure_cancels_checkpoint_agreement() -> None:
         table(2, 2).play("\n".join((begin.rstrip(), f"1.1 {event}", f"-> {effect}")))
 
 
-def test_returning_node_receives_limit_again() -> None:
-    """It does so even if it hadn't answered before its connection broke."""
+def test_checkpoint_limit_is_resent_to_reconnecting_node() -> None:
+    """The limit is sent again even if the node hadn't answered before its connection broke."""
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -254,7 +254,7 @@ def test_spare_replaces_lost_node_immediately() -> None:
     """)
 
 
-def test_leaving_node_is_named_and_costs_no_restart() -> None:
+def test_departure_of_a_node_is_reported_and_uses_up_no_restart() -> None:
     game = table(1, 2, 0).play("""
         0 a b joins
         -> form 0: a b
@@ -267,7 +267,7 @@ def test_leaving_node_is_named_and_costs_no_restart() -> None:
     assert game.reason("b") == "a left: SIGTERM"
 
 
-def test_waiting_nodes_learn_who_left_and_why() -> None:
+def test_waiting_nodes_are_notified_which_node_left_and_why() -> None:
     game = table(2, 2).play("""
         0 a joins
         1 b offers
@@ -288,7 +288,7 @@ def test_waiting_nodes_learn_who_left_and_why() -> None:
     assert game.waits("a").text.startswith("c was lost")
 
 
-def test_failure_together_with_node_loss_costs_no_restart() -> None:
+def test_failure_that_coincides_with_node_loss_uses_up_no_restart() -> None:
     """Whichever comes first, the other nodes' failures are a consequence of the loss."""
     table(1, 3, 0).play("""
         0 a b c joins
@@ -307,7 +307,7 @@ def test_failure_together_with_node_loss_costs_no_restart() -> None:
     """)
 
 
-def test_loss_while_idle_does_not_excuse_a_later_failure() -> None:
+def test_node_loss_between_generations_does_not_excuse_a_later_failure() -> None:
     """Only failures during the same stop count as a consequence of the loss."""
     table(2, 2, 0).play("""
         0 a b joins
@@ -347,7 +347,7 @@ def test_nodes_lost_one_by_one_can_return() -> None:
     """)
 
 
-def test_spares_start_when_all_members_are_gone() -> None:
+def test_spares_form_a_group_when_all_members_are_gone() -> None:
     """All members are proven to be gone, so none of their workers is running."""
     table(1, 2).play("""
         0 a b joins
@@ -360,7 +360,7 @@ def test_spares_start_when_all_members_are_gone() -> None:
     """)
 
 
-def test_node_returning_during_stop_keeps_its_place() -> None:
+def test_node_that_reconnects_during_a_stop_keeps_its_rank() -> None:
     """A lost node that returns with its workers is awaited, and keeps its rank."""
     table(1, 3, 0).play("""
         0 a b c joins
@@ -376,7 +376,7 @@ def test_node_returning_during_stop_keeps_its_place() -> None:
     """)
 
 
-def test_node_returning_late_must_stop_before_rejoining() -> None:
+def test_node_that_reconnects_late_must_stop_workers_before_rejoining() -> None:
     """The others have continued without it. It may join again after it has stopped."""
     game = table(2, 2).play("""
         0 a b joins
@@ -395,7 +395,7 @@ def test_node_returning_late_must_stop_before_rejoining() -> None:
     assert game.waits("a").spare
 
 
-def test_reconnect_before_loss_is_confirmed() -> None:
+def test_node_that_reconnects_before_being_lost_is_confirmed() -> None:
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -406,7 +406,7 @@ def test_reconnect_before_loss_is_confirmed() -> None:
     """)
 
 
-def test_reconnect_without_workers_restarts_all_for_free() -> None:
+def test_all_nodes_restart_if_a_node_reconnects_without_workers() -> None:
     """No restart is charged."""
     game = table(2, 2, 0).play("""
         0 a b joins
@@ -422,7 +422,7 @@ def test_reconnect_without_workers_restarts_all_for_free() -> None:
     assert game.reason("a") == "b reconnected without its workers"
 
 
-def test_failure_while_disconnected_is_charged() -> None:
+def test_worker_failure_while_the_node_is_disconnected_uses_up_a_restart() -> None:
     """Workers that fail before their node reconnects count like any other failure."""
     table(2, 2, 1).play("""
         0 a b joins
@@ -434,7 +434,7 @@ def test_failure_while_disconnected_is_charged() -> None:
     """)
 
 
-def test_reconnect_during_stop_changes_nothing() -> None:
+def test_reconnect_of_a_stopped_node_changes_nothing() -> None:
     """When a stopped node's connection breaks, no rank is lost and the restart is still charged."""
     table(2, 2, 1).play("""
         0 a b joins
@@ -449,8 +449,8 @@ def test_reconnect_during_stop_changes_nothing() -> None:
     """)
 
 
-def test_generation_names_host_of_previous_failure() -> None:
-    """It is the host of the failed worker or of the lost node, or none if a node has joined."""
+def test_new_generation_names_host_that_ended_the_previous_one() -> None:
+    """The host is that of the failed worker or of the lost node, or none if a node has joined."""
     played = table(1, 3)
     played.play(
         """

@@ -9,7 +9,7 @@ from relight.core.group.messages import NodeReady, Note
 from relight.core.ranks import NO_GENERATION, GenerationId
 
 
-def test_departed_node_does_not_delay_start() -> None:
+def test_departed_node_does_not_delay_the_first_generation() -> None:
     """The last call counts from the latest arrival of a node that is still there."""
     table(2, 4, settle_timeout_s=5.0).play("""
         0 a b joins
@@ -20,8 +20,8 @@ def test_departed_node_does_not_delay_start() -> None:
     """)
 
 
-def test_death_after_last_call_ends_the_wait() -> None:
-    """The group forms as soon as that node is gone."""
+def test_group_forms_if_an_unready_node_dies_after_the_last_call() -> None:
+    """The group forms as soon as the unready node is gone."""
     table(2, 4, settle_timeout_s=5.0).play("""
         0 a b joins
         3 x/1 joins
@@ -30,8 +30,8 @@ def test_death_after_last_call_ends_the_wait() -> None:
     """)
 
 
-def test_crash_looping_node_delays_start_by_one_last_call() -> None:
-    """Its third arrival no longer restarts the last call."""
+def test_crash_looping_node_delays_start_by_only_one_last_call() -> None:
+    """The node's third arrival no longer restarts the last call."""
     game = table(2, 4, settle_timeout_s=5.0)
     game.play("0 a b joins")
     began = 0.0
@@ -47,7 +47,7 @@ def test_crash_looping_node_delays_start_by_one_last_call() -> None:
     assert 0 < began < 10
 
 
-def test_last_call_is_bounded_despite_steady_arrivals() -> None:
+def test_last_call_duration_is_bounded_despite_steady_arrivals() -> None:
     """After three times the usual duration, the group forms with the nodes that are there."""
     game = table(1, 90, settle_timeout_s=5.0)
     for number in range(30):
@@ -59,7 +59,7 @@ def test_last_call_is_bounded_despite_steady_arrivals() -> None:
     assert game.last["n0"].place.group_world_size == 15
 
 
-def test_flapping_node_is_admitted_only_after_it_stays() -> None:
+def test_flapping_node_is_admitted_only_after_staying_connected() -> None:
     """The required time doubles with each attempt, as every admission restarts the job. The node
     receives the reason.
     """
@@ -103,8 +103,8 @@ def test_flapping_node_is_left_out_of_a_restart() -> None:
     """)
 
 
-def test_flapping_node_is_admitted_when_needed() -> None:
-    """Without it, there would be too few nodes."""
+def test_flapping_node_is_admitted_if_needed_to_reach_the_minimum() -> None:
+    """Without the flapping node, there would be too few nodes."""
     table(2, 2, settle_timeout_s=5.0).play("""
         0 a joins
         1 x/1 joins
@@ -122,7 +122,7 @@ def test_flapping_node_is_admitted_when_needed() -> None:
     """)
 
 
-def test_long_lived_node_is_not_flapping() -> None:
+def test_node_that_leaves_after_a_long_time_is_not_flapping() -> None:
     """Only a node that leaves within seconds of joining is flapping."""
     table(1, 3, settle_timeout_s=5.0).play("""
         0 a joins
@@ -159,9 +159,9 @@ def join_spares(game: Table, latest: GenerationId, names: str = "st") -> None:
         game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), (), latest=latest)))
 
 
-def test_spares_do_not_start_next_to_the_old_group() -> None:
-    """The nodes of the generation they have heard of may only be slow to reconnect, so the spares
-    wait for a lease.
+def test_spares_do_not_start_alongside_the_old_group() -> None:
+    """The members of the generation that the spares know of may only be slow to reconnect, so the
+    spares wait for a lease to end.
     """
     game = table(2, 2, lost_after_s=1.75)
     join_spares(game, formed(4))
@@ -172,7 +172,7 @@ def test_spares_do_not_start_next_to_the_old_group() -> None:
     """)
 
 
-def test_join_timeout_forms_no_group_next_to_the_old_one() -> None:
+def test_join_timeout_does_not_form_a_group_alongside_the_old_one() -> None:
     """There are enough nodes when the timeout expires, but the workers of others may still be
     running.
     """
@@ -189,8 +189,8 @@ def test_join_timeout_forms_no_group_next_to_the_old_one() -> None:
     """)
 
 
-def test_short_join_timeout_waits_for_lease_end() -> None:
-    """The group's next deadline is the end of the lease, so it isn't called over and over until
+def test_group_waits_for_lease_to_end_despite_short_join_timeout() -> None:
+    """The group's next deadline is the end of the lease, so the group isn't called repeatedly until
     then.
     """
     game = table(2, 3, lost_after_s=1.75, join_timeout_s=0.5)
@@ -205,7 +205,7 @@ def test_short_join_timeout_waits_for_lease_end() -> None:
     """)
 
 
-def test_old_group_continues_when_it_arrives_after_spares() -> None:
+def test_old_group_continues_if_it_reconnects_after_the_spares() -> None:
     """The spares remain spares."""
     old = table(2, 2, lost_after_s=1.75).play("""
         0 a b joins
@@ -221,7 +221,7 @@ def test_old_group_continues_when_it_arrives_after_spares() -> None:
     """)
 
 
-def test_complete_unknown_generation_does_not_wait_for_leases() -> None:
+def test_group_does_not_wait_for_leases_if_all_possible_members_are_present() -> None:
     """Every node that can have been a member is here without workers, so no other node is running
     any.
     """
@@ -232,7 +232,7 @@ def test_complete_unknown_generation_does_not_wait_for_leases() -> None:
     assert game.sent() == ["form 5: a b c"]
 
 
-def test_generations_sharing_a_number_are_distinct() -> None:
+def test_generations_with_the_same_number_are_distinguished() -> None:
     """The maximum number of nodes is here, but each of the two generations may lack a member whose
     workers are still running.
     """
@@ -247,7 +247,7 @@ def test_generations_sharing_a_number_are_distinct() -> None:
     """)
 
 
-def test_wait_for_unknown_generation_ends_with_its_leases() -> None:
+def test_wait_for_unknown_generation_ends_when_its_leases_expire() -> None:
     """Two of three possible members are here, and the third may be running until then."""
     game = table(1, 3, settle_timeout_s=1.0, rejoin_grace_s=2.0)
     for node in ("a", "b"):
@@ -267,8 +267,10 @@ def join_nodes_of_former_coordinator(game: Table, names: str) -> None:
         game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), ())))
 
 
-def test_nodes_of_former_coordinator_wait_for_its_leases() -> None:
-    """They were never in a generation, because none had formed yet or because they were spares."""
+def test_nodes_of_previous_coordinator_wait_for_its_leases_to_expire() -> None:
+    """The nodes were never in a generation, because none had formed yet or because they were
+    spares.
+    """
     game = table(2, 3, settle_timeout_s=0.1, rejoin_grace_s=1.0, lost_after_s=1.75)
     join_nodes_of_former_coordinator(game, "st")
     game.play("""
@@ -278,7 +280,7 @@ def test_nodes_of_former_coordinator_wait_for_its_leases() -> None:
     """)
 
 
-def test_one_node_of_former_coordinator_makes_all_wait() -> None:
+def test_one_node_of_previous_coordinator_makes_all_nodes_wait() -> None:
     """The others have only just started."""
     game = table(2, 3, settle_timeout_s=0.1, rejoin_grace_s=1.0, lost_after_s=1.75).play("""
         0 s joins
@@ -291,8 +293,8 @@ def test_one_node_of_former_coordinator_makes_all_wait() -> None:
     """)
 
 
-def test_full_group_waits_for_leases_of_former_coordinator() -> None:
-    """That coordinator may have formed a generation before these nodes joined it."""
+def test_full_group_waits_for_leases_of_previous_coordinator() -> None:
+    """The previous coordinator may have formed a generation before these nodes joined it."""
     game = table(2, 2, lost_after_s=1.75)
     join_nodes_of_former_coordinator(game, "st")
     game.play("""
@@ -302,7 +304,7 @@ def test_full_group_waits_for_leases_of_former_coordinator() -> None:
     """)
 
 
-def test_replaced_connection_is_not_a_former_coordinator() -> None:
+def test_replaced_connection_is_not_mistaken_for_a_previous_coordinator() -> None:
     """The messages this node has received are from the same coordinator."""
     game = table(2, 3, settle_timeout_s=0.1, lost_after_s=1.75).play("""
         0 s joins

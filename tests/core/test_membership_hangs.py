@@ -15,7 +15,7 @@ def running_group(max_restarts: int = 3) -> Table:
         """)
 
 
-def test_generation_is_stopped_once_all_nodes_are_idle() -> None:
+def test_generation_is_stopped_as_hung_once_all_nodes_are_idle() -> None:
     played = running_group().play("""
         100 a quiet10
         105 b quiet12
@@ -27,7 +27,7 @@ def test_generation_is_stopped_once_all_nodes_are_idle() -> None:
     assert "no rank has made progress for 12 s; restart 1 of 3" in played.last["a"].generation.cause
 
 
-def test_stop_allows_time_for_stack_dumps() -> None:
+def test_stop_after_a_hang_allows_time_for_stack_dumps() -> None:
     played = running_group().play("""
         100 a quiet10
         100 b quiet10
@@ -37,7 +37,7 @@ def test_stop_allows_time_for_stack_dumps() -> None:
     assert [stop.limit_s for stop in stops] == [1, 1]
 
 
-def test_hang_counts_from_last_activity_of_any_node() -> None:
+def test_hang_timeout_counts_from_last_activity_on_any_node() -> None:
     """B was active until 95, and both nodes' users set a limit of 10 s."""
     running_group().play("""
         100 a quiet10
@@ -49,7 +49,7 @@ def test_hang_counts_from_last_activity_of_any_node() -> None:
         """)
 
 
-def test_one_active_node_keeps_all_running() -> None:
+def test_one_active_node_keeps_the_whole_job_running() -> None:
     running_group().play("""
         100 a quiet10
         101 a quiet0
@@ -60,7 +60,7 @@ def test_one_active_node_keeps_all_running() -> None:
         """)
 
 
-def test_success_counts_as_activity() -> None:
+def test_worker_success_counts_as_activity() -> None:
     """B waits for a's workers, which succeed at 100."""
     running_group().play("""
         95 b quiet20
@@ -72,7 +72,7 @@ def test_success_counts_as_activity() -> None:
         """)
 
 
-def test_hang_without_restarts_left_exits_124() -> None:
+def test_hung_job_without_remaining_restarts_exits_with_124() -> None:
     played = running_group(max_restarts=0).play("""
         100 a quiet10
         100 b quiet10
@@ -84,7 +84,7 @@ def test_hang_without_restarts_left_exits_124() -> None:
     assert played.end("a").reason == "no rank has made progress for 10 s"
 
 
-def test_own_failure_during_hang_stop_is_root_cause() -> None:
+def test_worker_failure_while_a_hung_job_stops_is_the_root_cause() -> None:
     played = running_group(max_restarts=0).play("""
         100 a quiet10
         100 b quiet10
@@ -96,7 +96,7 @@ def test_own_failure_during_hang_stop_is_root_cause() -> None:
     assert "exited with code 7" in played.end("b").report[0]
 
 
-def test_idle_report_of_older_generation_is_ignored() -> None:
+def test_idle_report_from_an_older_generation_is_ignored() -> None:
     played = running_group().play("""
         100 a quiet10
         101 b failed

@@ -43,7 +43,7 @@ def test_new_coordinator_confirms_running_generation() -> None:
     """)
 
 
-def test_node_lost_with_coordinator_is_left_out() -> None:
+def test_node_lost_together_with_the_coordinator_is_left_out() -> None:
     """A node that doesn't reach the new coordinator in time counts as lost, and the others form
     again.
     """
@@ -59,7 +59,7 @@ def test_node_lost_with_coordinator_is_left_out() -> None:
     assert game.reason("a") == "a node was lost when the coordinator was lost"
 
 
-def test_new_node_does_not_disturb_recovery() -> None:
+def test_new_node_does_not_disturb_coordinator_recovery() -> None:
     """A new node that arrives first has to wait until the current generation is known."""
     running_group_with_new_coordinator().play("""
         9 d joins
@@ -70,9 +70,9 @@ def test_new_node_does_not_disturb_recovery() -> None:
     """)
 
 
-def test_preemption_during_recovery_waits_for_all_nodes() -> None:
-    """A preempted node reports it right after joining, before the generation is confirmed. The
-    workers save once it is.
+def test_preemption_during_recovery_is_handled_once_all_nodes_are_back() -> None:
+    """A preempted node reports its preemption right after joining, before the generation is
+    confirmed. The workers save once the generation is confirmed.
     """
     game = running_group_with_new_coordinator().play("""
         9 a returns
@@ -92,8 +92,8 @@ def test_preemption_during_recovery_waits_for_all_nodes() -> None:
     assert game.reason("c") == "a is preempted: got SIGTERM"
 
 
-def test_preempted_node_lost_during_recovery_is_not_awaited() -> None:
-    """Nothing is saved for its sake, and the others form again."""
+def test_recovery_does_not_wait_for_a_lost_preempted_node() -> None:
+    """No checkpoint is saved for the lost node, and the others form again."""
     running_group_with_new_coordinator().play("""
         9 a returns
         9 a preempted
@@ -107,7 +107,7 @@ def test_preempted_node_lost_during_recovery_is_not_awaited() -> None:
 
 
 def test_preempted_node_that_succeeds_during_recovery_stops_no_workers() -> None:
-    """It has already left when the generation is confirmed."""
+    """The node has already left when the generation is confirmed."""
     running_group_with_new_coordinator().play("""
         9 a returns
         9 a preempted
@@ -155,8 +155,8 @@ def test_checkpointing_continues_after_coordinator_loss() -> None:
     """)
 
 
-def test_saved_node_waits_for_others_without_coordinator() -> None:
-    """The next coordinator releases it only once all nodes are back and have stopped."""
+def test_checkpointed_node_waits_for_the_others_without_a_coordinator() -> None:
+    """The next coordinator releases the node only once all nodes are back and have stopped."""
     running_group_with_new_coordinator().play("""
         9 a returns-and-saves
         9.1 b returns-and-saves
@@ -171,7 +171,7 @@ def test_saved_node_waits_for_others_without_coordinator() -> None:
     """)
 
 
-def test_lone_checkpoint_gives_others_no_time_to_save() -> None:
+def test_other_nodes_get_no_time_to_save_if_only_one_checkpoints() -> None:
     """The other workers were never asked to save, so they would wait for workers that have left."""
     table(1, 2).play("""
         0 a b joins
@@ -185,8 +185,8 @@ def test_lone_checkpoint_gives_others_no_time_to_save() -> None:
     """)
 
 
-def test_failure_without_coordinator_stops_checkpointing_workers() -> None:
-    """They would otherwise wait for the failed worker."""
+def test_worker_failure_without_a_coordinator_stops_checkpointing_workers() -> None:
+    """The checkpointing workers would otherwise wait for the failed worker."""
     running_group_with_new_coordinator().play("""
         9 a returns-and-saves
         9.1 b returns
@@ -196,7 +196,7 @@ def test_failure_without_coordinator_stops_checkpointing_workers() -> None:
     """)
 
 
-def test_failure_during_recovery_waits_for_all_nodes() -> None:
+def test_failure_during_recovery_is_handled_once_all_nodes_are_back() -> None:
     """A worker failure without a coordinator restarts all nodes and is charged."""
     running_group_with_new_coordinator().play("""
         9 a returns
@@ -210,7 +210,7 @@ def test_failure_during_recovery_waits_for_all_nodes() -> None:
     """)
 
 
-def test_new_coordinator_learns_which_nodes_are_done() -> None:
+def test_new_coordinator_learns_which_nodes_have_finished() -> None:
     """Nodes that have succeeded report it, and the job ends once all have."""
     running_group_with_new_coordinator().play("""
         9 a returns-done
@@ -222,7 +222,7 @@ def test_new_coordinator_learns_which_nodes_are_done() -> None:
     """)
 
 
-def test_departed_done_node_is_not_missed_after_takeover() -> None:
+def test_new_coordinator_does_not_wait_for_a_finished_node_that_departed() -> None:
     """The nodes that are still running know that it was done, and report it."""
     game = running_group_with_new_coordinator()
     game.succeeded = (0,)
@@ -235,8 +235,8 @@ def test_departed_done_node_is_not_missed_after_takeover() -> None:
     """)
 
 
-def test_node_that_reconnects_as_done_is_done() -> None:
-    """It connects twice during the recovery, the second time as done."""
+def test_node_that_reconnects_after_finishing_counts_as_finished() -> None:
+    """The node connects twice during the recovery, the second time as done."""
     running_group_with_new_coordinator().play("""
         9 a b returns
         9.1 a b returns-done
@@ -246,8 +246,8 @@ def test_node_that_reconnects_as_done_is_done() -> None:
     """)
 
 
-def test_returning_done_node_is_counted_once() -> None:
-    """If it were also counted among the departed nodes, the missing one would go unnoticed."""
+def test_finished_node_that_reconnects_is_counted_once() -> None:
+    """If the node also counted as departed, the group wouldn't notice the missing one."""
     running_group_with_new_coordinator().play("""
         9 a returns-done
         9.1 a lost
@@ -258,7 +258,7 @@ def test_returning_done_node_is_counted_once() -> None:
     """)
 
 
-def test_node_with_older_generation_must_stop() -> None:
+def test_node_running_an_older_generation_must_stop() -> None:
     game = running_group_with_new_coordinator()
     game.last["old"] = GenerationFormed(
         game.last["a"].generation._replace(id=formed(0)),
@@ -273,7 +273,7 @@ def test_node_with_older_generation_must_stop() -> None:
     """)
 
 
-def test_next_generation_number_exceeds_all_announced() -> None:
+def test_next_generation_number_is_higher_than_any_announced_number() -> None:
     """Stopped nodes report their last generation."""
     running_group_with_new_coordinator().play("""
         9 a idle
@@ -284,7 +284,7 @@ def test_next_generation_number_exceeds_all_announced() -> None:
 
 
 @pytest.mark.parametrize("order", [("a", "x"), ("x", "a")])
-def test_generations_sharing_a_number_are_distinguished(
+def test_generations_with_the_same_number_are_distinguished(
     order: tuple[str, str],
 ) -> None:
     """Two coordinators formed generations with the same number and size, and with the same nodes
@@ -316,7 +316,7 @@ def test_generations_sharing_a_number_are_distinguished(
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_lapsed_group_yields_to_one_that_continued(
+def test_group_with_expired_leases_yields_to_one_that_continued(
     number: int,
 ) -> None:
     """A coordinator formed a generation without a node that was away, and exited. That node is the
@@ -349,7 +349,7 @@ def test_lapsed_group_yields_to_one_that_continued(
     """)
 
 
-def test_lapsed_group_continues_if_no_other_appears() -> None:
+def test_group_with_expired_leases_continues_if_no_other_appears() -> None:
     """A single node with an unexpired lease also proves that its generation is current."""
     running_group_with_new_coordinator().play("""
         9 a b c returns-lapsed
@@ -363,7 +363,7 @@ def test_lapsed_group_continues_if_no_other_appears() -> None:
     """)
 
 
-def test_higher_number_does_not_replace_running_generation() -> None:
+def test_higher_generation_number_does_not_replace_a_running_generation() -> None:
     game = running_group_with_new_coordinator()
     game.last["x"] = GenerationFormed(
         game.last["a"].generation._replace(id=formed(7)),
@@ -378,7 +378,7 @@ def test_higher_number_does_not_replace_running_generation() -> None:
     """)
 
 
-def test_second_node_claiming_a_place_is_superseded() -> None:
+def test_second_node_claiming_the_same_place_in_a_group_is_stopped() -> None:
     game = running_group_with_new_coordinator()
     game.last["x"] = game.last["a"]
     game.play("""
@@ -400,7 +400,7 @@ def test_second_node_claiming_a_place_is_superseded() -> None:
         Announce(NO_GENERATION, 0, 0, 1, done=False),
     ],
 )
-def test_node_announcing_invalid_place_is_stopped(announce: Announce) -> None:
+def test_node_announcing_an_invalid_place_in_a_group_is_stopped(announce: Announce) -> None:
     game = table(2, 3)
     game.step(Received("a", game.join("a", announce)))
     assert game.group.state is GroupState.GATHERING
@@ -410,7 +410,7 @@ def test_node_announcing_invalid_place_is_stopped(announce: Announce) -> None:
 # Nodes whose workers ended without a coordinator.
 
 
-def test_failure_without_coordinator_is_charged_after_takeover() -> None:
+def test_worker_failure_without_a_coordinator_uses_up_a_restart() -> None:
     """The node's workers are gone. It announces their generation and reports the failure."""
     running_group_with_new_coordinator().play("""
         9 a ended-failed
@@ -422,7 +422,7 @@ def test_failure_without_coordinator_is_charged_after_takeover() -> None:
     """)
 
 
-def test_late_failure_report_prevents_confirmation() -> None:
+def test_late_failure_report_prevents_confirmation_of_the_generation() -> None:
     """The current generation is known, but not yet how the last node's workers ended."""
     game = running_group_with_new_coordinator().play("""
         9.2 b returns
@@ -491,7 +491,7 @@ def test_final_failure_ends_job_after_takeover() -> None:
     """)
 
 
-def test_failure_reported_after_reconnect_is_charged() -> None:
+def test_worker_failure_reported_after_a_reconnect_uses_up_a_restart() -> None:
     """The previous coordinator's death lost the message that a worker had failed. The node keeps
     its place.
     """
@@ -505,8 +505,8 @@ def test_failure_reported_after_reconnect_is_charged() -> None:
     """)
 
 
-def test_node_lost_during_stop_regains_place_without_workers() -> None:
-    """Its loss still counts as a membership change."""
+def test_node_lost_during_a_stop_regains_its_rank_without_workers() -> None:
+    """The loss still counts as a membership change."""
     table(2, 2, max_restarts=3).play("""
         0 a b joins
         -> form 0: a b
@@ -521,7 +521,7 @@ def test_node_lost_during_stop_regains_place_without_workers() -> None:
     """)
 
 
-def test_ended_older_generation_does_not_disturb_current_one() -> None:
+def test_older_generation_that_ended_does_not_disturb_the_current_one() -> None:
     """A spare that was once a member is the first node to reach the next coordinator."""
     game = running_group_with_new_coordinator()
     game.last["old"] = GenerationFormed(
@@ -536,7 +536,7 @@ def test_ended_older_generation_does_not_disturb_current_one() -> None:
     """)
 
 
-def test_leaving_node_does_not_end_recovery_wait() -> None:
+def test_departure_of_a_node_does_not_end_the_recovery_wait() -> None:
     """The workers of nodes that haven't reconnected may still be running."""
     running_group_with_new_coordinator(least=1).play("""
         9 a b returns

@@ -24,7 +24,7 @@ def notes(game: Table, node: str) -> list[str]:
     return [each.text for each in game.heard[node] if isinstance(each, Note)]
 
 
-def test_brief_silence_is_harmless() -> None:
+def test_brief_silence_of_a_node_has_no_effect() -> None:
     running_group().play("""
         20 b silent1
         28.5 b heard
@@ -32,8 +32,8 @@ def test_brief_silence_is_harmless() -> None:
     """)
 
 
-def test_silent_node_is_lost_after_timeout() -> None:
-    """The timeout counts from its last heartbeat. Its lease ends a second earlier."""
+def test_silent_node_counts_as_lost_after_the_timeout() -> None:
+    """The timeout counts from the node's last heartbeat. Its lease ends a second earlier."""
     game = running_group().play("""
         20 b silent1
         28.9 -
@@ -46,7 +46,7 @@ def test_silent_node_is_lost_after_timeout() -> None:
     assert game.reason("a") == "b was lost: no heartbeat for 10.0 s"
 
 
-def test_proof_of_death_ends_the_wait() -> None:
+def test_proof_that_a_silent_node_is_dead_ends_the_wait() -> None:
     running_group().play("""
         20 b silent
         20.1 b lost
@@ -56,7 +56,7 @@ def test_proof_of_death_ends_the_wait() -> None:
     """)
 
 
-def test_silence_is_reported_to_all_nodes_after_a_second() -> None:
+def test_node_silence_is_reported_to_all_nodes_after_a_second() -> None:
     game = running_group().play("""
         20 b silent0.9
         20.05 -
@@ -77,7 +77,7 @@ def test_silence_is_reported_to_all_nodes_after_a_second() -> None:
     )
 
 
-def test_subsecond_silence_is_not_reported() -> None:
+def test_node_silence_of_less_than_a_second_is_not_reported() -> None:
     game = running_group().play("""
         20 b silent0.8
         20.1 b heard
@@ -86,7 +86,7 @@ def test_subsecond_silence_is_not_reported() -> None:
     assert notes(game, "a") == []
 
 
-def test_simultaneous_silences_share_one_line() -> None:
+def test_nodes_that_go_silent_together_are_reported_in_one_line() -> None:
     game = running_group().play("""
         20 b c silent0.9
         21 b c heard
@@ -98,7 +98,7 @@ def test_simultaneous_silences_share_one_line() -> None:
     ]
 
 
-def test_explanation_names_silent_nodes() -> None:
+def test_group_explanation_names_silent_nodes() -> None:
     game = running_group().play("""
         20 b silent2
     """)
@@ -119,7 +119,7 @@ def test_no_node_is_admitted_while_another_is_silent() -> None:
     """)
 
 
-def test_survivor_silent_during_stop_keeps_its_place() -> None:
+def test_survivor_that_goes_silent_during_a_stop_keeps_its_place() -> None:
     """The next generation waits for it, even if there are enough other nodes."""
     running_group().play("""
         20 a failed
@@ -148,7 +148,7 @@ def test_generation_forms_without_survivor_that_stays_silent() -> None:
     """)
 
 
-def test_silent_newcomer_is_not_awaited() -> None:
+def test_group_does_not_wait_for_a_silent_new_node() -> None:
     table(2, 3, settle_timeout_s=5.0, lost_after_s=20.0).play("""
         0 a b joins
         1 b silent
@@ -158,7 +158,7 @@ def test_silent_newcomer_is_not_awaited() -> None:
     """)
 
 
-def test_reconnecting_node_is_confirmed_and_no_longer_silent() -> None:
+def test_reconnecting_node_is_confirmed_and_no_longer_counts_as_silent() -> None:
     """A broken connection proves nothing."""
     running_group().play("""
         20 b silent
@@ -177,7 +177,7 @@ def fail_blaming_peer(game: Table, node: str, text: str) -> None:
     game.step(Received(node, NodeReady(generation, 29500, (failure,), ())))
 
 
-def test_failure_blaming_silent_peer_costs_no_restart() -> None:
+def test_failure_blamed_on_a_silent_peer_uses_up_no_restart() -> None:
     """The other nodes stop immediately. They restart once the peer's lease has ended or the peer
     is back.
     """
@@ -195,7 +195,7 @@ def test_failure_blaming_silent_peer_costs_no_restart() -> None:
     """)
 
 
-def test_failure_just_after_silence_costs_no_restart() -> None:
+def test_failure_just_after_a_nodes_silence_uses_up_no_restart() -> None:
     game = running_group().play("""
         20 b silent1
         24 b heard
@@ -211,7 +211,7 @@ def test_failure_just_after_silence_costs_no_restart() -> None:
 
 
 @pytest.mark.parametrize("back_at", [23.1, 25.0])
-def test_own_suspension_does_not_hide_silence_behind_failure(back_at: float) -> None:
+def test_coordinator_suspension_does_not_hide_silence_before_a_failure(back_at: float) -> None:
     """The wait for the silent node starts over, but its silence still began before the failure."""
     game = running_group().play("""
         20 b silent1
@@ -232,7 +232,7 @@ def test_own_suspension_does_not_hide_silence_behind_failure(back_at: float) -> 
     """)
 
 
-def test_own_suspension_does_not_explain_failure_before_it() -> None:
+def test_coordinator_suspension_does_not_excuse_an_earlier_failure() -> None:
     """The nodes only seem silent because their messages haven't been read."""
     game = running_group()
     fail_blaming_peer(game, "a", "Connection closed by peer")
@@ -251,7 +251,7 @@ def test_own_suspension_does_not_explain_failure_before_it() -> None:
     """)
 
 
-def test_failure_blaming_another_peer_costs_a_restart() -> None:
+def test_failure_blamed_on_another_peer_uses_up_a_restart() -> None:
     game = running_group().play("""
         20 b silent1
     """)
@@ -268,7 +268,7 @@ def test_failure_blaming_another_peer_costs_a_restart() -> None:
     """)
 
 
-def test_failure_blaming_no_peer_costs_a_restart() -> None:
+def test_failure_not_blamed_on_a_peer_uses_up_a_restart() -> None:
     running_group().play("""
         20 b silent1
         20 a failed
@@ -281,7 +281,7 @@ def test_failure_blaming_no_peer_costs_a_restart() -> None:
     """)
 
 
-def test_proof_lets_successor_form_immediately() -> None:
+def test_proof_of_death_lets_the_next_generation_form_immediately() -> None:
     """The nodes provide the proof. Without it, the group waits for the silent node's
     lease to end.
     """
@@ -300,7 +300,7 @@ def test_proof_lets_successor_form_immediately() -> None:
     """)
 
 
-def test_rank_of_silent_node_is_refused_for_now() -> None:
+def test_node_reusing_the_rank_of_a_silent_node_is_temporarily_rejected() -> None:
     """The silent node may be dead and this one its successor, or it may come back."""
     game = table(2, 2, ordered=True, lost_after_s=10.0).play("""
         0 node0 node1 joins
@@ -335,7 +335,7 @@ def test_joint_checkpoint_waits_for_silent_node() -> None:
     """)
 
 
-def test_node_silent_twice_at_once_is_lost_once() -> None:
+def test_node_that_goes_silent_twice_is_lost_only_once() -> None:
     running_group().play("""
         20 b silent
         20 b heard
@@ -346,8 +346,8 @@ def test_node_silent_twice_at_once_is_lost_once() -> None:
     """)
 
 
-def test_notes_are_due_exactly_at_their_deadline() -> None:
-    """If rounding made the two differ, the loop would spin in between."""
+def test_silence_notes_are_due_exactly_at_their_deadline() -> None:
+    """If rounding made a note's due time and deadline differ, the loop would spin in between."""
     for since in (8191.017365586635, 0.1, 123456.7, 1e7 / 3):
         silence = Silence(10.0)
         silence.begin("b", Silent("node2", since, ""))
@@ -356,8 +356,8 @@ def test_notes_are_due_exactly_at_their_deadline() -> None:
         assert silence.news(due)
 
 
-def test_own_suspension_is_not_held_against_nodes() -> None:
-    """This includes nodes that were silent before, whatever the order of later messages."""
+def test_coordinator_suspension_does_not_count_as_node_silence() -> None:
+    """The nodes include some that were silent before, whatever the order of later messages."""
     game = running_group().play("""
         20 b silent3
     """)
@@ -371,7 +371,7 @@ def test_own_suspension_is_not_held_against_nodes() -> None:
     """)
 
 
-def test_own_suspension_does_not_swallow_resumed_note() -> None:
+def test_coordinator_suspension_does_not_suppress_note_about_resumed_heartbeats() -> None:
     game = running_group().play("""
         20 b silent0.9
         20.1 -
@@ -399,9 +399,9 @@ def test_coordinator_suspension_at_most_doubles_silence_limit() -> None:
     """)
 
 
-def test_successor_confirms_valid_lease_before_others_return() -> None:
-    """Otherwise the lease would end while waiting. A node whose lease has already ended may have
-    been left behind.
+def test_new_coordinator_confirms_valid_lease_before_other_nodes_reconnect() -> None:
+    """Otherwise the lease would end while the node waits. A node whose lease has already ended may
+    have been left behind.
     """
     game = (
         running_group()
@@ -415,8 +415,8 @@ def test_successor_confirms_valid_lease_before_others_return() -> None:
     assert game.heard["b"] == [Confirm(game.group.generation, recovers=True)]
 
 
-def test_nodes_heard_after_suspension_are_not_overdue() -> None:
-    """Their reports arrived while the coordinator was suspended, and haven't been read."""
+def test_nodes_with_unread_reports_after_a_suspension_are_not_overdue() -> None:
+    """The nodes' reports arrived while the coordinator was suspended, and haven't been read."""
     game = table(1, 3, lost_after_s=10.0)
     game.stop_s = 1.0
     game.play("""

@@ -29,17 +29,17 @@ def test_straggler_is_reported_once_to_all_nodes() -> None:
     assert told == ["slow 0 b (2,): a b"]
 
 
-def test_no_straggler_is_named_while_a_node_is_not_reporting() -> None:
+def test_no_straggler_is_reported_while_data_from_a_node_is_missing() -> None:
     assert not report_windows(running_group("a", "b"), 2 * NAMED_AFTER, b="waited2,20")
 
 
-def test_comparison_ends_once_a_node_succeeded() -> None:
+def test_straggler_detection_ends_once_a_node_has_succeeded() -> None:
     played = running_group("a", "b", "c").play("1 a done\n-> confirm 0, 0 done: b c")
     told = report_windows(played, 2 * NAMED_AFTER, b="waited2,20", c="waited20,20")
     assert told == ["end 0: a"]
 
 
-def test_new_generation_starts_a_new_comparison() -> None:
+def test_new_generation_restarts_straggler_detection() -> None:
     played = running_group("a", "b")
     verbs = {"a": "waited20,20", "b": "waited2,20"}
     assert report_windows(played, NAMED_AFTER + 1, **verbs)
@@ -54,7 +54,7 @@ def test_new_generation_starts_a_new_comparison() -> None:
     assert report_windows(played, NAMED_AFTER, **verbs) == ["slow 1 b (2,): a b"]
 
 
-def test_new_coordinator_names_straggler_again() -> None:
+def test_new_coordinator_reports_the_straggler_again() -> None:
     played = running_group("a", "b")
     verbs = {"a": "waited20,20", "b": "waited2,20"}
     assert report_windows(played, NAMED_AFTER + 1, **verbs)

@@ -20,9 +20,9 @@ def notes(game: Table, node: str) -> list[str]:
     return [message.text for message in game.heard[node] if isinstance(message, Note)]
 
 
-def test_overdue_node_is_dropped() -> None:
-    """Its connection is closed, and the others form once its lease has ended. No worker
-    has failed.
+def test_node_that_does_not_stop_in_time_is_dropped() -> None:
+    """The node's connection is closed, and the others form once its lease has ended. No worker has
+    failed.
     """
     game = running_group().play("""
         1 a lost
@@ -42,8 +42,8 @@ def test_overdue_node_is_dropped() -> None:
     assert game.last["c"].generation.cause == "b did not stop in time"
 
 
-def test_dropped_node_is_not_awaited_again() -> None:
-    """It reconnects with workers that are still being stopped. Once they have exited, it is
+def test_group_does_not_wait_for_a_dropped_node_again() -> None:
+    """The node reconnects with workers that are still being stopped. Once they have exited, it is
     admitted like any other node.
     """
     running_group().play("""
@@ -63,8 +63,10 @@ def test_dropped_node_is_not_awaited_again() -> None:
     """)
 
 
-def test_coordinator_itself_is_never_dropped() -> None:
-    """Its process can't drop itself, so the group waits for its workers however long they take."""
+def test_node_of_the_coordinator_is_never_dropped() -> None:
+    """The coordinator's process can't drop itself, so the group waits for its workers however long
+    they take.
+    """
     game = table(1, 2)
     game.step(Received("a", game.join("a")))
     game.stop_s = 10.0
@@ -79,7 +81,7 @@ def test_coordinator_itself_is_never_dropped() -> None:
     """)
 
 
-def test_node_returning_during_stop_has_its_own_limit() -> None:
+def test_node_that_reconnects_during_a_stop_has_its_own_time_limit() -> None:
     """A lost node returns with its workers after another node has been dropped."""
     running_group().play("""
         1 c lost
@@ -97,7 +99,7 @@ def test_node_returning_during_stop_has_its_own_limit() -> None:
     """)
 
 
-def test_checkpoint_time_extends_stop_limit() -> None:
+def test_time_for_checkpointing_extends_the_stop_time_limit() -> None:
     """No node is dropped while its workers may be saving, here for 30 s."""
     running_group("a b").play("""
         1 a preempted
@@ -113,7 +115,7 @@ def test_checkpoint_time_extends_stop_limit() -> None:
     """)
 
 
-def test_all_nodes_report_whom_a_stop_awaits() -> None:
+def test_all_nodes_report_which_nodes_have_not_stopped_yet() -> None:
     """The note appears once, after 5 s, with the host names, and only if a node is waiting for
     others.
     """

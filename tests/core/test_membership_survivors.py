@@ -21,7 +21,7 @@ def notes(game: Table, node: str) -> list[str]:
     return [message.text for message in game.heard[node] if isinstance(message, Note)]
 
 
-def test_survivors_of_all_nodes_stay_after_failure() -> None:
+def test_surviving_workers_on_all_nodes_are_kept_after_a_failure() -> None:
     game = running().play("""
         1 a failed
         -> stop 0: a b
@@ -34,7 +34,7 @@ def test_survivors_of_all_nodes_stay_after_failure() -> None:
     assert stop.may_stay
 
 
-def test_nodes_without_survivors_start_from_scratch() -> None:
+def test_nodes_without_surviving_workers_start_new_processes() -> None:
     running().play("""
         1 a failed
         -> stop 0: a b
@@ -46,7 +46,9 @@ def test_nodes_without_survivors_start_from_scratch() -> None:
 
 
 @pytest.mark.parametrize(("how", "stays"), [("left-failed", False), ("left-failed-ahead", True)])
-def test_survivors_stay_a_second_time_only_after_a_step(how: str, *, stays: bool) -> None:
+def test_surviving_workers_are_kept_a_second_time_only_after_a_step(
+    how: str, *, stays: bool
+) -> None:
     again = "-> stay 2: a b" if stays else ""
     game = running().play(f"""
         1 a failed
@@ -66,7 +68,7 @@ def test_survivors_stay_a_second_time_only_after_a_step(how: str, *, stays: bool
         assert (NO_STEP in notes(game, node)) != stays
 
 
-def test_survivors_stay_when_node_is_lost_and_replaced() -> None:
+def test_surviving_workers_are_kept_when_a_lost_node_is_replaced() -> None:
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -79,8 +81,8 @@ def test_survivors_stay_when_node_is_lost_and_replaced() -> None:
     """)
 
 
-def test_survivors_of_older_generation_do_not_stay() -> None:
-    """They would be behind the others, or would run next to them."""
+def test_surviving_workers_of_an_older_generation_are_not_kept() -> None:
+    """Workers of an older generation would be behind the others, or would run alongside them."""
     game = running(1).play("""
         1 a failed
         -> stop 0: a b
@@ -100,7 +102,7 @@ def test_survivors_of_older_generation_do_not_stay() -> None:
     assert STALE not in notes(game, "a")
 
 
-def test_survivors_of_overdue_node_do_not_stay() -> None:
+def test_surviving_workers_of_an_overdue_node_are_not_kept() -> None:
     game = table(1, 3, settle_timeout_s=0.1)
     game.stop_s = 5.0
     game.play("""
@@ -121,7 +123,7 @@ def test_survivors_of_overdue_node_do_not_stay() -> None:
     assert STALE in notes(game, "b")
 
 
-def test_new_coordinator_lets_survivors_stay() -> None:
+def test_new_coordinator_keeps_surviving_workers() -> None:
     game = running(1, rejoin_grace_s=2.0).follow()
     game.play("""
         9 a ended-failed
@@ -133,7 +135,7 @@ def test_new_coordinator_lets_survivors_stay() -> None:
     """)
 
 
-def test_ranks_waiting_for_hung_rank_stay() -> None:
+def test_ranks_waiting_for_a_hung_rank_are_kept() -> None:
     game = running().play("""
         40 a b quiet30
         -> look and stop 0: a b
@@ -150,7 +152,7 @@ def test_ranks_waiting_for_hung_rank_stay() -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [("left-hung", "left-hung"), ("left-hung-data", "left-hung-log")]
 )
-def test_all_restart_if_hung_rank_is_unknown(one: str, other: str) -> None:
+def test_all_workers_restart_if_the_hung_rank_is_unknown(one: str, other: str) -> None:
     """Either equally many ranks are in two places, or all of them wait for their peers."""
     game = running().play(f"""
         40 a b quiet30
@@ -162,7 +164,7 @@ def test_all_restart_if_hung_rank_is_unknown(one: str, other: str) -> None:
     assert UNKNOWN_CULPRIT in notes(game, "a")
 
 
-def test_new_coordinator_restarts_all_if_hung_rank_is_unknown() -> None:
+def test_new_coordinator_restarts_all_workers_if_hung_rank_is_unknown() -> None:
     game = (
         running(1, rejoin_grace_s=2.0)
         .play("""
@@ -180,7 +182,7 @@ def test_new_coordinator_restarts_all_if_hung_rank_is_unknown() -> None:
     """)
 
 
-def test_workers_of_replaced_generation_do_not_stay() -> None:
+def test_workers_of_a_replaced_generation_are_not_kept() -> None:
     game = running(1).play("""
         1 b lost
         -> stop 0: a

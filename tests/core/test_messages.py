@@ -44,7 +44,7 @@ def read(value: Any) -> Any:
     return fields.message(EVERY, value)
 
 
-def test_all_decoded_types_are_fuzzed() -> None:
+def test_all_decoded_message_types_are_fuzzed() -> None:
     """The fuzzed types are exactly the ones that the code decodes anywhere."""
     found = set(entering())
     assert {Join, JobEnded, Heartbeat, Hello, votes.VoteRequest, ReplicaEnded} <= found
@@ -59,7 +59,7 @@ def test_all_decoded_types_are_fuzzed() -> None:
 
 
 @fuzzed
-def test_record_round_trips_through_json(chance: Chance) -> None:
+def test_message_record_round_trips_through_json(chance: Chance) -> None:
     """Only characters that would control a terminal are changed, and the result round-trips
     unchanged.
     """
@@ -70,7 +70,7 @@ def test_record_round_trips_through_json(chance: Chance) -> None:
 
 
 @fuzzed
-def test_mutated_record_is_valid_or_malformed(chance: Chance) -> None:
+def test_mutated_message_record_is_valid_or_rejected_as_malformed(chance: Chance) -> None:
     """Whatever values its fields have, a record is either decoded as valid or rejected."""
     kind = chance.choice(entering())
     sent = chance.written(chance.near(fields.plain(chance.valid(kind))))
@@ -82,7 +82,7 @@ def test_mutated_record_is_valid_or_malformed(chance: Chance) -> None:
 
 
 @fuzzed
-def test_unusual_text_is_accepted_by_receiver(chance: Chance) -> None:
+def test_message_with_unusual_text_is_accepted_by_the_receiver(chance: Chance) -> None:
     """No text from a worker or its machine can produce a message that the receiver rejects."""
     failure, text = chance.valid(Failure), chance.choice([*fuzzing.ODD, "x" * 5000, "a\rb"])
     assert failure.report is None or fields.record(Failure, fields.plain(failure))
@@ -93,7 +93,7 @@ def test_unusual_text_is_accepted_by_receiver(chance: Chance) -> None:
     assert all(line.isprintable() and len(line) <= fields.MAX_TEXT for line in shown)
 
 
-def test_remote_text_cannot_control_the_terminal() -> None:
+def test_text_from_other_machines_cannot_control_the_terminal() -> None:
     """Control characters from other machines are replaced. Line breaks in a report stay."""
     text = "a\x1b[2Jb\x07\u202e\nc\td"
     shown = "a\ufffd[2Jb\ufffd\ufffd\nc\td"
@@ -104,14 +104,14 @@ def test_remote_text_cannot_control_the_terminal() -> None:
 
 
 @fuzzed
-def test_value_other_than_a_record_is_malformed(chance: Chance) -> None:
+def test_value_that_is_not_a_record_is_rejected_as_malformed(chance: Chance) -> None:
     noise = {field: chance.junk() for field in chance.sample(["type", "generation", "x"], 2)}
     with pytest.raises(Malformed):
         fields.message(FromAgent, noise)
 
 
 @pytest.mark.parametrize("kind", [k for k in entering() if {*k._fields[:1]} - {*k._field_defaults}])
-def test_missing_field_is_named(kind: Any) -> None:
+def test_error_names_the_missing_field(kind: Any) -> None:
     """The error names the record and the field."""
     with pytest.raises(Malformed, match=f"{kind.__name__} without {kind._fields[0]}"):
         fields.record(kind, {})
@@ -139,7 +139,7 @@ def test_missing_field_is_named(kind: Any) -> None:
         ("announce", {**fields.plain(ANNOUNCE), "done": 1}),
     ],
 )
-def test_out_of_bounds_value_is_malformed(field: str, value: object) -> None:
+def test_out_of_bounds_value_is_rejected_as_malformed(field: str, value: object) -> None:
     """Numbers have bounds, `true` isn't a number, and even nested values are checked."""
     join = Join("n", "h", "a", 1, "default", -1, 1, 2, 0, {}, None)
     with pytest.raises(Malformed):
@@ -147,13 +147,13 @@ def test_out_of_bounds_value_is_malformed(field: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e999", "-1e999", "Infinity", "NaN", "9" * 5000, "[" * 100_000])
-def test_non_finite_number_is_malformed(text: str) -> None:
+def test_non_finite_number_is_rejected_as_malformed(text: str) -> None:
     """JSON with a non-finite number is invalid, however the number is written."""
     with pytest.raises(Malformed, match="not valid JSON"):
         fields.decode(f'{{"type":"voterequest","sent":{text}}}')
 
 
-def test_every_message_is_in_a_union() -> None:
+def test_every_message_type_is_in_a_union() -> None:
     """The unions list everything that can be received, and the tests are built from them."""
     for module in (messages, votes):
         kinds = {
@@ -167,14 +167,14 @@ def test_every_message_is_in_a_union() -> None:
 
 @pytest.mark.parametrize("field", GroupSettings._fields)
 @pytest.mark.parametrize("value", [None, "1", -1, float("inf"), float("nan"), 1 << 63, [0], True])
-def test_invalid_setting_is_malformed(field: str, value: object) -> None:
+def test_invalid_setting_is_rejected_as_malformed(field: str, value: object) -> None:
     if value is True and GroupSettings.__annotations__[field] is bool:
         return
     with pytest.raises(Malformed):
         fields.record(GroupSettings, {**fields.plain(GroupSettings(1, 2, 3)), field: value})
 
 
-def test_peer_heartbeat_timeout_is_bounded_like_the_flag() -> None:
+def test_heartbeat_timeout_from_a_peer_has_the_same_bounds_as_the_flag() -> None:
     """The coordinator waits that long for the peer."""
     with pytest.raises(Malformed, match="lost_after_s"):
         fields.record(

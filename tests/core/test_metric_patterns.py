@@ -21,7 +21,9 @@ def found(output: str, *patterns: str) -> dict[str, float]:
         (r"\(loss\) (\S+)", "loss"),
     ],
 )
-def test_metric_is_named_after_its_group_or_the_preceding_word(pattern: str, name: str) -> None:
+def test_metric_name_comes_from_the_regex_group_or_the_preceding_word(
+    pattern: str, name: str
+) -> None:
     assert MetricFinder(parse_metrics(pattern)).names == {name}
 
 
@@ -37,11 +39,11 @@ def test_metric_is_named_after_its_group_or_the_preceding_word(pattern: str, nam
         ("loss: 0.5\nloss: 1.2.3\n", 0.5),
     ],
 )
-def test_last_complete_number_counts(output: str, expected: float) -> None:
+def test_metric_is_the_last_complete_number_in_the_output(output: str, expected: float) -> None:
     assert found(output, "loss: ([0-9.eE+-]+)") == {"loss": expected}
 
 
-def test_each_pattern_matches_its_own_line() -> None:
+def test_each_metric_pattern_matches_its_own_line() -> None:
     output = "step 7: loss 0.5 lr 0.1\neval: acc 0.9\n"
     patterns = (r"loss (?P<loss>\S+) lr (?P<lr>\S+)", r"acc (\S+)", r"never (\S+)")
     assert found(output, *patterns) == {"loss": 0.5, "lr": 0.1, "acc": 0.9}
@@ -59,6 +61,6 @@ def test_each_pattern_matches_its_own_line() -> None:
         ("x" * 25 + " (1)", "longer than 24 characters"),
     ],
 )
-def test_useless_or_dangerous_pattern_is_rejected(pattern: str, why: str) -> None:
+def test_useless_or_dangerous_metric_pattern_is_rejected(pattern: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse_metrics(pattern)

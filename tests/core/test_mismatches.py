@@ -35,25 +35,25 @@ def known(**values: str) -> dict[str, dict[str, str]]:
         ),
     ],
 )
-def test_unique_value_is_reported_once(
+def test_differing_value_is_reported_only_when_first_seen(
     others: dict[str, str], value: str, lines: list[str]
 ) -> None:
     """The rarest value comes first."""
     assert compare(known(**others), "gpu-02", {"torch": value}) == lines
 
 
-def test_fact_missing_on_one_side_is_not_compared() -> None:
+def test_fact_known_on_only_one_node_is_not_compared() -> None:
     assert compare({"a": {"torch": "1"}}, "b", {"Python": "3.11.2"}) == []
     assert compare({"a": {}}, "b", {"torch": "1"}) == []
 
 
-def test_rarest_value_comes_first() -> None:
+def test_value_held_by_the_fewest_nodes_is_listed_first() -> None:
     """The value held by the fewest nodes is named first, whatever it is."""
     (line,) = compare(known(a="2.12.0", b="2.12.0"), "c", {"torch": "2.13.0"})
     assert line.endswith(": 2.13.0 on c, 2.12.0 on a, b")
 
 
-def test_names_four_hosts_and_counts_the_rest() -> None:
+def test_mismatch_names_four_hosts_and_counts_the_rest() -> None:
     """Hosts are sorted in natural order."""
     others = {f"node{i}": {"torch": "2.13.0"} for i in range(1, 16)}
     (line,) = compare(others, "bad", {"torch": "2.12.0"})
@@ -62,14 +62,14 @@ def test_names_four_hosts_and_counts_the_rest() -> None:
     assert line.endswith("on node1, node2, node3, node4")
 
 
-def test_writes_out_at_most_four_values() -> None:
+def test_mismatch_lists_at_most_four_values() -> None:
     others = {f"node{i}": {"arguments": f"--rank {i}"} for i in range(9)}
     (line,) = compare(others, "node9", {"arguments": "--rank 9"})
     assert line.startswith("the script's arguments differ between the nodes: --rank 0 on node0, ")
     assert line.endswith("--rank 3 on node3, 6 other values elsewhere")
 
 
-def test_long_values_show_first_difference() -> None:
+def test_mismatch_of_long_values_shows_first_difference() -> None:
     """Long values are shown from the first difference on."""
     start = "--data /mnt/a/long/path --model transformer-with-a-long-name --epochs 3"
     (line,) = compare(
@@ -84,7 +84,7 @@ def test_long_values_show_first_difference() -> None:
     assert line.endswith("nothing more on a, … --resume on b")
 
 
-def test_each_differing_fact_has_its_own_line() -> None:
+def test_each_differing_fact_is_reported_on_its_own_line() -> None:
     """Two differing facts take two lines, with no line break inside either."""
     lines = compare(
         {"a": {"script": "0f", "--nnodes": "2", "relight": "1"}},

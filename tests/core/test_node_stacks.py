@@ -13,11 +13,11 @@ def stack(pid: int, line: int, *, depth: int = 1, state: str = "S") -> ProcessSt
     return ProcessStack(pid, state, (ThreadStack(pid, "python", "read", True, frames),))
 
 
-def test_agents_accept_the_query() -> None:
+def test_agents_accept_the_stacks_query() -> None:
     assert fields.message(Question, fields.to_json(Stacks())) == Stacks()
 
 
-def test_equal_stacks_are_sent_once_and_expanded_per_rank() -> None:
+def test_identical_stacks_are_sent_once_and_expanded_per_rank() -> None:
     text = node_stacks.written(
         3, {0: (10, stack(10, 1)), 1: (11, stack(11, 1)), 2: (12, "no permission")}
     )
@@ -31,7 +31,7 @@ def test_equal_stacks_are_sent_once_and_expanded_per_rank() -> None:
     assert found[2].stack == "no permission"
 
 
-def test_later_generation_wins_if_two_nodes_report_a_rank() -> None:
+def test_later_generation_wins_if_two_nodes_report_the_same_rank() -> None:
     old, new = (
         node_stacks.read(node_stacks.written(generation, {0: (pid, stack(pid, 1))}))
         for generation, pid in ((1, 10), (2, 20))
@@ -40,7 +40,7 @@ def test_later_generation_wins_if_two_nodes_report_a_rank() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "depth"), [(1, 500), (64, 500), (256, 500)])
-def test_deep_stacks_fit_into_a_message(ranks: int, depth: int) -> None:
+def test_deep_stacks_are_shortened_to_fit_into_a_message(ranks: int, depth: int) -> None:
     """The innermost frames are kept."""
     stacks = {rank: (rank, stack(rank, rank, depth=depth)) for rank in range(ranks)}
     text = node_stacks.written(0, stacks)
@@ -50,7 +50,7 @@ def test_deep_stacks_fit_into_a_message(ranks: int, depth: int) -> None:
     assert [each.frames[0].line for each in answer.stacks] == list(range(ranks))
 
 
-def test_reports_silent_nodes_and_missing_stacks() -> None:
+def test_stacks_report_lists_unresponsive_nodes_and_missing_stacks() -> None:
     answer = node_stacks.read(node_stacks.written(0, {0: (10, stack(10, 1))}))
     idle = node_stacks.read(node_stacks.written(-1, {}))
     nodes = [("gpu-01", answer), ("gpu-02", None), ("gpu-03", idle)]
@@ -65,7 +65,7 @@ def test_reports_silent_nodes_and_missing_stacks() -> None:
     assert told[1:] == ["only 1 of 2 nodes could be queried: the coordinator is not responding"]
 
 
-def test_second_node_on_a_host_gets_a_number() -> None:
+def test_second_node_on_the_same_host_is_shown_with_a_number() -> None:
     names = node_stacks.numbered(["a", "b", "a"])
     assert names == ["a", "b", "a #2"]
     answers = [node_stacks.read(node_stacks.written(0, {n: (n, stack(n, 1))})) for n in range(3)]
@@ -77,6 +77,6 @@ def test_second_node_on_a_host_gets_a_number() -> None:
 @pytest.mark.parametrize(
     "answer", [None, "", "{", "[]", b"\xff", '{"generation": 0, "stacks": [1]}']
 )
-def test_malformed_answer_is_ignored(answer: str | bytes | None) -> None:
-    """Nodes with an older version don't answer at all."""
+def test_malformed_reply_to_the_stacks_query_is_ignored(answer: str | bytes | None) -> None:
+    """Nodes with an older version don't respond at all."""
     assert node_stacks.read(answer) is None

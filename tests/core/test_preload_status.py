@@ -32,11 +32,11 @@ from relight.core.status.preload_status import (
         ),
     ],
 )
-def test_status_shows_import_progress(status: PreloadStatus, line: str) -> None:
+def test_preload_status_shows_import_progress(status: PreloadStatus, line: str) -> None:
     assert describe(status) == [line]
 
 
-def test_status_names_first_omitted_modules() -> None:
+def test_preload_status_names_first_omitted_modules() -> None:
     left_out = tuple(LeftOut(f"m{number}", "it opens a socket") for number in range(7))
     lines = describe(PreloadStatus(READY, "", 9, 9, left_out=left_out))
     assert lines[1] == "preload: left out m0: it opens a socket"

@@ -16,7 +16,9 @@ from relight.core.diagnosis.printed_traceback import PrintedTraceback, Program
         (Program.UNSEEN, None),
     ],
 )
-def test_inspection_reveals_whether_program_continued(seen: Program, went_on: bool | None) -> None:
+def test_inspection_shows_whether_the_program_continued(
+    seen: Program, went_on: bool | None
+) -> None:
     core = PrintedTraceback()
     core.printed(5.0)
     assert core.deadline() == 5.0
@@ -24,7 +26,7 @@ def test_inspection_reveals_whether_program_continued(seen: Program, went_on: bo
     assert (core.at, core.went_on, core.deadline()) == (5.0, went_on, None)
 
 
-def test_inspection_records_output_size_at_that_time() -> None:
+def test_first_inspection_records_the_current_output_size() -> None:
     core = PrintedTraceback()
     core.printed(5.0)
     core.on_inspected(Program.ENDS, 5.001, 800)
@@ -32,7 +34,7 @@ def test_inspection_records_output_size_at_that_time() -> None:
     assert core.size == 800
 
 
-def test_thousand_tracebacks_cause_four_inspections_a_second() -> None:
+def test_worker_printing_many_tracebacks_is_inspected_four_times_a_second() -> None:
     core, looks = PrintedTraceback(), 0
     for number in range(1000):
         now = number / 1000
@@ -47,7 +49,7 @@ def test_thousand_tracebacks_cause_four_inspections_a_second() -> None:
     assert (core.at, core.went_on) == (0.999, False)
 
 
-def test_outcome_is_unknown_if_worker_exits_before_inspection() -> None:
+def test_outcome_of_traceback_is_unknown_if_worker_exits_before_inspection() -> None:
     core = PrintedTraceback()
     core.printed(1.0)
     core.on_inspected(Program.RUNS, 1.0)
@@ -57,7 +59,9 @@ def test_outcome_is_unknown_if_worker_exits_before_inspection() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["printed", "looked", "ended"]), st.floats(0, 1))))
-def test_invariants_hold_for_any_order_of_events(events: list[tuple[str, float]]) -> None:
+def test_traceback_inspection_invariants_hold_for_any_order_of_events(
+    events: list[tuple[str, float]],
+) -> None:
     core, now = PrintedTraceback(), 0.0
     for event, later in events:
         now += later

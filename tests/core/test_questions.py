@@ -34,7 +34,7 @@ def node_answers(sends: list[Send]) -> list[tuple[str, str, str | None, int]]:
     ]
 
 
-def test_queries_all_nodes_and_returns_each_answer() -> None:
+def test_query_is_sent_to_all_nodes_and_returns_every_reply() -> None:
     questions = Questions()
     number, sends = questions.ask("a", "", map(join, "ab"))
     assert sends == [Send("a", Question(number, "")), Send("b", Question(number, ""))]
@@ -46,7 +46,7 @@ def test_queries_all_nodes_and_returns_each_answer() -> None:
     assert not questions.close(number)
 
 
-def test_node_missing_the_deadline_is_named() -> None:
+def test_node_that_misses_the_query_deadline_is_listed() -> None:
     questions = Questions()
     number, _ = questions.ask("a", "", map(join, "ab"))
     questions.answer("a", Answer(number, "A"))
@@ -54,7 +54,7 @@ def test_node_missing_the_deadline_is_named() -> None:
     assert not questions.answer("b", Answer(number, "late"))
 
 
-def test_identical_pending_query_is_shared() -> None:
+def test_identical_pending_queries_are_merged() -> None:
     questions = Questions()
     number, _ = questions.ask("a", "", map(join, "ab"))
     assert questions.ask("b", "", map(join, "ab")) == (number, [])
@@ -68,14 +68,14 @@ def test_identical_pending_query_is_shared() -> None:
     }
 
 
-def test_older_node_is_named_but_not_queried() -> None:
+def test_node_with_an_older_version_is_listed_but_not_queried() -> None:
     questions = Questions()
     number, sends = questions.ask("a", "", [join("a"), join("old", answers=False)])
     assert [node for node, _ in sends] == ["a"]
     assert node_answers(questions.answer("a", Answer(number, "A")))[1] == ("a", "host-old", None, 0)
 
 
-def test_unsolicited_answers_are_dropped() -> None:
+def test_unsolicited_query_replies_are_dropped() -> None:
     questions = Questions()
     number, _ = questions.ask("a", "", map(join, "ab"))
     assert not questions.answer("c", Answer(number, "C"))
@@ -85,7 +85,7 @@ def test_unsolicited_answers_are_dropped() -> None:
     assert node_answers(questions.answer("a", Answer(number, "A")))[1][2] == "first"
 
 
-def test_answers_do_not_overfill_client_connection() -> None:
+def test_total_size_of_query_replies_to_a_client_is_limited() -> None:
     questions, nodes = Questions(), [f"n{number}" for number in range(100)]
     number, _ = questions.ask("n0", "", map(join, nodes))
     for node in nodes:
@@ -103,7 +103,7 @@ def test_number_of_pending_queries_is_limited() -> None:
     assert questions.ask("a", "another", [join("a")])[1]
 
 
-def test_thousand_nodes_answer() -> None:
+def test_query_collects_replies_from_a_thousand_nodes() -> None:
     questions, nodes = Questions(), [f"n{number}" for number in range(1000)]
     number, sends = questions.ask("n0", "", map(join, nodes))
     answered: list[Any] = []
@@ -122,7 +122,7 @@ def group() -> Group:
     return group
 
 
-def test_only_members_may_query(group: Group) -> None:
+def test_only_group_members_may_send_queries(group: Group) -> None:
     heard = list[FromCoordinator]()
     group.recipients |= dict.fromkeys(("a", "stranger"), heard.append)
     group.step(Received("stranger", AskNodes("")))
@@ -137,7 +137,7 @@ def test_only_members_may_query(group: Group) -> None:
 
 
 @fuzzed
-def test_hostile_queries_and_answers_are_harmless(chance: Chance) -> None:
+def test_hostile_queries_and_replies_are_harmless(chance: Chance) -> None:
     questions = Questions()
     for _ in range(chance.randrange(12)):
         node = chance.choice("abc")

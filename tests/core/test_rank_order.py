@@ -15,9 +15,9 @@ from relight.core.group.messages import Join, Note
 from relight.core.group.rank_order import by_topology
 
 
-def test_ranks_follow_switches() -> None:
-    """Switches are sorted from the top down, and the hosts below each switch, in natural order.
-    Task numbers and arrival don't matter.
+def test_ranks_follow_the_switch_topology() -> None:
+    """Switches are sorted from the top down, and the hosts below each switch are in natural order.
+    Task numbers and arrival order don't matter.
     """
     table(6, 6, by_topology=True).play("""
         0 task9@s2.l1 task1@s10.l1 task8@s2.l3 task7@s2.l10 task2@s2.l3 task10@s2.l3 joins
@@ -25,16 +25,16 @@ def test_ranks_follow_switches() -> None:
     """)
 
 
-def test_node_without_topology_comes_last() -> None:
+def test_node_without_topology_is_ranked_last() -> None:
     table(3, 3, by_topology=True).play("""
         0 a b@s1 c@s2 joins
         -> form 0: b@s1 c@s2 a
     """)
 
 
-def test_newcomer_joins_its_neighbours() -> None:
-    """It doesn't take over the ranks of the lost node, because that node was elsewhere. The other
-    nodes keep their order.
+def test_new_node_is_ranked_next_to_its_network_neighbours() -> None:
+    """The new node doesn't take over the ranks of the lost node, because that node was elsewhere.
+    The other nodes keep their order.
     """
     table(3, 4, by_topology=True).play("""
         0 a@l1 b@l1 c@l2 d@l2 joins
@@ -47,15 +47,17 @@ def test_newcomer_joins_its_neighbours() -> None:
     """)
 
 
-def test_topology_counts_only_on_request() -> None:
+def test_topology_affects_ranks_only_if_requested() -> None:
     table(2, 2).play("""
         0 a@s2 b@s1 joins
         -> form 0: a@s2 b@s1
     """)
 
 
-def test_neighbours_of_first_node_come_next() -> None:
-    """Its host has rank 0, followed by the rest of its leaf and then the rest of its spine."""
+def test_network_neighbours_of_the_first_node_are_ranked_next() -> None:
+    """The first node's host has rank 0, followed by the rest of its leaf and then the rest of its
+    spine.
+    """
     game = table(5, 5, by_topology=True)
     game.step(Received("d@s2.l4", game.join("d@s2.l4", comes_first=True)))
     game.play("""
@@ -65,7 +67,7 @@ def test_neighbours_of_first_node_come_next() -> None:
     """)
 
 
-def test_segment_lies_in_one_leaf_where_possible() -> None:
+def test_segment_lies_under_one_leaf_switch_where_possible() -> None:
     """The nodes left over in each leaf form the last segments."""
     table(6, 6, by_topology=True, segment=2).play("""
         0 a@l1 b@l1 c@l1 d@l2 e@l3 f@l3 joins
@@ -73,7 +75,7 @@ def test_segment_lies_in_one_leaf_where_possible() -> None:
     """)
 
 
-def test_first_node_comes_first_even_in_a_mixed_segment() -> None:
+def test_first_node_is_ranked_first_even_in_a_mixed_segment() -> None:
     game = table(4, 4, by_topology=True, segment=2)
     game.step(Received("c@l2", game.join("c@l2", comes_first=True)))
     game.play("""
@@ -99,7 +101,7 @@ def test_spare_that_completes_a_segment_is_preferred() -> None:
 
 @pytest.mark.parametrize("segment", [1, 2])
 def test_spares_do_not_displace_survivors(segment: int) -> None:
-    """They don't, even if they share a leaf with other members."""
+    """Survivors stay even if a spare shares a leaf with other members."""
     table(2, 6, by_topology=True, segment=segment).play("""
         0 a@l1 b@l1 c@l2 d@l2 e@l3 f@l3 joins
         -> form 0: a@l1 b@l1 c@l2 d@l2 e@l3 f@l3
@@ -111,7 +113,7 @@ def test_spares_do_not_displace_survivors(segment: int) -> None:
     """)
 
 
-def test_survivors_do_not_wait_for_a_whole_segment() -> None:
+def test_survivors_do_not_wait_for_new_nodes_to_complete_a_segment() -> None:
     """The leftover survivor becomes a spare, and returns together with a newcomer."""
     game = table(2, 4, segment=2, settle_timeout_s=1.0)
     game.play("""
@@ -132,8 +134,8 @@ def test_survivors_do_not_wait_for_a_whole_segment() -> None:
     """)
 
 
-def test_newcomers_wait_until_they_fill_a_segment() -> None:
-    """Until then no worker is stopped."""
+def test_new_nodes_wait_until_they_fill_a_segment() -> None:
+    """No worker is stopped until the new nodes fill a segment."""
     game = table(2, 6, segment=2, settle_timeout_s=1.0)
     game.play("""
         0 a b joins
@@ -153,7 +155,7 @@ def test_newcomers_wait_until_they_fill_a_segment() -> None:
     """)
 
 
-def test_first_generation_has_whole_segments() -> None:
+def test_first_generation_consists_of_whole_segments() -> None:
     table(2, 4, segment=2, settle_timeout_s=1.0).play("""
         0 c a b joins
         1 -
@@ -161,8 +163,8 @@ def test_first_generation_has_whole_segments() -> None:
     """)
 
 
-def test_flapping_newcomer_does_not_fill_a_segment() -> None:
-    """It counts only after it has stayed for the required time. Until then the group has no
+def test_flapping_new_node_does_not_count_towards_a_segment() -> None:
+    """The node counts only after it has stayed for the required time. Until then the group has no
     deadline.
     """
     game = table(2, 4, segment=2, settle_timeout_s=1.0)
@@ -190,7 +192,7 @@ PLACES = st.sampled_from(["", "s1.l1", "s1.l2", "s2.l1", "s2.l3"])
 
 
 @given(st.lists(st.tuples(PLACES, st.integers(0, 3)), min_size=1, max_size=24), st.data())
-def test_segments_are_whole_and_in_few_leaves(
+def test_segments_are_whole_and_span_few_leaf_switches(
     nodes: list[tuple[str, int]], data: st.DataObject
 ) -> None:
     """As many segments as possible lie within one leaf, and the nodes of a leaf are neighbours

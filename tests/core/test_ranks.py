@@ -21,7 +21,7 @@ def nodes(*sizes_and_roles: tuple[int, str]) -> tuple[NodeSize, ...]:
     return tuple(NodeSize(size, role) for size, role in sizes_and_roles)
 
 
-def test_mixed_nodes_and_roles_get_ranks_as_in_torchrun() -> None:
+def test_ranks_for_mixed_nodes_and_roles_match_torchrun() -> None:
     group = nodes((2, "train"), (1, "data"), (3, "train"))
     rows = [
         (a.rank, a.local_rank, a.group_rank, a.role, a.role_rank, a.role_world_size)
@@ -43,7 +43,9 @@ def test_mixed_nodes_and_roles_get_ranks_as_in_torchrun() -> None:
         st.tuples(st.integers(1, 9), st.sampled_from(["a", "b", "c"])), min_size=1, max_size=12
     )
 )
-def test_each_rank_is_unique_in_job_and_role(sizes: list[tuple[int, str]]) -> None:
+def test_each_rank_is_unique_within_the_job_and_within_its_role(
+    sizes: list[tuple[int, str]],
+) -> None:
     """A generation's ranks are 0 to W-1, each exactly once, and so are the ranks within
     each role.
     """
@@ -60,7 +62,7 @@ def test_each_rank_is_unique_in_job_and_role(sizes: list[tuple[int, str]]) -> No
 
 @pytest.mark.parametrize("virtual", [False, True])
 @pytest.mark.parametrize("agent_store", [False, True])
-def test_workers_get_torchrun_variables(virtual: bool, agent_store: bool) -> None:
+def test_workers_receive_torchrun_environment_variables(virtual: bool, agent_store: bool) -> None:
     group = nodes((2, "default"))
     generation = Generation(GenerationId(0, "c"), 3, "10.0.0.1", 1234, "start")
     variables = worker_variables(
@@ -97,7 +99,7 @@ CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
         ({CUDA: "0,1", HIP: ""}, 1, {CUDA: "1"}),
     ],
 )
-def test_virtual_local_rank_exposes_only_its_device(
+def test_virtual_local_rank_makes_only_one_device_visible(
     variables: dict[str, str], local_rank: int, visible: dict[str, str]
 ) -> None:
     assert visible_devices(variables, local_rank) == visible
@@ -106,7 +108,9 @@ def test_virtual_local_rank_exposes_only_its_device(
 @pytest.mark.parametrize(
     ("variables", "local_rank"), [({CUDA: "4,5"}, 2), ({CUDA: ""}, 0), ({HIP: "4,5"}, 2)]
 )
-def test_missing_device_error_names_the_list(variables: dict[str, str], local_rank: int) -> None:
+def test_error_for_missing_device_names_the_device_list(
+    variables: dict[str, str], local_rank: int
+) -> None:
     (name,) = variables
     with pytest.raises(UsageError, match=f"{name}=.* has no device for local rank"):
         visible_devices(variables, local_rank)
@@ -123,7 +127,7 @@ def test_missing_device_error_names_the_list(variables: dict[str, str], local_ra
         ("${local_rank", "${local_rank"),
     ],
 )
-def test_expands_local_rank_but_not_its_escape(argument: str, expected: str) -> None:
+def test_local_rank_macro_is_expanded_unless_escaped(argument: str, expected: str) -> None:
     """`${local_rank}` becomes the number, and its escape becomes the literal text. Any other text
     with a dollar sign stays as it is.
     """

@@ -37,17 +37,19 @@ def pace(*uses: RankUse | None) -> Pace:
         ([RankUse(1.0, 1.0, 1), RankUse(2.0, 1.0, 1), None], Pace()),
     ],
 )
-def test_pace_is_computed_from_two_snapshots(uses: list[RankUse | None], expected: Pace) -> None:
+def test_cpu_usage_and_step_rate_are_computed_from_two_snapshots(
+    uses: list[RankUse | None], expected: Pace
+) -> None:
     assert pace(*uses) == expected
 
 
-def test_pace_covers_only_the_most_recent_seconds() -> None:
+def test_step_rate_covers_only_the_most_recent_seconds() -> None:
     slow = [RankUse(float(at), 0.0, 1, at) for at in range(20)]
     fast = [RankUse(20.0 + at, 0.0, 1, 20 + 5 * at) for at in range(17)]
     assert pace(*slow, *fast).steps == pytest.approx(5.0)
 
 
-def test_replaced_worker_starts_without_pace() -> None:
+def test_replaced_worker_starts_without_measured_rates() -> None:
     rates = Rates()
     rates.take([node(RankUse(1.0, 100.0, 1), pid=7)])
     rates.take([after := node(RankUse(2.0, 0.5, 1), pid=8)])

@@ -34,7 +34,7 @@ def failed_pairs(*pairs: tuple[int, int]) -> dict[tuple[int, int], str]:
         (((0, 2), (1, 2), (3, 2), (0, 3)), [2, 3]),
     ],
 )
-def test_node_with_most_failed_pairs_is_excluded_first(
+def test_node_with_most_failed_probes_is_excluded_first(
     pairs: tuple[tuple[int, int], ...], expected: list[int]
 ) -> None:
     assert sorted(left_out(failed_pairs(*pairs), range(4))) == sorted(expected)
@@ -49,7 +49,9 @@ def test_node_running_workers_is_never_excluded() -> None:
     st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda p: p[0] != p[1])),
     st.sets(st.integers(0, 7)),
 )
-def test_remaining_nodes_reach_each_other(pairs: set[tuple[int, int]], may: set[int]) -> None:
+def test_nodes_that_are_not_excluded_can_all_reach_each_other(
+    pairs: set[tuple[int, int]], may: set[int]
+) -> None:
     out = left_out(failed_pairs(*pairs), may)
     assert out.keys() <= may
     assert all(each for each in out.values()), "each has a failed pair"
@@ -57,7 +59,7 @@ def test_remaining_nodes_reach_each_other(pairs: set[tuple[int, int]], may: set[
         assert not set(pair).isdisjoint(out) or set(pair).isdisjoint(may)
 
 
-def test_reason_names_pair_and_direction() -> None:
+def test_exclusion_reason_names_the_unreachable_pair_and_direction() -> None:
     hosts = ["n0", "n1", "n2"]
     assert explain(2, {(0, 2): SILENT, (1, 2): "refused"}, hosts) == (
         "network: n0, n1 can't connect to its free ports (no response, refused)"
@@ -67,7 +69,7 @@ def test_reason_names_pair_and_direction() -> None:
     )
 
 
-def test_nodes_of_large_group_probe_only_their_successors() -> None:
+def test_nodes_in_a_large_group_probe_only_their_successors() -> None:
     group = Reachability("secret")
     nodes = [f"node{each}" for each in range(300)]
     for number, node in enumerate(nodes):
@@ -146,7 +148,7 @@ def test_spare_replaces_unreachable_node() -> None:
     assert group.answers("c") == ["form 0: a c"]
 
 
-def test_too_few_reachable_nodes_wait_for_another() -> None:
+def test_group_with_too_few_reachable_nodes_waits_for_another() -> None:
     group = Probed(3, 3)
     group.joins("abc", at=0)
     assert group.answers("a", [2]) == group.answers("b", [2]) == []
@@ -162,7 +164,7 @@ def test_too_few_reachable_nodes_wait_for_another() -> None:
     assert group.answers("d") == ["form 0: a b d"]
 
 
-def test_unanswered_probe_delays_group_only_by_seconds() -> None:
+def test_unanswered_probe_delays_the_group_by_only_a_few_seconds() -> None:
     group = Probed(2, 2)
     group.joins("ab", at=0)
     assert group.answers("a") == []
@@ -172,7 +174,7 @@ def test_unanswered_probe_delays_group_only_by_seconds() -> None:
     assert group.table.sent() == ["form 0: a b"]
 
 
-def test_node_lost_during_probing_is_not_awaited() -> None:
+def test_group_does_not_wait_for_a_node_lost_during_probing() -> None:
     group = Probed(2, 3)
     group.joins("abc", at=0)
     group.answers("a", [2])
@@ -185,7 +187,7 @@ def test_node_lost_during_probing_is_not_awaited() -> None:
     assert group.table.sent() == ["form 0: a b"]
 
 
-def test_unreachable_newcomer_does_not_stop_the_group() -> None:
+def test_unreachable_new_node_does_not_stop_the_group() -> None:
     group = running_group()
     assert group.joins("c", at=100) == []
     for node in "ab":
@@ -195,7 +197,7 @@ def test_unreachable_newcomer_does_not_stop_the_group() -> None:
     assert group.table.sent() == []
 
 
-def test_reachable_newcomer_is_admitted() -> None:
+def test_reachable_new_node_is_admitted() -> None:
     group = running_group()
     group.joins("c", at=100)
     for node in "ab":
@@ -203,7 +205,7 @@ def test_reachable_newcomer_is_admitted() -> None:
     assert group.answers("c") == ["stop 0: a b"]
 
 
-def test_node_that_becomes_ready_while_probing_still_counts() -> None:
+def test_node_that_becomes_ready_during_probing_is_still_included() -> None:
     """A newcomer probes two nodes that are running workers. One of them is lost, so the other one
     stops.
     """
@@ -218,8 +220,8 @@ def test_node_that_becomes_ready_while_probing_still_counts() -> None:
     assert group.answers("c") == ["end 4: c"]
 
 
-def test_node_that_reconnects_while_probing_still_counts() -> None:
-    """Only its connection had broken. The group waits for it, and its answer counts."""
+def test_node_that_reconnects_during_probing_is_still_included() -> None:
+    """Only the node's connection had broken. The group waits for it, and its response counts."""
     group = Probed(2, 2)
     group.joins("ab", at=0)
     group.table.play("0.1 b lost")
@@ -228,7 +230,7 @@ def test_node_that_reconnects_while_probing_still_counts() -> None:
     assert group.answers("b", [0]) == ["end 4: a"]
 
 
-def test_probing_continues_without_lost_node() -> None:
+def test_probing_continues_without_the_lost_node() -> None:
     group = Probed(2, 3)
     group.joins("abc", at=0)
     assert group.answers("a") == []
@@ -238,7 +240,7 @@ def test_probing_continues_without_lost_node() -> None:
     assert group.state() == "known"
 
 
-def test_nodes_probe_again_before_restart() -> None:
+def test_nodes_probe_each_other_again_before_a_restart() -> None:
     group = running_group()
     group.table.play("""
         100 a failed
@@ -261,7 +263,7 @@ def running_group() -> Probed:
     return group
 
 
-def test_probing_is_opt_in() -> None:
+def test_reachability_probing_is_opt_in() -> None:
     played: Table = table(2, 2).play("""
         0 a joins
         0 b joins

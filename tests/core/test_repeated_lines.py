@@ -37,7 +37,7 @@ def test_line_printed_by_several_ranks_is_shown_once() -> None:
     assert play.core.deadline() is None
 
 
-def test_block_gets_one_note() -> None:
+def test_repeated_block_of_lines_gets_one_note() -> None:
     play = Play()
     play.prints(3, "a", "", "b")
     for rank in (0, 1, 5):
@@ -47,7 +47,7 @@ def test_block_gets_one_note() -> None:
     assert play.notes() == ["[ranks 0-1, 5] the same 3 lines"]
 
 
-def test_note_names_all_ranks_if_lines_have_different_first_ranks() -> None:
+def test_note_names_all_ranks_if_different_ranks_printed_the_lines_first() -> None:
     play = Play()
     play.prints(0, "a")
     play.prints(1, "a", "b")
@@ -55,7 +55,7 @@ def test_note_names_all_ranks_if_lines_have_different_first_ranks() -> None:
     assert play.notes() == ["[ranks 0-1] the same 2 lines"]
 
 
-def test_note_quotes_the_line_after_other_output() -> None:
+def test_note_quotes_the_repeated_line_if_other_output_came_between() -> None:
     play = Play()
     play.prints(0, "\x1b[32ma\x1b[0m", "own", "b")
     play.prints(1, "\x1b[32ma\x1b[0m", "mine", "b")
@@ -66,7 +66,7 @@ def test_note_quotes_the_line_after_other_output() -> None:
     assert play.notes() == [f"[rank 1] {'c' * 60}…"]
 
 
-def test_lines_from_different_ranks_get_separate_notes() -> None:
+def test_lines_repeated_by_different_ranks_get_separate_notes() -> None:
     play = Play()
     play.prints(0, "a", "b")
     play.prints(1, "a", "b")
@@ -82,14 +82,14 @@ def test_line_repeated_by_one_rank_is_shown_every_time() -> None:
     assert play.notes() == ["[ranks 1-2] a (and 1 more of the lines above)", "[rank 2] a"]
 
 
-def test_late_line_is_shown_again() -> None:
+def test_line_repeated_too_late_is_shown_again() -> None:
     play = Play()
     play.prints(0, "a")
     assert play.notes() == []
     assert play.prints(1, "a") == ["a"]
 
 
-def test_last_line_waits_for_the_missing_ranks() -> None:
+def test_note_on_the_last_line_waits_for_the_missing_ranks() -> None:
     """In a steady stream, a note replaces the lines that all ranks have printed."""
     play = Play()
     for step in range(6):
@@ -103,7 +103,7 @@ def test_last_line_waits_for_the_missing_ranks() -> None:
     assert play.notes() == ["[ranks 1-2] step 5"]
 
 
-def test_pending_notes_precede_a_message() -> None:
+def test_pending_notes_are_printed_before_a_message() -> None:
     play = Play()
     play.prints(0, "a")
     play.prints(1, "a")
@@ -111,7 +111,7 @@ def test_pending_notes_precede_a_message() -> None:
     assert play.core.deadline() is None
 
 
-def test_lines_that_move_the_cursor_pass_through() -> None:
+def test_lines_that_move_the_cursor_are_never_dropped() -> None:
     play = Play()
     for text in ("10%\r20%", "\x1b[2Kdone", "\x1b[Aup", "bell\a", "back\b"):
         for rank in (0, 1):
@@ -119,13 +119,13 @@ def test_lines_that_move_the_cursor_pass_through() -> None:
     assert play.core.deadline() is None
 
 
-def test_partial_lines_pass_through() -> None:
+def test_partial_lines_are_never_dropped() -> None:
     play = Play()
     play.prints(0, "a")
     assert play.core.output(1, b"a\na\na", play.now, inside=True) == b"a\na"
 
 
-def test_lines_beyond_memory_limit_pass_through() -> None:
+def test_lines_beyond_the_memory_limit_are_not_dropped() -> None:
     """Memory for lines is bounded, and is free again in the next window."""
     play = Play()
     lines = [f"line {number}" for number in range(3000)]
@@ -145,7 +145,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=300)
 @given(st.lists(STEPS, max_size=40))
-def test_only_lines_shown_for_another_rank_are_dropped(
+def test_only_lines_already_shown_for_another_rank_are_dropped(
     steps: list[tuple[int, list[str]] | float | None],
 ) -> None:
     """Each time a rank's line is dropped, the same line has been shown for another rank before.

@@ -46,12 +46,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("line", "fault"), GOOD, ids=[line for line, _ in GOOD])
-def test_line_parses_to_fault(line: str, fault: Fault) -> None:
+def test_fault_file_line_parses_to_a_fault(line: str, fault: Fault) -> None:
     assert read(line, "f", hosts=3, ranks=6) == [fault]
 
 
 @pytest.mark.parametrize(("line", "what", "hint"), WRONG, ids=[line for line, *_ in WRONG])
-def test_invalid_line_is_rejected_with_location_and_hint(line: str, what: str, hint: str) -> None:
+def test_invalid_fault_file_line_is_rejected_with_location_and_hint(
+    line: str, what: str, hint: str
+) -> None:
     with pytest.raises(UsageError) as raised:
         read(f"# three hosts\n\n{line}", "f.txt", hosts=3, ranks=6)
     assert raised.value.message.startswith(f"f.txt:3: {line}")
@@ -60,7 +62,7 @@ def test_invalid_line_is_rejected_with_location_and_hint(line: str, what: str, h
 
 
 @given(st.text())
-def test_any_text_parses_or_is_rejected(text: str) -> None:
+def test_arbitrary_fault_file_text_parses_or_is_rejected(text: str) -> None:
     try:
         faults = read(text, "f", hosts=3)
     except UsageError:
@@ -81,7 +83,7 @@ def test_faults_are_due_in_chronological_order() -> None:
     assert (plan.deadline(), plan.due(9.0), plan.left()) == (None, [], [])
 
 
-def test_after_counts_from_previous_fault() -> None:
+def test_time_given_with_after_counts_from_the_previous_fault() -> None:
     text = 'when "step 3" cut host 1\nafter 2s heal\nafter 1s kill host 1'
     plan = Plan(read(text, "f", hosts=1))
     assert plan.deadline() is None and plan.watches
@@ -95,7 +97,7 @@ def test_after_counts_from_previous_fault() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["at", "after"]), st.integers(0, 9)), max_size=6))
-def test_every_timed_fault_is_due_once(moments: list[tuple[str, int]]) -> None:
+def test_every_timed_fault_is_due_exactly_once(moments: list[tuple[str, int]]) -> None:
     lines = [f"{word if number else 'at'} {seconds}s heal"
              for number, (word, seconds) in enumerate(moments)]  # fmt: skip
     plan, found = Plan(read("\n".join(lines), "f", hosts=1)), []

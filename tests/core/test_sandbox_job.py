@@ -7,7 +7,7 @@ from relight.sandbox.sandbox_job import SandboxJob
 from relight.sandbox.sandbox_keys import KeyReader
 
 
-def test_exit_code_is_the_last_agents() -> None:
+def test_sandbox_job_exits_with_the_code_of_the_last_agent() -> None:
     """An agent that exits early, for example because its health check failed, doesn't count."""
     job = SandboxJob(3)
     job.ended(2, 4)
@@ -18,7 +18,7 @@ def test_exit_code_is_the_last_agents() -> None:
 
 
 @pytest.mark.parametrize("state", ["cut", "frozen"])
-def test_cut_or_frozen_host_is_not_awaited_once_another_has_ended(
+def test_sandbox_job_ends_without_waiting_for_a_cut_or_frozen_host(
     state: str,
 ) -> None:
     job = SandboxJob(2)
@@ -28,7 +28,7 @@ def test_cut_or_frozen_host_is_not_awaited_once_another_has_ended(
     assert job.exit_code(faults_left=True) == 7
 
 
-def test_killed_host_counts_only_after_its_restart() -> None:
+def test_exit_code_of_killed_host_counts_only_after_its_restart() -> None:
     job = SandboxJob(2)
     job.frozen.add(2)
     job.killed(2)
@@ -44,7 +44,7 @@ def test_killed_host_counts_only_after_its_restart() -> None:
     assert job.exit_code(faults_left=False) == 3
 
 
-def test_job_with_all_hosts_killed_waits_only_for_faults() -> None:
+def test_sandbox_job_with_all_hosts_killed_waits_only_for_pending_faults() -> None:
     job = SandboxJob(1)
     job.killed(1)
     job.ended(1, 137)
@@ -52,13 +52,13 @@ def test_job_with_all_hosts_killed_waits_only_for_faults() -> None:
     assert job.exit_code(faults_left=False) == 137
 
 
-def test_permanently_frozen_job_ends() -> None:
+def test_permanently_frozen_sandbox_job_ends() -> None:
     job = SandboxJob(1)
     job.frozen.add(1)
     assert job.exit_code(faults_left=False) == 137
 
 
-def test_pressing_a_key_again_undoes_its_fault() -> None:
+def test_pressing_a_sandbox_key_again_undoes_its_fault() -> None:
     job = SandboxJob(2)
     keys = KeyReader(2, job)
 
@@ -74,7 +74,7 @@ def test_pressing_a_key_again_undoes_its_fault() -> None:
     assert type_in("kk2") == ["kill host 2"]
 
 
-def test_unknown_key_shows_legend_and_wrong_number_lists_hosts() -> None:
+def test_unknown_key_shows_the_legend_and_wrong_host_number_lists_hosts() -> None:
     keys = KeyReader(2, SandboxJob(2))
     assert keys.press("x") == keys.legend
     assert keys.press("\n") == ""
@@ -83,7 +83,7 @@ def test_unknown_key_shows_legend_and_wrong_number_lists_hosts() -> None:
     assert keys.press("k") == "" and keys.press("²") == keys.legend
 
 
-def test_enter_completes_number_with_more_than_nine_hosts() -> None:
+def test_enter_completes_a_host_number_with_more_than_nine_hosts() -> None:
     keys = KeyReader(12, SandboxJob(12))
     assert "Enter" in keys.legend
     assert [keys.press(key) for key in "k1"] == ["", ""]

@@ -45,9 +45,9 @@ def test_same_token_yields_same_session_key(token: bytes) -> None:
 
 
 @pytest.mark.parametrize("token", [b"", TOKEN])
-def test_listener_discards_hellos(token: bytes) -> None:
-    """Otherwise thousands of connections would each keep two in memory. The dialling side has only
-    one connection.
+def test_listener_discards_hello_messages_after_the_handshake(token: bytes) -> None:
+    """Otherwise each of thousands of connections would keep two hello messages in memory. The
+    dialling side has only one connection.
     """
     dialler, listener = sides(token)
     converse(dialler, listener)
@@ -56,7 +56,7 @@ def test_listener_discards_hellos(token: bytes) -> None:
     assert not any(b"host" in repr(kept).encode() for kept in vars(listener).values())
 
 
-def test_wrong_token_is_refused_before_listener_proves_itself() -> None:
+def test_wrong_token_is_rejected_before_listener_proves_itself() -> None:
     """The dialler proves itself first, so a wrong guess gives it nothing to check offline."""
     dialler, listener = sides(b"guess", TOKEN)
     (hello,) = tell(listener, dialler.hello)
@@ -68,7 +68,7 @@ def test_wrong_token_is_refused_before_listener_proves_itself() -> None:
         tell(dialler, refused.value.answer)
 
 
-def test_listener_without_token_is_refused() -> None:
+def test_listener_without_a_token_is_rejected() -> None:
     """A listener that admits anyone isn't a peer unless it proves that it knows the token."""
     dialler, listener = sides(TOKEN, b"other")
     tell(dialler, listener.hello)
@@ -79,7 +79,7 @@ def test_listener_without_token_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(b"", TOKEN), (TOKEN, b"")])
-def test_token_on_one_side_is_reported_on_both(first: bytes, second: bytes) -> None:
+def test_token_missing_on_one_side_is_reported_on_both(first: bytes, second: bytes) -> None:
     """Both sides learn which of them lacks the token."""
     dialler, listener = sides(first, second)
     with pytest.raises(ProofRefused) as at_listener:
@@ -91,7 +91,7 @@ def test_token_on_one_side_is_reported_on_both(first: bytes, second: bytes) -> N
     assert having.value.reason == "the peer has no token, but this job requires one (RELIGHT_TOKEN)"
 
 
-def test_old_conversation_cannot_be_replayed() -> None:
+def test_recorded_handshake_cannot_be_replayed() -> None:
     """A recorded proof is useless against a listener with a different nonce."""
     dialler, listener = sides(TOKEN)
     (hello,) = tell(listener, dialler.hello)
@@ -102,7 +102,7 @@ def test_old_conversation_cannot_be_replayed() -> None:
         tell(later, proof)
 
 
-def test_proof_cannot_be_reflected() -> None:
+def test_handshake_proof_cannot_be_reflected_back_to_its_sender() -> None:
     """A peer without the token can't send a side's own hello or proof back to it."""
     dialler, listener = sides(TOKEN)
     with pytest.raises(ProofRefused, match="own hello") as refused:
@@ -114,7 +114,7 @@ def test_proof_cannot_be_reflected() -> None:
 
 
 @pytest.mark.parametrize("whose", ["dialler", "listener"])
-def test_tampered_hello_is_detected(whose: str) -> None:
+def test_tampered_hello_message_is_detected(whose: str) -> None:
     """Both proofs cover both hellos, so a man in the middle can't change a single byte."""
     dialler, listener = sides(TOKEN)
     first = dialler.hello.replace(b'"a"', b'"x"') if whose == "dialler" else dialler.hello
@@ -127,7 +127,7 @@ def test_tampered_hello_is_detected(whose: str) -> None:
 
 
 @pytest.mark.parametrize("proof", [None, 7, [], "", "é", "\ud800", "0" * 64])
-def test_malformed_proof_is_rejected_without_exception(proof: object) -> None:
+def test_malformed_handshake_proof_is_rejected_without_an_exception(proof: object) -> None:
     transcript = Transcript(TOKEN, b"a", b"b")
     assert not transcript.accepts(authentication.DIALLER, proof)
     assert transcript.accepts(authentication.DIALLER, transcript.proof(authentication.DIALLER))
@@ -135,14 +135,14 @@ def test_malformed_proof_is_rejected_without_exception(proof: object) -> None:
 
 
 @pytest.mark.parametrize("nonce", [None, 5, "", "zz", "00" * 31, "00" * 33, ["00"] * 32])
-def test_nonce_must_have_32_bytes(nonce: object) -> None:
+def test_handshake_nonce_must_have_32_bytes(nonce: object) -> None:
     _, listener = sides(b"")
     with pytest.raises(ProofRefused, match="without a nonce"):
         listener.receive({"type": "hello", "nonce": nonce}, b"")
 
 
 @pytest.mark.parametrize("kind", ["proof", "heartbeat", "", "refused"])
-def test_hello_must_come_first(kind: str) -> None:
+def test_hello_must_be_the_first_message(kind: str) -> None:
     """A listener accepts a hello, then a proof, and nothing else until both are done."""
     dialler, listener = sides(TOKEN)
     with pytest.raises(ProofRefused, match="before it was authenticated"):

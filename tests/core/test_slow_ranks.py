@@ -83,7 +83,7 @@ def equal(*_: int) -> float:
 
 @pytest.mark.parametrize("by", [0.2, 0.3, 0.5])
 @pytest.mark.parametrize("rank", [0, 3])
-def test_straggler_is_named_once(rank: int, by: float) -> None:
+def test_straggler_is_reported_once(rank: int, by: float) -> None:
     job = Job(4).windows(3 * TOLD_AFTER, slow(rank, by=by))
     assert job.named == [(rank,)]
     (node,) = job.told[0].nodes
@@ -92,16 +92,16 @@ def test_straggler_is_named_once(rank: int, by: float) -> None:
     assert not node.is_whole
 
 
-def test_slower_of_two_ranks_is_named() -> None:
+def test_slower_of_two_ranks_is_reported() -> None:
     assert Job(1, 1).windows(2 * TOLD_AFTER, slow(1, by=0.2)).named == [(1,)]
 
 
-def test_rank_that_is_ten_percent_slower_is_named_eventually() -> None:
+def test_rank_that_is_ten_percent_slower_is_reported_eventually() -> None:
     assert Job(4, jitter=0.05).windows(5 * TOLD_AFTER, slow(2, by=0.1)).named == [(2,)]
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (4, 4), (2, 2, 2)])
-def test_ranks_of_slow_node_are_named_together(sizes: tuple[int, ...]) -> None:
+def test_ranks_on_a_slow_node_are_reported_together(sizes: tuple[int, ...]) -> None:
     whole = range(sizes[0], sizes[0] + sizes[1])
     job = Job(*sizes).windows(3 * TOLD_AFTER, slow(*whole, by=0.3))
     assert job.named == [tuple(whole)]
@@ -111,24 +111,26 @@ def test_ranks_of_slow_node_are_named_together(sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("sizes", [(2,), (4,), (2, 2), (4, 4)])
 @pytest.mark.parametrize("jitter", [0.05, 0.2])
-def test_equal_ranks_yield_no_straggler(sizes: tuple[int, ...], jitter: float, seed: int) -> None:
+def test_equally_fast_ranks_yield_no_straggler(
+    sizes: tuple[int, ...], jitter: float, seed: int
+) -> None:
     assert not Job(*sizes, seed=seed, jitter=jitter).windows(150, equal).named
 
 
-def test_occasional_checkpoint_does_not_make_a_straggler() -> None:
+def test_rank_that_checkpoints_occasionally_is_not_a_straggler() -> None:
     def times(window: int, step: int, rank: int) -> float:
         return 15.0 if rank == 0 and window % 3 == 0 and step == 5 else 1.0
 
     assert not Job(4).windows(100, times).named
 
 
-def test_checkpoint_in_every_window_makes_a_straggler() -> None:
-    """The other ranks keep waiting for it."""
+def test_rank_that_checkpoints_in_every_window_is_a_straggler() -> None:
+    """The other ranks keep waiting for the rank that checkpoints."""
     job = Job(4).windows(50, lambda _, step, rank: 8.0 if (rank, step) == (0, 5) else 1.0)
     assert job.named == [(0,)]
 
 
-def test_evenly_spread_ranks_yield_no_straggler() -> None:
+def test_evenly_spread_rank_speeds_yield_no_straggler() -> None:
     """The data may cause this, and the slowest rank isn't an outlier."""
     assert not Job(8).windows(100, lambda _, __, rank: 1 + 0.1 * rank).named
 
@@ -145,21 +147,21 @@ def test_ranks_without_collectives_are_compared_by_reported_steps() -> None:
     assert job.told[0].nodes[0].waited == 0
 
 
-def test_evaluation_on_one_rank_does_not_make_a_straggler() -> None:
+def test_rank_that_runs_the_evaluation_is_not_a_straggler() -> None:
     job = Job(4).windows(WINDOWS, equal)
     for _ in range(5 * WINDOWS):
         job.hear([0, LOOKS, LOOKS, LOOKS], [-1] * 4)
     assert not job.windows(WINDOWS, equal).named
 
 
-def test_phase_without_steps_does_not_count() -> None:
+def test_straggler_detection_ignores_phase_without_steps() -> None:
     job = Job(4).windows(WINDOWS, equal, reports=True)
     for _ in range(5 * WINDOWS):
         job.hear([0, 40, 40, 40], [0] * 4)
     assert not job.windows(WINDOWS, equal, reports=True).named
 
 
-def test_sparsely_sampled_windows_do_not_count() -> None:
+def test_straggler_detection_ignores_sparsely_sampled_windows() -> None:
     job = Job(4)
     for _ in range(5 * WINDOWS):
         job.hear([0, 3, 3, 3], [-1] * 4, looks=4)
@@ -172,12 +174,12 @@ def test_report_with_wrong_number_of_ranks_is_ignored() -> None:
     assert job.windows(2 * TOLD_AFTER, slow(1, by=0.3)).named == [(1,)]
 
 
-def test_single_rank_is_never_slow() -> None:
+def test_single_rank_is_never_reported_as_slow() -> None:
     """An agent wouldn't report a single rank, but any peer could."""
     assert not Job(1).windows(3 * WINDOWS, equal).named
 
 
-def test_recovery_is_reported_once() -> None:
+def test_recovery_of_a_straggler_is_reported_once() -> None:
     job = Job(4).windows(2 * TOLD_AFTER, slow(1, by=0.3)).windows(3 * TOLD_AFTER, equal)
     assert job.named == [(1,), ()]
 
@@ -187,7 +189,7 @@ def test_second_straggler_is_reported_along_with_the_first() -> None:
     assert job.windows(3 * TOLD_AFTER, slow(1, 5, by=0.3)).named == [(1,), (1, 5)]
 
 
-def test_report_dates_the_start_of_slowness() -> None:
+def test_straggler_report_says_when_the_rank_became_slow() -> None:
     job = Job(4).windows(50, equal)
     began = job.now
     job.windows(2 * TOLD_AFTER, slow(1, by=0.4))
@@ -219,7 +221,7 @@ def test_stragglers_are_described_in_one_line(nodes: list[SlowNode], expected: s
     assert describe(nodes, "14:02") == expected
 
 
-def test_further_slow_nodes_are_counted() -> None:
+def test_slow_nodes_beyond_the_listed_ones_are_counted() -> None:
     nodes = [SlowNode(f"n{number}", (number,), True, 0.1, 0.1) for number in range(9)]
     assert describe(nodes, "14:02").endswith("; and ranks on 5 more nodes")
 
@@ -246,9 +248,9 @@ C10D, AUTOGRAD = f"{TORCH}/distributed/distributed_c10d.py", f"{TORCH}/autograd/
         ("D", [], False),
     ],
 )  # fmt: skip
-def test_only_waiting_for_all_ranks_counts_as_waiting(
+def test_only_calls_that_wait_for_all_ranks_count_as_waiting(
     state: str, called: list[tuple[str, str]], expected: bool
 ) -> None:
-    """It doesn't matter which of the user's functions makes the call."""
+    """The result doesn't depend on which of the user's functions makes the call."""
     frames = [*(Frame(file, 1, name) for file, name in called), OWN, Frame(C10D, 1, "barrier")]
     assert stack_text.waits_for_all(frames, state) is expected

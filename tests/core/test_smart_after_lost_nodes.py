@@ -28,7 +28,7 @@ def test_backoff_starts_at_second_lost_node_and_is_capped() -> None:
 
 
 @pytest.mark.parametrize("run", [GenerationRun(1.0, True), GenerationRun(300.0, None)])
-def test_progress_resets_backoff(run: GenerationRun) -> None:
+def test_progress_resets_backoff_for_lost_nodes(run: GenerationRun) -> None:
     """Without other evidence, five minutes of running count as progress."""
     of_job = history()
     assert [of_job.after_lost_node(each) > 0 for each in (SHORT, SHORT, run, SHORT, SHORT)] == [
@@ -36,12 +36,12 @@ def test_progress_resets_backoff(run: GenerationRun) -> None:
     ]  # fmt: skip
 
 
-def test_long_run_without_progress_keeps_backoff() -> None:
+def test_long_run_without_progress_does_not_reset_backoff() -> None:
     of_job = history()
     check_waits([of_job.after_lost_node(GenerationRun(4000.0, False)) for _ in range(8)])
 
 
-def test_failures_and_lost_nodes_share_a_backoff() -> None:
+def test_failures_and_lost_nodes_share_one_backoff() -> None:
     of_job = history()
     waits = []
     for restart in range(3):
@@ -50,13 +50,13 @@ def test_failures_and_lost_nodes_share_a_backoff() -> None:
     assert not of_job.after_failure(SHORT, 3, 0.0).restarts  # three restarts were allowed
 
 
-def test_plain_policy_has_no_backoff_for_lost_nodes() -> None:
+def test_plain_restart_policy_has_no_backoff_for_lost_nodes() -> None:
     of_job = history(smart=False)
     assert {of_job.after_lost_node(SHORT) for _ in range(9)} == {0.0}
 
 
 @pytest.mark.parametrize("smart", [True, False])
-def test_next_generation_starts_after_backoff(smart: bool) -> None:
+def test_next_generation_starts_only_after_the_backoff(smart: bool) -> None:
     """After the second of two nodes lost in a row, no generation forms for half a second."""
     game = table(1, 3, smart=smart)
     game.play("""

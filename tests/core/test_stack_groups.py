@@ -90,13 +90,13 @@ def process(
          "user code called by torch", "no user code", "no public name", "module",
          "started by relight"],
 )  # fmt: skip
-def test_location_is_innermost_user_line_and_its_call(
+def test_stack_location_is_innermost_user_line_and_the_function_it_calls(
     frames: tuple[Frame, ...], expected: CodePlace
 ) -> None:
     assert place(frames) == expected
 
 
-def test_outlier_comes_first() -> None:
+def test_outlier_rank_is_listed_first() -> None:
     stacks = {rank: process(*REDUCE, pid=rank) for rank in range(32) if rank != 5}
     assert render(groups({**stacks, 5: process(*READ)})) == [
         "rank 5 in read (data.py:41)",
@@ -104,12 +104,12 @@ def test_outlier_comes_first() -> None:
     ]
 
 
-def test_ranks_waiting_for_peers_come_last() -> None:
+def test_ranks_waiting_for_peers_are_listed_last() -> None:
     found = groups({0: process(*REDUCE), **{rank: process(*READ) for rank in (1, 2, 3)}})
     assert [group.ranks for group in found] == [(1, 2, 3), (0,)]
 
 
-def test_rank_in_ddp_forward_waits_only_while_copying_buffers() -> None:
+def test_rank_in_ddp_forward_waits_for_peers_only_while_copying_buffers() -> None:
     """Buffers such as BatchNorm's averages are copied from rank 0. The layers also run below
     `forward`.
     """
@@ -120,19 +120,19 @@ def test_rank_in_ddp_forward_waits_only_while_copying_buffers() -> None:
     assert [group.expects_peers for group in found] == [True, False]
 
 
-def test_equal_groups_sort_by_lowest_rank() -> None:
+def test_groups_of_equal_size_are_sorted_by_lowest_rank() -> None:
     other = process(MAIN)
     found = groups({3: process(*READ), 0: other, 1: process(*READ), 2: other})
     assert [group.ranks for group in found] == [(0, 2), (1, 3)]
 
 
-def test_many_scattered_ranks_are_summarised() -> None:
+def test_long_list_of_scattered_ranks_is_shown_as_a_count() -> None:
     assert few_or_many(range(0, 64, 2)) == "32 ranks"
     assert few_or_many([0, 1, 3]) == "ranks 0-1, 3"
     assert few_or_many([7]) == "rank 7"
 
 
-def test_different_lines_or_files_are_different_groups() -> None:
+def test_ranks_at_different_lines_or_files_form_different_groups() -> None:
     other = MAIN._replace(line=90)
     same_name = MAIN._replace(file="/home/u/other/train.py")
     found = groups({
@@ -166,11 +166,11 @@ def test_different_lines_or_files_are_different_groups() -> None:
         ),
     ],
 )
-def test_line_includes_process_state(stack: ProcessStack | str, expected: str) -> None:
+def test_stack_group_line_includes_process_state(stack: ProcessStack | str, expected: str) -> None:
     assert render(groups({2: stack})) == [expected]
 
 
-def test_stopped_rank_is_listed_separately() -> None:
+def test_stopped_rank_is_listed_in_a_separate_group() -> None:
     found = groups({0: process(*REDUCE), 1: process(*REDUCE, state="T"), 2: process(*REDUCE)})
     assert [group.ranks for group in found] == [(1,), (0, 2)]
 
@@ -183,7 +183,7 @@ def test_missing_stacks_are_grouped_by_reason_ignoring_numbers() -> None:
     ]
 
 
-def test_list_is_bounded_and_counts_the_rest() -> None:
+def test_list_of_stack_groups_is_limited_and_counts_the_rest() -> None:
     stacks = {rank: process(Frame("/home/u/train.py", rank + 1, "f")) for rank in range(13)}
     lines = render(groups(stacks))
     assert lines[:1] == ["rank 0 in f (train.py:1)"]
@@ -192,13 +192,13 @@ def test_list_is_bounded_and_counts_the_rest() -> None:
     assert len(render(groups({rank: stacks[rank] for rank in range(10)}))) == 10
 
 
-def test_long_name_or_reason_is_shortened() -> None:
+def test_long_function_name_or_reason_is_shortened() -> None:
     for stack in (process(Frame("/" + "x" * 5000, 1, "y" * 5000)), "z" * 5000):
         (line,) = render(groups({0: stack}))
         assert len(line) < 400
 
 
-def test_line_about_several_ranks_is_plural() -> None:
+def test_line_about_several_ranks_uses_the_plural() -> None:
     stopped, ended = process(*READ, state="T"), ProcessStack(1, "Z", ())
     stacks = {0: stopped, 1: stopped, 2: ended, 3: ended, 4: process(), 5: process()}
     assert render(groups(stacks)) == [
@@ -208,12 +208,12 @@ def test_line_about_several_ranks_is_plural() -> None:
     ]
 
 
-def test_first_thread_stands_in_for_missing_main_thread() -> None:
+def test_first_thread_is_shown_if_the_main_thread_is_missing() -> None:
     thread = ThreadStack(0, "", "", False, READ)
     assert render(groups({0: ProcessStack(1, "S", (thread,))})) == ["rank 0 in read (data.py:41)"]
 
 
-def test_frames_print_innermost_last() -> None:
+def test_stack_frames_are_printed_with_the_innermost_last() -> None:
     frames = [READ[0], MODULE._replace(line=0)]
     assert traceback_lines(frames) == [
         'File "/home/u/train.py", line ?, in <module>',
@@ -239,7 +239,9 @@ SITE = Frame("<frozen site>", 1, "<module>")
         ((Frame(f"{TORCH}/distributed/distributed_c10d.py", 1, "_distributed_excepthook"),), False),
     ],
 )
-def test_program_that_python_has_left_is_not_running(frames: tuple[Frame, ...], runs: bool) -> None:
+def test_program_counts_as_running_only_while_its_code_is_on_the_stack(
+    frames: tuple[Frame, ...], runs: bool
+) -> None:
     """Other threads may still be running while Python prints the last exception or shuts down.
     Before the program starts, Python imports `site`.
     """
@@ -279,7 +281,9 @@ NFS = ProcessStack(7, "D", (ThreadStack(7, "pt_data_worker", "pread64", True, ()
     ],
     ids=["user's dataset", "library's dataset", "state D"],
 )
-def test_rank_waiting_for_data_names_loader_process(child: ProcessStack, expected: str) -> None:
+def test_line_for_rank_waiting_for_data_names_the_loader_process(
+    child: ProcessStack, expected: str
+) -> None:
     assert waits_for_children(NEXT)
     found = doing(NEXT, child_at_work(child))
     assert found.place == f" in __next__ (train.py:88), {expected}"
@@ -295,11 +299,11 @@ def test_rank_waiting_for_data_names_loader_process(child: ProcessStack, expecte
     ],
     ids=["idle", "not from multiprocessing", "exited"],
 )
-def test_idle_child_is_not_named(child: ProcessStack) -> None:
+def test_idle_child_process_is_not_named(child: ProcessStack) -> None:
     assert child_at_work(child) is None
 
 
-def test_rank_in_collective_is_not_waiting_for_a_child() -> None:
+def test_rank_in_a_collective_is_not_waiting_for_a_child_process() -> None:
     assert not waits_for_children(process(*REDUCE))
 
 
@@ -318,7 +322,7 @@ def test_rank_in_collective_is_not_waiting_for_a_child() -> None:
         "library call in a function",
     ],
 )
-def test_distinguishes_functions_called_in_an_except_block(
+def test_function_called_in_an_except_block_is_recognised(
     frames: tuple[Frame, ...], expected: bool
 ) -> None:
     handled = Handled("OSError", "no cache", (Frame("/home/u/data.py", 3, "Cache.get"), MAIN))

@@ -19,32 +19,32 @@ from relight.core.workers.status_text import counted_down, drawn, line, until_ne
         ("a\x1b[31m\nb", 1.0, 80, "relight: 1 s: a?[31m?b"),
     ],
 )
-def test_line_shows_elapsed_time_in_one_row(
+def test_status_line_shows_elapsed_time_in_one_row(
     what: str, waited_s: float, columns: int, text: str
 ) -> None:
     assert line(what, waited_s, columns) == text
 
 
 @given(st.text(), st.floats(0, 1e6), st.integers(1, 300))
-def test_any_text_fits_in_one_row(what: str, waited_s: float, columns: int) -> None:
+def test_any_status_text_fits_in_one_row(what: str, waited_s: float, columns: int) -> None:
     text = line(what, waited_s, columns)
     assert text.isprintable()
     assert len(text) <= max(columns - 1, 1)
 
 
-def test_line_overwrites_the_previous_one_and_is_dim_in_colour() -> None:
+def test_status_line_overwrites_the_previous_one_and_is_dim_in_colour() -> None:
     assert drawn("a", coloured=False) == "\r\x1b[Ka"
     assert drawn("a", coloured=True) == "\r\x1b[K\x1b[2ma\x1b[0m"
     assert drawn("", coloured=True) == "\r\x1b[K"
 
 
 @given(st.floats(0, 1e5))
-def test_line_is_updated_every_second(waited_s: float) -> None:
+def test_status_line_is_updated_every_second(waited_s: float) -> None:
     assert 0 < until_next(waited_s) <= 1
 
 
 @given(st.integers(0, 86_000), st.integers(0, 90_000))
-def test_remaining_time_counts_down(left_s: int, passed_s: int) -> None:
+def test_remaining_time_in_status_line_counts_down(left_s: int, passed_s: int) -> None:
     text = group_messages.too_few(["a"], 2, 2, float(left_s), "")
     now = counted_down(text, float(passed_s))
     if left_s < 3600 or passed_s == 0:  # above an hour, seconds are omitted
@@ -53,5 +53,5 @@ def test_remaining_time_counts_down(left_s: int, passed_s: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["a (b)", "waiting for 3 more nodes", "", ")", "a )"])
-def test_text_without_timeout_is_unchanged(text: str) -> None:
+def test_status_text_without_a_timeout_is_unchanged(text: str) -> None:
     assert counted_down(text, 5.0) == text

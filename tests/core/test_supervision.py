@@ -314,7 +314,7 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
 
 
 @pytest.mark.parametrize("name", PLAYS)
-def test_events_produce_effects_and_states(name: str) -> None:
+def test_worker_events_produce_the_expected_effects_and_states(name: str) -> None:
     size, grace_s, play = PLAYS[name]
     group = Supervision(size, grace_s)
     for now, event, effects, state in play:
@@ -323,7 +323,7 @@ def test_events_produce_effects_and_states(name: str) -> None:
         group.check()
 
 
-def test_only_hung_worker_was_asked_to_exit() -> None:
+def test_only_the_exit_of_the_hung_worker_is_attributed_to_the_agent() -> None:
     group = Supervision(3, 30)
     group.step(SurvivorsLeave(5, (1,)), 1.0)
     group.step(WorkerExited(1, -KILL), 2.0)
@@ -331,7 +331,7 @@ def test_only_hung_worker_was_asked_to_exit() -> None:
     assert group.ends == {1: WorkerEnd(1, -KILL, 2.0, KILL), 2: WorkerEnd(2, 1, 2.0, 0)}
 
 
-def test_requested_exits_are_distinguished_from_others() -> None:
+def test_exits_requested_by_the_agent_are_distinguished_from_earlier_ones() -> None:
     """Exits before the stop are distinguished from the ones it caused."""
     group = Supervision(3, 30)
     group.step(WorkerExited(1, 1), 1.0)
@@ -374,7 +374,7 @@ def test_requested_exits_are_distinguished_from_others() -> None:
         ([WorkerExited(0, 0), WorkerExited(1, 0)], "all ended"),
     ],
 )
-def test_every_state_explains_its_wait(events: list[Played], words: str) -> None:
+def test_every_supervision_state_has_an_explanation(events: list[Played], words: str) -> None:
     group = Supervision(2, 30)
     for event in events:
         group.step(event, 0.0)

@@ -35,7 +35,7 @@ def mesh(*steps: int | None, shards: int = 2) -> list[RankState]:
         ((None, None, None, None), None, []),
     ],
 )
-def test_highest_step_with_all_shards_is_chosen(
+def test_state_at_the_highest_step_with_all_shards_is_chosen(
     steps: tuple[int | None, ...], chosen: int | None, moved: list[tuple[int, int]]
 ) -> None:
     ranks = mesh(*steps)
@@ -44,7 +44,7 @@ def test_highest_step_with_all_shards_is_chosen(
         assert transfers(ranks, chosen) == moved
 
 
-def test_replicas_take_state_from_most_advanced_rank() -> None:
+def test_replicas_receive_state_from_the_most_advanced_rank() -> None:
     ranks = mesh(7, None, 8, 7, shards=1)
     assert latest_step(ranks) == 8
     assert transfers(ranks, 8) == [(2, 0), (2, 1), (0, 3)]
@@ -63,7 +63,7 @@ def test_survivors_with_new_ranks_swap_their_shards() -> None:
     assert transfers(ranks, 5) == [(1, 0), (0, 1)]
 
 
-def test_different_mesh_has_no_survivors() -> None:
+def test_survivors_of_a_different_mesh_provide_no_state() -> None:
     ranks = [RankState(5, ("of 4", n), ("of 2", n)) for n in range(2)]
     assert latest_step(ranks) is None
     assert why_lost(ranks) == "no survivor has a shard that a rank of this mesh needs"
@@ -79,12 +79,14 @@ def test_different_mesh_has_no_survivors() -> None:
         ),
     ],
 )
-def test_reason_names_affected_ranks(steps: tuple[int | None, ...], reason: str) -> None:
+def test_reason_for_lost_state_names_affected_ranks(
+    steps: tuple[int | None, ...], reason: str
+) -> None:
     assert why_lost(mesh(*steps)) == reason
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_every_rank_gets_its_shard_at_the_same_step(seed: int) -> None:
+def test_every_rank_receives_its_shard_at_the_same_step(seed: int) -> None:
     """A sender always has the shard by the time it sends it, and no rank receives one twice."""
     draw = random.Random(seed)
     shards, replicas = draw.randint(1, 3), draw.randint(1, 4)

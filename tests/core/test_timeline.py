@@ -39,7 +39,7 @@ def phases(*events: Event) -> list[tuple[int, str, float, float | None]]:
     return [tuple(bar) for bar in timeline.lane(records(*events), 0.0).bars]
 
 
-def test_restart_has_one_bar_per_phase() -> None:
+def test_timeline_shows_one_bar_for_each_phase_of_a_restart() -> None:
     assert phases(*START, *FAILS, formed(1), WorkerStarted(0, 0, 13)) == [
         (-1, "rendezvous", 0.0, 1.0),
         (0, "spawn", 1.0, 3.0),
@@ -51,7 +51,7 @@ def test_restart_has_one_bar_per_phase() -> None:
     ]
 
 
-def test_workers_are_productive_from_their_first_step() -> None:
+def test_workers_count_as_productive_from_their_first_step() -> None:
     """A first step from an older generation doesn't count."""
 
     def bars(first_step: float) -> list[tuple[str, float, float | None]]:
@@ -62,7 +62,7 @@ def test_workers_are_productive_from_their_first_step() -> None:
     assert bars(0.5) == [*before, ("running", 3.0, None)]
 
 
-def test_only_the_failed_worker_is_marked() -> None:
+def test_timeline_marks_only_the_failed_worker() -> None:
     """Workers that were stopped because of the failure aren't marked."""
     marks = timeline.lane(records(*START, *FAILS), 0.0).marks
     assert marks == (Mark(4.0, "failure", "local rank 1 exited with code 1"),)
@@ -80,11 +80,11 @@ def test_only_the_failed_worker_is_marked() -> None:
     ],
     ids=["stopped", "signal", "frozen", "resumed", "done", "ended"],
 )
-def test_events_during_a_run_start_new_bars(events: tuple[Event, ...], last: Bar) -> None:
+def test_events_during_a_run_start_new_timeline_bars(events: tuple[Event, ...], last: Bar) -> None:
     assert timeline.lane(records(*START, *events), 0.0).bars[-1] == last
 
 
-def test_store_and_worker_events_split_worker_time() -> None:
+def test_store_and_worker_events_split_worker_time_into_phases() -> None:
     """Events recorded after the workers' exit refer to earlier moments. The clock for `t` is 100 s
     behind.
     """
@@ -107,7 +107,7 @@ def test_successful_job_has_no_lost_time() -> None:
     assert all(bar.phase != "lost" for bar in timeline.lane(records(*events), 0.0).bars)
 
 
-def test_arrivals_and_departures_are_marked() -> None:
+def test_timeline_marks_node_arrivals_and_departures() -> None:
     found = timeline.lane(
         records(formed(0, 2), formed(1, 1, "gpu-02 was lost"), formed(2, 3, "two came")), 0.0
     )
@@ -117,7 +117,7 @@ def test_arrivals_and_departures_are_marked() -> None:
     ]
 
 
-def test_generation_ends_where_next_begins() -> None:
+def test_generation_ends_when_the_next_one_begins() -> None:
     rows = timeline.generations(records(*START, *FAILS, formed(1, 1, "why"), Ended(0, "ok")))
     assert rows == [
         GenerationRow(0, 0, 1.0, 6.0, 1, 2, "start"),
@@ -125,7 +125,7 @@ def test_generation_ends_where_next_begins() -> None:
     ]
 
 
-def test_failure_reported_by_all_nodes_appears_once() -> None:
+def test_failure_reported_by_all_nodes_appears_once_in_the_timeline() -> None:
     early = [
         TimedEvent(5.0, Restarting(1, 3, "rank 1 raised")),
         TimedEvent(9.0, Ended(1, "too often")),
@@ -147,7 +147,7 @@ EVENTS = some.sampled_from(
 
 
 @given(some.lists(some.tuples(some.floats(0, 100), EVENTS), max_size=30))
-def test_bars_have_no_gaps_for_any_log(
+def test_timeline_bars_are_well_formed_for_any_event_log(
     found: list[tuple[float, Event]],
 ) -> None:
     """The clock may go backwards, and events may be missing."""

@@ -44,7 +44,7 @@ def as_printed(lines: list[str], prefix: str = "") -> bytes:
     return "".join(f"{prefix}{line}\n" for line in lines).encode()
 
 
-def test_equal_tracebacks_are_shown_once_with_their_ranks() -> None:
+def test_identical_tracebacks_are_shown_once_with_their_ranks() -> None:
     same = traceback("ValueError: nan")
     other = traceback("KeyError: 'a'", line=7)
     texts = grouped({5: same, 0: same, 2: other, 1: same, 3: same}, "")
@@ -54,8 +54,8 @@ def test_equal_tracebacks_are_shown_once_with_their_ranks() -> None:
     ]
 
 
-def test_tracebacks_differing_in_numbers_are_grouped() -> None:
-    """The first one is shown as printed, with a note that the others differ."""
+def test_tracebacks_that_differ_only_in_numbers_are_grouped() -> None:
+    """The first traceback is shown as printed, with a note that the others differ."""
     tracebacks = {
         rank: traceback(f"RuntimeError: closed by [::1]:{4000 + rank}") for rank in (3, 4)
     }
@@ -65,13 +65,13 @@ def test_tracebacks_differing_in_numbers_are_grouped() -> None:
     assert lines == tracebacks[3]
 
 
-def test_tracebacks_from_different_lines_are_separate() -> None:
+def test_tracebacks_from_different_lines_are_shown_separately() -> None:
     found = grouped({0: traceback("ValueError: x", 5), 1: traceback("ValueError: x", 6)}, "")
     assert len(found) == 2
 
 
 @pytest.mark.parametrize("rows", [30, 12])
-def test_reported_traceback_is_not_repeated(rows: int) -> None:
+def test_traceback_in_the_failure_report_is_not_repeated(rows: int) -> None:
     """The report may replace torch's frames with their number."""
     lines = traceback("ValueError: nan in batch 3", frames=6)
     report = "\n".join(["rank 2 raised ValueError", "", *excerpt(lines, rows), "", "exit code 1"])
@@ -91,7 +91,7 @@ def test_reported_traceback_is_not_repeated(rows: int) -> None:
     ],
     ids=["message", "chain", "long line", "user's frames"],
 )  # fmt: skip
-def test_traceback_shortened_in_report_is_shown_in_full(lines: list[str]) -> None:
+def test_traceback_shortened_in_the_failure_report_is_shown_in_full(lines: list[str]) -> None:
     report = "\n".join(excerpt(lines, 8))
     assert report != "\n".join(lines)
     assert grouped({1: lines}, report) == ["\n".join(["traceback of rank 1", *lines])]
@@ -110,7 +110,7 @@ def test_long_traceback_omits_torch_frames() -> None:
     assert short.count("module.py") == 2
 
 
-def test_startup_frames_are_omitted() -> None:
+def test_interpreter_startup_frames_are_omitted() -> None:
     lines = traceback("ValueError: x")
     started = [HEADER, '  File "<frozen runpy>", line 198, in _run_module_as_main', *lines[1:]]
     assert grouped({0: started}, "") == ["\n".join(["traceback of rank 0", *lines])]
@@ -118,7 +118,7 @@ def test_startup_frames_are_omitted() -> None:
 
 @pytest.mark.parametrize("after", [b"", AT_EXIT, IGNORED, AT_EXIT + IGNORED, b"half a line"])
 @pytest.mark.parametrize("prefix", ["", "[rank7]: "])
-def test_output_after_traceback_is_separated(prefix: str, after: bytes) -> None:
+def test_output_after_a_traceback_is_split_off(prefix: str, after: bytes) -> None:
     lines = traceback("ValueError: bad batch\nin shard 3")
     lines = "\n".join(lines).split("\n")
     if after == b"half a line":  # it may be part of the message
@@ -131,7 +131,7 @@ def test_output_after_traceback_is_separated(prefix: str, after: bytes) -> None:
     assert rest == after
 
 
-def test_multiline_message_does_not_end_exception_group() -> None:
+def test_multiline_message_does_not_end_exception_group_traceback() -> None:
     """Python draws no box around the message's second line."""
     lines = (SAMPLES / "group-3.13.txt").read_text().replace("TypeError: t", "TypeError: t\nu\nv")
     found, rest = split(lines.encode() + AT_EXIT)
@@ -139,7 +139,7 @@ def test_multiline_message_does_not_end_exception_group() -> None:
     assert rest == AT_EXIT
 
 
-def test_crlf_and_colours_are_ignored() -> None:
+def test_crlf_and_colours_in_tracebacks_are_ignored() -> None:
     data = (SAMPLES / "colour-3.13.txt").read_bytes()
     found, rest = split(data.replace(b"\n", b"\r\n") + AT_EXIT)
     assert found == split(data)[0]
@@ -156,13 +156,13 @@ def test_crlf_and_colours_are_ignored() -> None:
         b"Traceback (most recent call last):\nEpoch 3: loss 0.2\n",
     ],
 )
-def test_traceback_without_exception_is_plain_output(held: bytes) -> None:
-    """The process was killed while printing it."""
+def test_incomplete_traceback_is_treated_as_plain_output(held: bytes) -> None:
+    """The process was killed while printing the traceback."""
     assert split(held) == ((), held)
 
 
 @given(before=st.sampled_from([b"", as_printed(traceback("ValueError: x"))]), after=st.binary())
-def test_no_output_after_traceback_is_lost(before: bytes, after: bytes) -> None:
+def test_output_after_a_traceback_is_never_lost(before: bytes, after: bytes) -> None:
     held = before + after
     lines, rest = split(held)
     assert held.endswith(rest) or not rest.strip()

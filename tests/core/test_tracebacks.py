@@ -146,10 +146,10 @@ EXPECTED = [
 @pytest.mark.parametrize(
     ("name", "kind", "type_", "message", "place", "source"), EXPECTED, ids=[e[0] for e in EXPECTED]
 )
-def test_reads_real_output(
+def test_exception_is_extracted_from_real_worker_output(
     name: str, kind: FailureKind, type_: str, message: str, place: str | None, source: str
 ) -> None:
-    """This includes the script's line."""
+    """The script's line is extracted with the exception."""
     report = from_stderr(read(name))
     assert report is not None
     where = "" if place is None else place if ".py" in place else f"train.py:{place}"
@@ -158,7 +158,7 @@ def test_reads_real_output(
     assert report.source == source
 
 
-def test_every_sample_has_an_expected_result() -> None:
+def test_every_traceback_sample_has_an_expected_result() -> None:
     assert set(SAMPLES) == {name for name, *_ in EXPECTED}
 
 
@@ -277,7 +277,7 @@ MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
         ),
     ],
 )  # fmt: skip
-def test_reads_output_beyond_the_samples(
+def test_exception_is_extracted_from_output_not_in_the_samples(
     text: str, expected: tuple[FailureKind, str, str] | None
 ) -> None:
     report = from_stderr(text)
@@ -333,7 +333,7 @@ NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '/data/x'"
         (MAIN + "GeneratorExit\n", "", "", False),
     ],
 )  # fmt: skip
-def test_first_error_of_chain_is_the_cause(
+def test_first_error_in_an_exception_chain_is_the_cause(
     text: str, cause: str, where: str, interrupted: bool
 ) -> None:
     report = from_stderr(text)
@@ -364,7 +364,7 @@ def test_first_error_of_chain_is_the_cause(
     ],
     ids=["loader", "replica", "spawn", "pool", "quoted", "escaped"],
 )  # fmt: skip
-def test_exceptions_from_child_processes_are_reported_as_the_workers_own(text: str) -> None:
+def test_child_process_exceptions_are_reported_as_the_workers_own(text: str) -> None:
     report = from_stderr(text)
     assert report is not None
     assert (report.type, report.message) == ("ValueError", "bad row")
@@ -372,7 +372,7 @@ def test_exceptions_from_child_processes_are_reported_as_the_workers_own(text: s
     assert HEADER.rstrip() in report.lines[:2]
 
 
-def test_quoted_library_traceback_points_to_script() -> None:
+def test_location_is_in_the_script_if_a_library_traceback_is_quoted() -> None:
     text = (
         MAIN + "ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal " + HEADER
     )
@@ -400,14 +400,16 @@ def test_quoted_library_traceback_points_to_script() -> None:
         (HEADER + "ValueError: bad\n", RAISED),
     ],
 )  # fmt: skip
-def test_function_level_traceback_was_printed_by_program(text: str, kind: FailureKind) -> None:
+def test_traceback_without_a_module_frame_was_printed_by_the_program(
+    text: str, kind: FailureKind
+) -> None:
     """Python itself prints all frames, starting with the module's."""
     report = from_stderr(text)
     assert report is not None
     assert (report.kind, report.message) == (kind, "bad")
 
 
-def test_exception_is_not_fatal_if_program_continued() -> None:
+def test_exception_is_not_fatal_if_the_program_continued() -> None:
     text = MAIN + "ValueError: bad\nstep 3\n"
     report = from_stderr(text, ProgramFacts(went_on=True))
     assert report is not None
@@ -447,13 +449,13 @@ def test_traceback_starting_in_another_program_is_from_another_process(
         "2026-01-02 03:04:05 ERROR training failed",
     ],
 )
-def test_line_before_a_printed_exception_is_kept(before: str) -> None:
+def test_line_before_a_printed_traceback_is_kept(before: str) -> None:
     report = from_stderr(f"{before}\n{LOAD}ValueError: bad\n")
     assert report is not None
     assert (report.kind, report.lines[:2]) == (PRINTED, (before, HEADER.rstrip()))
 
 
-def test_exception_quoting_another_traceback_is_the_one_raised() -> None:
+def test_exception_that_quotes_another_traceback_is_the_one_raised() -> None:
     told = f"{MAIN}RuntimeError: worker 3 failed:\n{LOAD}ZeroDivisionError: division by zero\n"
     report = from_stderr(told)
     assert report is not None
@@ -489,7 +491,7 @@ THREAD = "Exception in thread prefetch:\n" + LOAD + "OSError: bad disk\n"
         ("", None),
     ],
 )
-def test_finds_earlier_thread_exception(text: str, expected: str | None) -> None:
+def test_earlier_exception_in_a_thread_is_found(text: str, expected: str | None) -> None:
     report = printed_before(text)
     assert (report and report.type) == expected
     assert report is None or report.kind is PRINTED
@@ -505,7 +507,7 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("name", MISMATCHES)
 @pytest.mark.parametrize("most", [0, 40])
-def test_long_message_keeps_type_first_line_and_location(name: str, most: int) -> None:
+def test_long_exception_message_keeps_type_first_line_and_location(name: str, most: int) -> None:
     """Omitted lines are counted."""
     message = MISMATCHES[name]
     text = "\n".join([f"{MAIN}ValueError: does not fit:", *message, ""])
@@ -523,14 +525,14 @@ def test_long_message_keeps_type_first_line_and_location(name: str, most: int) -
     assert sum(left_out) + sum(line in message for line in lines) == len(message)
 
 
-def test_exception_followed_by_much_output_is_not_fatal() -> None:
+def test_exception_followed_by_a_lot_of_output_is_not_fatal() -> None:
     steps = "".join(f"step {n}: loss {n / 7}\n" for n in range(300))
     report = from_stderr(f"{MAIN}ImportError: No module named 'apex'\n{steps}")
     assert report is not None
     assert report.kind is PRINTED
 
 
-def test_output_printed_during_exit_does_not_void_exception() -> None:
+def test_output_printed_during_exit_does_not_make_exception_nonfatal() -> None:
     """Some libraries print a lot while exiting, and so may any program that was seen exiting."""
     noise = "".join(f"[W tracing.cpp:{n}] Warning: record {n} dropped\n" for n in range(300))
     steps = "".join(f"removed temporary file {n}\n" for n in range(300))
@@ -562,7 +564,7 @@ def test_output_printed_during_exit_does_not_void_exception() -> None:
         ("    raise ValueError(text)", "ValueError: ", "\nbye"),
     ],
 )  # fmt: skip
-def test_line_after_a_complete_message_is_not_part_of_it(
+def test_line_after_a_complete_exception_message_is_not_part_of_it(
     source: str, exception: str, message: str
 ) -> None:
     """For example, a program prints the exception and "bye", and exits before it can be inspected.
@@ -576,7 +578,7 @@ def test_line_after_a_complete_message_is_not_part_of_it(
 
 
 @pytest.mark.parametrize("later", ["step 7\n" * 60, " 10%|#   | 1/10\n" * 60])
-def test_output_after_message_is_not_part_of_it(later: str) -> None:
+def test_output_after_an_exception_message_is_not_part_of_it(later: str) -> None:
     """A message has at most 100 dissimilar lines and contains no progress bar."""
     message = "".join(f"{chr(97 + n % 26) * (n + 1)}\n" for n in range(100))
     report = from_stderr(MAIN + "ValueError: bad\n" + message + later)
@@ -588,7 +590,9 @@ def test_output_after_message_is_not_part_of_it(later: str) -> None:
 @pytest.mark.parametrize("head_size", [120, 200, 16 * 1024])
 @pytest.mark.parametrize("tail_size", [30, 64 * 1024])
 @pytest.mark.parametrize("name", MISMATCHES)
-def test_long_text_keeps_both_ends(name: str, tail_size: int, head_size: int) -> None:
+def test_truncated_message_keeps_its_beginning_and_end(
+    name: str, tail_size: int, head_size: int
+) -> None:
     message = MISMATCHES[name]
     text = "\n".join([f"{MAIN}ValueError: does not fit:", *message, ""])
     tail_at = max(len(text) - tail_size, head_size)
@@ -603,7 +607,7 @@ def test_long_text_keeps_both_ends(name: str, tail_size: int, head_size: int) ->
     assert kept.count("\n") + left_out - len(marks) == text.count("\n")
 
 
-def test_huge_line_keeps_its_beginning() -> None:
+def test_truncated_huge_line_keeps_its_beginning() -> None:
     text = f"{MAIN}ValueError: bad {'x' * 300_000}\n"
     report = from_stderr(keep(text[: 16 * 1024], text[-64 * 1024 :], 0))
     assert report is not None
@@ -611,7 +615,7 @@ def test_huge_line_keeps_its_beginning() -> None:
     assert report.message.startswith("bad xxx")
 
 
-def test_deep_recursion_keeps_both_ends_of_its_stack() -> None:
+def test_deep_recursion_traceback_keeps_outermost_and_innermost_frames() -> None:
     frames = "".join(
         f'  File "/srv/job/train.py", line {n % 2 + 3}, in f\n    f({n})\n' for n in range(1_000)
     )
@@ -628,7 +632,7 @@ def test_deep_recursion_keeps_both_ends_of_its_stack() -> None:
     assert mark == f"  … {1_001 - frames_left} frames …"
 
 
-def test_besides_returns_lines_around_last_traceback() -> None:
+def test_besides_function_returns_lines_around_the_last_traceback() -> None:
     text = f"a\n{THREAD}b\n{MAIN}ValueError: bad\nFATAL: c\n"
     before, after = besides(text)
     assert before == ["a", "b"]
@@ -657,7 +661,7 @@ def test_besides_returns_lines_around_last_traceback() -> None:
         (None, None),
     ],
 )  # fmt: skip
-def test_reads_both_schemas_of_torch_error_files(
+def test_both_schemas_of_torch_error_files_are_read(
     content: object, expected: tuple[str, str, str] | None
 ) -> None:
     """A nonsensical file isn't a report."""
@@ -673,11 +677,11 @@ def test_reads_both_schemas_of_torch_error_files(
 
 
 @pytest.mark.parametrize("text", ["", "{", "nan", "[" * 100_000, '{"message": ' + "9" * 5000 + "}"])
-def test_error_file_without_json_is_not_a_report(text: str) -> None:
+def test_error_file_without_json_is_not_read_as_a_report(text: str) -> None:
     assert from_error_file(text) is None
 
 
-def test_clean_strips_cursor_hidden_and_bidi_controls() -> None:
+def test_cleaned_text_contains_no_cursor_hidden_or_bidi_controls() -> None:
     """Text in any script is kept."""
     link = "\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\"
     assert (
@@ -689,7 +693,7 @@ def test_clean_strips_cursor_hidden_and_bidi_controls() -> None:
     assert clean("\x1b[12") == "12"
 
 
-def test_keeps_last_nonempty_lines() -> None:
+def test_last_nonempty_lines_of_output_are_kept() -> None:
     """The prefix added by torch is removed."""
     assert last_lines("a\n\nb\n[rank0]: c\n \n") == ("a", "b", "c")
     assert last_lines("") == ()
@@ -734,7 +738,7 @@ LINES = st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=40)
 
 @settings(max_examples=400)
 @given(LINES.map("\n".join))
-def test_lines_in_any_order_are_read_safely(text: str) -> None:
+def test_traceback_lines_in_any_order_are_parsed_safely(text: str) -> None:
     check(text)
 
 
@@ -743,7 +747,7 @@ def test_lines_in_any_order_are_read_safely(text: str) -> None:
     st.sampled_from(list(SAMPLES)),
     st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 300), st.text(max_size=5)), max_size=4),
 )
-def test_mutated_traceback_is_read_safely(name: str, edits: list[tuple[int, int, str]]) -> None:
+def test_mutated_traceback_is_parsed_safely(name: str, edits: list[tuple[int, int, str]]) -> None:
     """Text is cut, removed and inserted."""
     text = read(name)
     for position, size, new in edits:
@@ -798,7 +802,7 @@ def test_exception_raised_twice_is_located_where_it_was_first_raised() -> None:
 
 
 @pytest.mark.parametrize("name", ["futures-3.11", "pool-3.11"])
-def test_traceback_from_another_process_is_not_part_of_earlier_message(name: str) -> None:
+def test_traceback_from_another_process_is_not_part_of_an_earlier_message(name: str) -> None:
     before = ['  File "/srv/job/train.py", line 10, in data', "SyntaxError: invalid syntax"]
     report, later = (
         from_stderr(read(name)),
@@ -846,7 +850,7 @@ def check_linear(first: str, piece: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("first", ["", MAIN], ids=["alone", "after a frame"])
-def test_hostile_text_takes_linear_time(first: str) -> None:
+def test_hostile_text_is_parsed_in_linear_time(first: str) -> None:
     """The text is one piece, repeated up to 64 KB."""
     for piece in HOSTILE:
         check_linear(first, piece, 64 * 1024)
@@ -854,7 +858,7 @@ def test_hostile_text_takes_linear_time(first: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_hostile_pairs_take_linear_time() -> None:
+def test_alternating_hostile_text_is_parsed_in_linear_time() -> None:
     """The text is any two pieces, alternating up to 32 KB."""
     for one in HOSTILE:
         for other in HOSTILE:
@@ -886,7 +890,9 @@ Current thread 0x00007f4a4628ab80 (most recent call first):
     ],
     ids=["libc", "assert", "NCCL", "progress", "traceback", "nothing"],
 )
-def test_abort_includes_previously_printed_reason(before: str, message: str) -> None:
+def test_crash_report_includes_the_reason_printed_before_the_abort(
+    before: str, message: str
+) -> None:
     report = from_stderr(before + STACK)
     assert report is not None
     assert report.kind is FailureKind.CRASHED
@@ -894,7 +900,7 @@ def test_abort_includes_previously_printed_reason(before: str, message: str) -> 
     assert report.where == "/home/u/train.py:7 in step"
 
 
-def test_thread_without_frames_does_not_hide_the_crashed_one() -> None:
+def test_thread_without_frames_does_not_hide_the_crashed_thread() -> None:
     """Threads of torch's autograd engine or gloo look like this after they have run Python code."""
     text = "Fatal Python error: Segmentation fault\n\n"
     text += "Thread 0x00007f0a (most recent call first):\n  <no Python frame>\n\n"

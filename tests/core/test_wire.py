@@ -42,20 +42,20 @@ def test_messages_survive_any_fragmentation(sent: list[dict], cuts: list[int]) -
 
 
 @given(st.integers(0, 1 << 62), st.sampled_from((0, 0.1, 1.5)))
-def test_heartbeats_are_json_like_any_message(number: int, extra_s: float) -> None:
-    """They are encoded and decoded without the JSON library."""
+def test_heartbeats_are_encoded_as_json_like_any_message(number: int, extra_s: float) -> None:
+    """Heartbeats are encoded and decoded without the JSON library."""
     beat = {"type": "heartbeat", "number": number, **({"extra_s": extra_s} if extra_s else {})}
     assert json.loads(encode_body(beat)) == beat
     assert parse(encode_body(beat)) == beat
 
 
-def test_new_fields_of_heartbeats_are_sent() -> None:
+def test_unknown_heartbeat_fields_are_encoded() -> None:
     beat = {"type": "heartbeat", "number": 7, "new": 1}
     assert json.loads(encode_body(beat)) == beat
 
 
 @pytest.mark.parametrize("number", ["-1", "1.5", "1e3", "+1", "", "1,", "9" * 5000, '1,"a":2'])
-def test_odd_heartbeats_are_read_like_any_message(number: str) -> None:
+def test_heartbeat_with_unusual_number_is_decoded_like_any_message(number: str) -> None:
     body = f'{{"type":"heartbeat","number":{number}}}'.encode()
     try:
         expected = decode(body)
@@ -67,7 +67,7 @@ def test_odd_heartbeats_are_read_like_any_message(number: str) -> None:
 
 
 @given(st.binary(max_size=300), st.booleans())
-def test_any_bytes_decode_or_are_malformed(data: bytes, greeted: bool) -> None:
+def test_arbitrary_bytes_are_decoded_or_rejected_as_malformed(data: bytes, greeted: bool) -> None:
     """Bytes that aren't messages raise Malformed and nothing else."""
     decoder = Decoder()
     try:
@@ -95,19 +95,19 @@ def test_any_bytes_decode_or_are_malformed(data: bytes, greeted: bool) -> None:
         b"[" * 100_000,
     ],
 )
-def test_non_message_frame_is_malformed(body: bytes) -> None:
+def test_frame_that_is_not_a_message_is_rejected_as_malformed(body: bytes) -> None:
     """Anything other than a JSON object with a type ends the stream."""
     with pytest.raises(Malformed):
         list(Decoder(MAX_FRAME).feed(GREETING + frame(body)))
 
 
-def test_oversized_length_is_rejected_before_the_frame_arrives() -> None:
+def test_oversized_frame_is_rejected_before_its_payload_arrives() -> None:
     for length in (MAX_HELLO + 1, 0xFFFFFFFF):
         with pytest.raises(Malformed, match="exceeds the limit"):
             list(Decoder().feed(GREETING + struct.pack(">I", length)))
 
 
-def test_limit_can_be_raised_between_messages() -> None:
+def test_frame_size_limit_can_be_raised_between_messages() -> None:
     """A limit raised after one message applies to the next, even if both arrive together."""
     large = {"type": "x", "text": "a" * MAX_HELLO}
     decoder = Decoder()
@@ -157,7 +157,7 @@ def test_different_protocol_version_is_reported(start: bytes, words: str) -> Non
             list(decoder.feed(bytes([byte])))
 
 
-def test_unseal_applies_from_next_frame() -> None:
+def test_unseal_function_applies_from_the_next_frame() -> None:
     """Once `unseal` is set, every payload passes through it, starting with the next frame."""
     decoder = Decoder()
     received = []

@@ -94,7 +94,9 @@ def refused(case: Case, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
-def test_invalid_flag_value_is_rejected_by_name(flags: tuple[str, ...], tmp_path: Path) -> None:
+def test_error_for_invalid_flag_value_names_the_flag(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
     lines = refused(Case("", flags), tmp_path)
     name = flags[-1].partition("=")[0] if flags[-1].startswith("-") else flags[-2]
     if name == "--standalone" and "=" not in flags[-1]:
@@ -125,7 +127,7 @@ def test_invalid_flag_value_is_rejected_by_name(flags: tuple[str, ...], tmp_path
         ),
     ],
 )
-def test_invalid_variable_is_rejected_by_name(
+def test_error_for_invalid_variable_names_the_variable(
     flags: tuple[str, ...], variables: Mapping[str, str], names: str, tmp_path: Path
 ) -> None:
     assert names in refused(Case("", flags, variables=variables), tmp_path)
@@ -146,13 +148,13 @@ def test_invalid_variable_is_rejected_by_name(
         (("--no-python",), ("./folder",), "./folder"),
     ],
 )
-def test_unrunnable_script_is_rejected_by_name(
+def test_error_for_unrunnable_script_names_the_script(
     flags: tuple[str, ...], script: tuple[str, ...], names: str, tmp_path: Path
 ) -> None:
     assert names in refused(Case("", flags, script), tmp_path)
 
 
 @pytest.mark.parametrize("flags", [("--no-python",), ("--use-env=1",)])
-def test_launch_rejects_flags_outside_its_contract(flags: tuple[str, ...], tmp_path: Path) -> None:
+def test_launch_command_rejects_unsupported_flags(flags: tuple[str, ...], tmp_path: Path) -> None:
     lines = refused(Case("", flags, script=("./program",), command="launch"), tmp_path)
     assert flags[0].partition("=")[0] in lines

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
     "case",
     [pytest.param(c, id=c.name, marks=[pytest.mark.long] if c.is_long else []) for c in CASES],
 )
-def test_command_line_has_same_effect_as_under_torchrun(
+def test_command_line_has_the_same_effect_as_under_torchrun(
     case: Case, reference: Callable[[Case], Recording], tmp_path: Path
 ) -> None:
     """Workers, files, consoles, and exit codes agree."""

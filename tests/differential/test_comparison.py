@@ -25,7 +25,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, Rec
     return first, second
 
 
-def test_run_to_run_variation_is_not_a_mismatch(
+def test_variation_between_runs_is_not_a_mismatch(
     recordings: tuple[Recording, Recording],
 ) -> None:
     """Ports, pids, directories, and random names vary."""
@@ -55,14 +55,14 @@ def replace(recording: Recording, path: list[str], value: object) -> Recording:
     return Recording(**copied)
 
 
-def test_missing_worker_is_one_mismatch(recordings: tuple[Recording, Recording]) -> None:
+def test_missing_worker_counts_as_one_mismatch(recordings: tuple[Recording, Recording]) -> None:
     """The other workers are still compared."""
     first, second = recordings
     fewer = second._replace(workers={w: s for w, s in second.workers.items() if w != "0.1"})
     assert [m.field for m in mismatches(first, fewer)] == ["workers"]
 
 
-def test_documented_difference_is_allowed_if_case_names_it() -> None:
+def test_documented_difference_is_allowed_if_the_test_case_names_it() -> None:
     """The values must be exactly those that are documented."""
     name, field = "run-id", "workers 0.0 environment TORCHELASTIC_RUN_ID"
     known = Mismatch(field, "{uuid}", "job7")
@@ -72,7 +72,7 @@ def test_documented_difference_is_allowed_if_case_names_it() -> None:
     assert sort_out([other], DIFFERENCES) == ([other], set())
 
 
-def test_hung_launcher_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_launcher_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The case fails with its command line, and no processes are left running."""
     monkeypatch.setattr("differential.recording.LIMIT_S", 1)
     with pytest.raises(Exception, match=r"probe\.py.*timed out"):

@@ -113,7 +113,7 @@ def test_every_difference_is_documented() -> None:
         assert found[name]["why"] == difference.why + "."
 
 
-def test_multi_node_differences_name_existing_tests() -> None:
+def test_multi_node_differences_refer_to_existing_tests() -> None:
     found = documented("several")
     assert len(found) > 10
     for name, items in found.items():
@@ -123,7 +123,7 @@ def test_multi_node_differences_name_existing_tests() -> None:
         assert f"def {function}(" in source, name
 
 
-def test_every_allowed_difference_is_used() -> None:
+def test_every_allowed_difference_occurs_in_a_test_case() -> None:
     used = {name for case in CASES for name in case.differs}
     assert used == DIFFERENCES.keys()
     assert not used & SHOWN
@@ -132,7 +132,7 @@ def test_every_allowed_difference_is_used() -> None:
 @shows("silent-flags")
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("case", [named("filters without tee")], ids=lambda case: case.name)
-def test_flag_without_effect_is_noted(
+def test_flag_without_effect_prints_a_note(
     case: Case, reference: Callable[[Case], Recording], tmp_path: Path
 ) -> None:
     """Torchrun ignores such flags silently."""
@@ -179,7 +179,7 @@ def test_single_node_job_needs_no_endpoint(backend: str, tmp_path: Path) -> None
 
 @shows("endpoint-wait")
 @shows("group-exit-code")
-def test_unserved_endpoint_times_out(tmp_path: Path) -> None:
+def test_endpoint_without_coordinator_times_out(tmp_path: Path) -> None:
     """A node that may not host the endpoint waits for twice the read_timeout."""
     flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}",
              "--rdzv-conf=is_host=0,read_timeout=0.3")  # fmt: skip
@@ -198,14 +198,14 @@ def test_script_from_pipe_runs_only_one_worker() -> None:
 
 
 @shows("static-port")
-def test_static_endpoint_has_default_port() -> None:
+def test_static_endpoint_uses_the_default_port() -> None:
     """The workers meet at the endpoint's host, on torchrun's default port."""
     spec = to_spec(parse(["--rdzv-endpoint=node1", "train.py"], Environment({})))
     assert spec.store_address() == Endpoint("node1", 29500)
 
 
 @shows("log-level")
-def test_log_level_only_reaches_worker(tmp_path: Path) -> None:
+def test_log_level_variable_is_only_passed_to_the_worker(tmp_path: Path) -> None:
     """Even a level that prevents torchrun from starting is passed on."""
     found = record(Case("", variables={"LOGLEVEL": "chatty"}), RELIGHT, tmp_path / "ours")
     assert (found.exit_code, found.says) == (0, [])
@@ -214,7 +214,9 @@ def test_log_level_only_reaches_worker(tmp_path: Path) -> None:
 
 @shows("zero-flags")
 @pytest.mark.parametrize(("flags", "nodes"), [([], 2), (["--nnodes=1"], 1), (["--standalone"], 1)])
-def test_cluster_environment_sets_nnodes_unless_flag_does(flags: list[str], nodes: int) -> None:
+def test_cluster_environment_sets_nnodes_unless_the_flag_is_given(
+    flags: list[str], nodes: int
+) -> None:
     cluster = {"MASTER_ADDR": "a", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
     environment = Environment(cluster)
     parsed = parse([*flags, "train.py"], environment)
@@ -237,7 +239,9 @@ def test_c10d_file_store_is_a_directory(tmp_path: Path) -> None:
     ("flag", "remedy"),
     [("--rdzv-backend=theirs", "relight.rendezvous"), ("--logs-specs=theirs", "--redirects")],
 )
-def test_torch_plugin_is_rejected_with_remedy(flag: str, remedy: str, tmp_path: Path) -> None:
+def test_torch_rendezvous_plugin_is_rejected_with_a_hint(
+    flag: str, remedy: str, tmp_path: Path
+) -> None:
     """The plug-in is recognized by its name in torch's entry point groups."""
     found = record(Case("", (flag,), variables={"PYTHONPATH": PLUG_INS}), RELIGHT, tmp_path / "o")
     assert (found.exit_code, found.workers) == (2, {})
@@ -266,7 +270,7 @@ assert child.wait(180) == -9, child.returncode
 
 @shows("late-child")
 @shows("foreign-timer")
-def test_expired_timer_of_child_kills_only_child(tmp_path: Path) -> None:
+def test_expired_timer_of_a_child_process_kills_only_the_child(tmp_path: Path) -> None:
     """The timer kills neither the worker nor a process outside the job."""
     with subprocess.Popen(["sleep", "60"]) as stranger:
         case = Case("", script=("-",), args=(str(stranger.pid),), stdin=TIMERS.encode(),
@@ -306,7 +310,7 @@ def test_worker_in_uninterruptible_call_fails_job(tmp_path: Path) -> None:
 
 
 @shows("grace-time")
-def test_shutdown_timeout_applies_after_failure(tmp_path: Path) -> None:
+def test_shutdown_timeout_applies_after_a_worker_failure(tmp_path: Path) -> None:
     """The timeout also limits how long a failed worker's peers may take to stop."""
     ends = {"PROBE_END": "0.0=stay,0.1=7", "PROBE_STAY": "25"}  # torchrun kills after 30 s
     found = record(two("", "--shutdown-timeout=0.2", variables=ends), RELIGHT, tmp_path / "ours")
@@ -315,7 +319,7 @@ def test_shutdown_timeout_applies_after_failure(tmp_path: Path) -> None:
 
 
 @shows("second-signal")
-def test_second_signal_ends_grace_period(begin: Begin) -> None:
+def test_second_signal_ends_the_grace_period(begin: Begin) -> None:
     launcher, pid = begin(RELIGHT, Case("", ("--shutdown-timeout=600",), variables=STAYING))
     launcher.send_signal(signal.SIGTERM)
     wait_until(lambda: is_pending(pid, signal.SIGTERM), "the signal was not passed on")
@@ -381,8 +385,8 @@ raise ValueError('bad')
 
 @shows("last-traceback")
 @pytest.mark.needs_torch
-def test_identical_tracebacks_appear_once_on_terminal(start: Start, tmp_path: Path) -> None:
-    """Under torchrun, each worker prints its own, and they are missing from the failure box."""
+def test_identical_tracebacks_appear_once_on_the_terminal(start: Start, tmp_path: Path) -> None:
+    """Under torchrun, each worker prints its own traceback, and the failure box contains none."""
     (tmp_path / "train.py").write_text(ALL_FAIL)
     shown = {}
     for command in (THEIRS, OURS):
@@ -399,7 +403,9 @@ def test_identical_tracebacks_appear_once_on_terminal(start: Start, tmp_path: Pa
 
 @shows("repeated-lines")
 @pytest.mark.needs_torch
-def test_identical_lines_from_ranks_appear_once_on_terminal(start: Start, tmp_path: Path) -> None:
+def test_identical_lines_from_several_ranks_appear_once_on_the_terminal(
+    start: Start, tmp_path: Path
+) -> None:
     """Torchrun's workers mix their lines there, so the lines are counted wherever they start."""
     (tmp_path / "train.py").write_text(TICKS)
     shown = {}

@@ -35,7 +35,7 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-def test_healthy_network_has_no_findings(lab: Lab, tmp_path: Path) -> None:
+def test_healthy_network_produces_no_findings(lab: Lab, tmp_path: Path) -> None:
     """All nodes agree on who joined."""
     reports = diagnose(lab, commands(THREE), tmp_path)
     for report in reports.values():
@@ -63,7 +63,7 @@ def test_text_output_is_one_summary_or_one_line_per_finding(lab: Lab, tmp_path: 
         assert report.code == 1
 
 
-def test_host_reachable_only_at_endpoint_port_is_named(lab: Lab, tmp_path: Path) -> None:
+def test_host_reachable_only_on_the_endpoint_port_is_reported(lab: Lab, tmp_path: Path) -> None:
     """The report also names the blocked ports."""
     lab.wall("node2", [PORT])
     reports = diagnose(lab, commands(THREE), tmp_path)
@@ -76,13 +76,13 @@ def test_host_reachable_only_at_endpoint_port_is_named(lab: Lab, tmp_path: Path)
         assert report.code == 1
 
 
-def test_endpoint_host_is_named_if_everything_else_is_blocked(lab: Lab, tmp_path: Path) -> None:
+def test_endpoint_host_is_reported_if_its_other_ports_are_blocked(lab: Lab, tmp_path: Path) -> None:
     lab.wall("node1", [PORT])
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         assert report.one("in the other direction")["where"] == "all others -> node1", report
 
 
-def test_broken_pair_is_the_only_finding(lab: Lab, tmp_path: Path) -> None:
+def test_blocked_connection_between_two_nodes_is_the_only_finding(lab: Lab, tmp_path: Path) -> None:
     """Both nodes reach the endpoint, but not each other."""
     lab.partition(["node2"], ["node3"])
     for report in diagnose(lab, commands(THREE), tmp_path).values():
@@ -92,7 +92,9 @@ def test_broken_pair_is_the_only_finding(lab: Lab, tmp_path: Path) -> None:
         ], report
 
 
-def test_one_way_block_names_the_blocked_direction(lab: Lab, tmp_path: Path) -> None:
+def test_finding_about_a_one_way_block_names_the_blocked_direction(
+    lab: Lab, tmp_path: Path
+) -> None:
     lab.block("node3", "node2")
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         finding = report.one("no packets get through in this direction")
@@ -101,7 +103,7 @@ def test_one_way_block_names_the_blocked_direction(lab: Lab, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("host", "size"), [("node3", 1450), ("node1", 600)])
-def test_finds_network_that_drops_large_packets(
+def test_network_that_drops_large_packets_is_reported(
     lab: Lab, tmp_path: Path, host: str, size: int
 ) -> None:
     """The size that still gets through is reported. This works even for the endpoint's own
@@ -119,7 +121,7 @@ def test_finds_network_that_drops_large_packets(
         assert report.code == 1
 
 
-def test_mtu_mismatch_is_a_warning(lab: Lab, tmp_path: Path) -> None:
+def test_mtu_mismatch_is_reported_as_a_warning(lab: Lab, tmp_path: Path) -> None:
     lab["node2"].start(["ip", "link", "set", "eth0", "mtu", "1500"]).wait(LIMIT_S)
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         finding = report.one("the MTU differs", level="warning")
@@ -127,7 +129,7 @@ def test_mtu_mismatch_is_a_warning(lab: Lab, tmp_path: Path) -> None:
         assert report.code == 0
 
 
-def test_clock_skew_is_a_warning_with_its_size(lab: Lab, tmp_path: Path) -> None:
+def test_clock_skew_is_reported_as_a_warning_with_its_size(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE)
     words["node3"] = changed(words["node3"], ahead_s=-90)
     for report in diagnose(lab, words, tmp_path).values():
@@ -150,7 +152,7 @@ def test_network_delay_is_not_mistaken_for_clock_skew(lab: Lab, tmp_path: Path) 
         assert report.of("error") == []
 
 
-def test_version_mismatch_is_reported_with_hosts(lab: Lab, tmp_path: Path) -> None:
+def test_version_mismatch_is_reported_with_host_names(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE)
     words["node2"] = changed(words["node2"], version="3.9.18")
     for report in diagnose(lab, words, tmp_path).values():
@@ -159,7 +161,7 @@ def test_version_mismatch_is_reported_with_hosts(lab: Lab, tmp_path: Path) -> No
         assert "on node1, node3" in finding["what"]
 
 
-def test_script_mismatch_is_reported(lab: Lab, tmp_path: Path) -> None:
+def test_script_mismatch_between_nodes_is_reported(lab: Lab, tmp_path: Path) -> None:
     """The script and arguments of a complete `relight run` command line are compared."""
     words = commands(THREE)
     for host in words:
@@ -172,8 +174,10 @@ def test_script_mismatch_is_reported(lab: Lab, tmp_path: Path) -> None:
         assert not [f for f in report.findings if "the script's arguments" in f["what"]], report
 
 
-def test_unrelated_program_at_endpoint_port_is_reported(lab: Lab, tmp_path: Path) -> None:
-    """From outside it is recognised by its answer, and on its own machine by its name."""
+def test_unrelated_program_on_the_endpoint_port_is_reported(lab: Lab, tmp_path: Path) -> None:
+    """From other hosts the program is recognised by its response, and on its own machine by its
+    name.
+    """
     process = lab["node1"].start(
         [sys.executable, "-c", SQUATTER, str(PORT)], stdout=subprocess.PIPE, text=True
     )
@@ -188,7 +192,7 @@ def test_unrelated_program_at_endpoint_port_is_reported(lab: Lab, tmp_path: Path
     assert "pid" not in reports["node2"].one("is in use")["why"]
 
 
-def test_unrelated_program_at_endpoint_udp_port_is_a_warning(lab: Lab, tmp_path: Path) -> None:
+def test_unrelated_program_on_the_endpoint_udp_port_is_a_warning(lab: Lab, tmp_path: Path) -> None:
     """Heartbeats also use the connection."""
     take = "import socket, sys; s = socket.socket(10, 2); s.bind(('::', 29400)); print(); input()"
     process = lab["node1"].start(
@@ -230,7 +234,9 @@ def test_endpoint_that_resolves_to_loopback_is_reported(lab: Lab, tmp_path: Path
     assert reports["node1"].of("error") == [": 1 of 3 nodes did not join"]
 
 
-def test_endpoint_that_resolves_differently_is_reported(lab: Lab, tmp_path: Path) -> None:
+def test_endpoint_that_resolves_differently_on_some_nodes_is_reported(
+    lab: Lab, tmp_path: Path
+) -> None:
     words = commands(THREE)
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.9 node1\n10.77.0.3 node3\n")
@@ -240,7 +246,9 @@ def test_endpoint_that_resolves_differently_is_reported(lab: Lab, tmp_path: Path
         assert "10.77.0.1, 10.77.0.9 on node3" in finding["what"]
 
 
-def test_silent_and_refusing_endpoints_are_distinguished(lab: Lab, tmp_path: Path) -> None:
+def test_unresponsive_endpoint_is_distinguished_from_refused_connection(
+    lab: Lab, tmp_path: Path
+) -> None:
     """Silence means a firewall or a dead machine, and a refusal means a dead program."""
     lab.block("node2", "node1")
     words = commands(("node1", "node2"), "--timeout=2")
@@ -255,7 +263,7 @@ def test_silent_and_refusing_endpoints_are_distinguished(lab: Lab, tmp_path: Pat
     assert alone.one("no response")["remedy"].startswith("open TCP port 29400")
 
 
-def test_no_route_error_is_reported(lab: Lab, tmp_path: Path) -> None:
+def test_no_route_to_host_error_is_reported(lab: Lab, tmp_path: Path) -> None:
     for command in ("ip -6 route add unreachable fd77::2", "ip route add unreachable 10.77.0.2"):
         lab["node3"].start(command.split()).wait(LIMIT_S)
     for report in diagnose(lab, commands(THREE), tmp_path).values():
@@ -263,7 +271,7 @@ def test_no_route_error_is_reported(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_running_job_at_endpoint_is_recognized(lab: Lab, tmp_path: Path) -> None:
-    """It isn't mistaken for an unrelated program, and nodes learn why they can't meet."""
+    """The job isn't mistaken for an unrelated program, and nodes learn why they can't meet."""
     run = [*RELIGHT, "run", "--nnodes=2", "--rdzv-backend=c10d", "--no-python"]
     job = lab["node1"].start([*run, f"--rdzv-endpoint=node1:{PORT}", "true"], cwd=tmp_path,
                              stderr=subprocess.PIPE, text=True)  # fmt: skip
@@ -276,8 +284,8 @@ def test_running_job_at_endpoint_is_recognized(lab: Lab, tmp_path: Path) -> None
     assert not [f for f in reports["node2"].findings if "taken" in f["what"]]
 
 
-def test_node_with_wrong_token_is_named(lab: Lab, tmp_path: Path) -> None:
-    """With the right token, nothing is found."""
+def test_node_with_a_wrong_token_is_reported(lab: Lab, tmp_path: Path) -> None:
+    """With the right token, there are no findings."""
     words = commands(THREE, MEET)
     token = tmp_path / "token"
     token.write_text("good")
@@ -290,7 +298,7 @@ def test_node_with_wrong_token_is_named(lab: Lab, tmp_path: Path) -> None:
     assert [f for f in reports["node1"].findings if f["what"].startswith("refused a connection")]
 
 
-def test_node_that_dies_midway_is_named(lab: Lab, tmp_path: Path) -> None:
+def test_node_that_dies_during_the_check_is_reported(lab: Lab, tmp_path: Path) -> None:
     """The others finish in time."""
     words = commands(THREE)
     die = "import os, sys, threading, relight.health.probes as p\n"
@@ -302,7 +310,7 @@ def test_node_that_dies_midway_is_named(lab: Lab, tmp_path: Path) -> None:
         assert reports[name].one("but sent no report")["where"] == "node2"
 
 
-def test_surplus_node_is_rejected_with_reason(lab: Lab, tmp_path: Path) -> None:
+def test_surplus_node_is_rejected_with_a_reason(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE, MEET)
     words["node3"] = [w.replace("--nnodes=3", "--nnodes=2") for w in words["node3"]]
     reports = diagnose(lab, words, tmp_path)
@@ -315,7 +323,7 @@ def with_hosts(path: Path, command: list[str]) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", program, "sh", *command]
 
 
-def test_slurm_needs_no_flags(lab: Lab, tmp_path: Path) -> None:
+def test_doctor_needs_no_flags_under_slurm(lab: Lab, tmp_path: Path) -> None:
     """The cluster's variables are enough, as they are for `relight run`."""
     usual = [*RELIGHT, "doctor", "--json"]
     words = {

@@ -46,12 +46,14 @@ HELLO = {"type": "hello", "nonce": "00" * 32, "token": False}
         (b"-ERR unknown command\r\n", False, "-ERR unknown command"),
     ],
 )
-def test_listener_is_identified_by_first_bytes(data: bytes, closed: bool, what: str) -> None:
+def test_listening_program_is_identified_by_its_first_bytes(
+    data: bytes, closed: bool, what: str
+) -> None:
     assert what in identify_answer(data, closed=closed)
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_endpoint_answer_is_safe_to_print(data: bytes, closed: bool) -> None:
+def test_description_of_endpoint_response_is_safe_to_print(data: bytes, closed: bool) -> None:
     """Control characters never reach the terminal."""
     assert identify_answer(data, closed=closed).isprintable()
 
@@ -84,10 +86,10 @@ def test_endpoint_answer_is_safe_to_print(data: bytes, closed: bool) -> None:
         ((EndpointAnswer("10.0.0.1", RELIGHT),), WARNING, "requires TLS or a token"),
     ],
 )
-def test_each_endpoint_answer_yields_one_finding(
+def test_each_kind_of_endpoint_response_yields_one_finding(
     answers: tuple[EndpointAnswer, ...], level: str, words: str
 ) -> None:
-    """One good address is enough."""
+    """One usable address is enough."""
     (found,) = judge(EndpointReport("gpu-01", 29400, answers))
     assert found.level == level
     assert words in f"{found.what} {found.why}"
@@ -96,7 +98,7 @@ def test_each_endpoint_answer_yields_one_finding(
 
 
 @pytest.mark.parametrize(("host", "words"), [("gpu-01", "Debian"), ("127.0.0.1", "no other")])
-def test_endpoint_on_this_machine_is_an_error(host: str, words: str) -> None:
+def test_loopback_endpoint_is_reported_as_an_error(host: str, words: str) -> None:
     found = judge(EndpointReport(host, 29400, (EndpointAnswer("127.0.1.1", REFUSED, ours=True),)))
     assert found[0].level == ERROR
     assert words in found[0].why
@@ -148,10 +150,10 @@ def serve() -> Iterator[Serve]:
         (None, "it accepts connections and sends nothing"),
     ],
 )
-def test_program_that_is_not_a_coordinator_is_named(
+def test_program_at_endpoint_that_is_not_a_coordinator_is_reported(
     serve: Serve, answer: bytes | None, words: str
 ) -> None:
-    """It is described by its behaviour and its process."""
+    """The program is described by its behaviour and its process."""
     port = serve(answer)
     lines = endpoint.at_timeout("127.0.0.1", port)
     (line,) = [line for line in lines if "is in use by a program" in line]
@@ -160,7 +162,7 @@ def test_program_that_is_not_a_coordinator_is_named(
     assert any("another port in --rdzv-endpoint" in line for line in lines)
 
 
-def test_coordinator_is_recognized_and_not_disturbed(start: Start, launch: Launch) -> None:
+def test_running_coordinator_is_recognized_and_not_disturbed(start: Start, launch: Launch) -> None:
     (port,) = free_ports(1)
     flags = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}")
     first = start("run", *flags, "--no-python", "true", stderr=subprocess.PIPE)
@@ -173,7 +175,7 @@ def test_coordinator_is_recognized_and_not_disturbed(start: Start, launch: Launc
     assert first.wait(LIMIT_S) == 0
 
 
-def test_endpoint_check_always_ends(serve: Serve) -> None:
+def test_endpoint_check_always_finishes(serve: Serve) -> None:
     """Neither a hung name server nor a silent program can block it."""
     answer = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
@@ -184,7 +186,7 @@ def test_endpoint_check_always_ends(serve: Serve) -> None:
     endpoint.at_timeout("127.0.0.1", serve(None), seconds=0.5)
 
 
-def test_timeout_reason_is_reported_despite_errors() -> None:
+def test_endpoint_check_after_a_timeout_reports_its_own_errors() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint, "examine", lambda *_: 1 / 0)
         assert endpoint.at_timeout("gpu-01", 29400) == [
@@ -195,7 +197,7 @@ def test_timeout_reason_is_reported_despite_errors() -> None:
     assert endpoint.at_timeout("127.0.0.1", 99999)
 
 
-def test_without_nnodes_only_the_local_view_is_reported(launch: Launch, serve: Serve) -> None:
+def test_doctor_without_nnodes_reports_only_the_local_view(launch: Launch, serve: Serve) -> None:
     result = launch("doctor", f"--rdzv-endpoint=127.0.0.1:{serve(b'x')}")
     assert result.returncode == 1
     assert "is in use by a program" in result.stdout

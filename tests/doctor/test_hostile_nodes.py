@@ -37,7 +37,7 @@ class Peer:
 
 
 @partial(fuzzed, most=EXAMPLES // 4)
-def test_hostile_messages_never_break_the_meeting(chance: Chance) -> None:
+def test_hostile_messages_never_break_the_check_between_nodes(chance: Chance) -> None:
     """Each message is accepted or `Malformed`, and all nodes get a readable verdict."""
     loop = Loop()
     prober: Any = SimpleNamespace(start=lambda *_: None)  # doesn't probe any node

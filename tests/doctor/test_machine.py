@@ -69,7 +69,7 @@ GOOD = Machine(
         ({"own_name": ()}, WARNING, "resolves to no address", "here eth0 10.0.0.1"),
     ],
 )  # fmt: skip
-def test_each_machine_fault_is_one_finding_with_remedy(
+def test_each_machine_fault_yields_one_finding_with_a_remedy(
     changes: dict[str, object], level: str, words: str, remedy: str
 ) -> None:
     """A machine without faults causes none."""
@@ -84,7 +84,7 @@ def test_each_machine_fault_is_one_finding_with_remedy(
     assert found.why
 
 
-def test_healthy_machine_reports_only_facts() -> None:
+def test_healthy_machine_produces_no_warnings_or_errors() -> None:
     """A single node needs no name."""
     assert {f.level for f in judge(GOOD, alone=False)} == {OK}
     assert {f.level for f in judge(GOOD._replace(own_name=()), alone=True)} == {OK}
@@ -158,7 +158,7 @@ def nvidia(root: Path, count: int, usable: int, *, loaded: bool = True) -> str:
         (0, 0, False, {}, Accelerators()),
     ],
 )  # fmt: skip
-def test_distinguishes_present_usable_and_visible_gpus(
+def test_present_usable_and_visible_gpus_are_counted_separately(
     tmp_path: Path,
     count: int,
     usable: int,
@@ -170,7 +170,7 @@ def test_distinguishes_present_usable_and_visible_gpus(
     assert inspection.gpus(Environment(variables), root) == expected
 
 
-def test_process_using_gpu_is_named(tmp_path: Path) -> None:
+def test_finding_names_process_that_uses_the_gpu(tmp_path: Path) -> None:
     """A process that has only the driver's own files open isn't named."""
     root = nvidia(tmp_path, 1, 1)
     tree(tmp_path, {"proc/4711/comm": "python\n", "proc/4712/comm": "nvidia-smi\n"})
@@ -181,7 +181,7 @@ def test_process_using_gpu_is_named(tmp_path: Path) -> None:
     assert inspection.gpus(Environment({}), root).holders == ("python (pid 4711)",)
 
 
-def test_local_machine_is_checked_without_flags(launch: Launch, tmp_path: Path) -> None:
+def test_doctor_without_flags_checks_the_local_machine(launch: Launch, tmp_path: Path) -> None:
     """Findings are printed as JSON on request."""
     result = launch("doctor", "--json", TMPDIR=str(tmp_path))
     told = json.loads(result.stdout)
@@ -192,7 +192,7 @@ def test_local_machine_is_checked_without_flags(launch: Launch, tmp_path: Path) 
     assert "torch" not in result.stderr
 
 
-def test_low_file_limit_and_unwritable_tmpdir_are_found(launch: Launch, tmp_path: Path) -> None:
+def test_low_file_limit_and_unwritable_tmpdir_are_reported(launch: Launch, tmp_path: Path) -> None:
     shell = ("sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *RELIGHT)
     result = launch("doctor", command=shell, TMPDIR=str(tmp_path / "none"))
     assert result.returncode == 1
@@ -203,7 +203,7 @@ def test_low_file_limit_and_unwritable_tmpdir_are_found(launch: Launch, tmp_path
 
 @pytest.mark.needs_root
 @pytest.mark.needs_mounts
-def test_small_shared_memory_is_an_error_with_remedy(tmp_path: Path) -> None:
+def test_small_shared_memory_is_reported_as_an_error_with_a_remedy(tmp_path: Path) -> None:
     """Containers have little by default. The hint has the flags that increase it."""
     mount = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
     command = [str(shutil.which("unshare")), "--mount", "sh", "-c", mount, "sh", *RELIGHT, "doctor"]
@@ -233,7 +233,7 @@ def test_small_shared_memory_is_an_error_with_remedy(tmp_path: Path) -> None:
         (("--bogus",), "unknown flag: --bogus"),
     ],
 )
-def test_invalid_usage_exits_2_and_checks_nothing(
+def test_invalid_doctor_flags_exit_with_2_before_any_check(
     launch: Launch, flags: tuple[str, ...], words: str
 ) -> None:
     result = launch("doctor", *flags)
@@ -241,7 +241,7 @@ def test_invalid_usage_exits_2_and_checks_nothing(
     assert words in result.stderr
 
 
-def test_help_names_main_flags_and_exit_codes(launch: Launch) -> None:
+def test_doctor_help_lists_main_flags_and_exit_codes(launch: Launch) -> None:
     text = launch("doctor", "--help").stdout
     for word in ("--nnodes", "--rdzv-endpoint", "--timeout", "--json", "exit code: 0"):
         assert word in text

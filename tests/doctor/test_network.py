@@ -58,12 +58,14 @@ def all_good(count: int) -> dict[tuple[int, int], Probe]:
         (GOOD._replace(answered=0), GOOD, ""),
     ],
 )
-def test_probe_pairs_map_to_fault_types(there: Probe, back: Probe, kind: str) -> None:
+def test_probe_results_in_both_directions_map_to_fault_types(
+    there: Probe, back: Probe, kind: str
+) -> None:
     """The rows are those of the table in the module's docstring, with both directions together."""
     assert classify(there, back) == kind
 
 
-def test_successful_probes_and_equal_facts_yield_no_findings() -> None:
+def test_successful_probes_and_identical_facts_yield_no_findings() -> None:
     assert judge(nodes(3), all_good(3), port=29400) == []
 
 
@@ -86,8 +88,8 @@ probe = st.builds(
 
 
 @given(st.data(), st.integers(2, 5))
-def test_findings_name_exactly_the_failed_pairs(data: st.DataObject, count: int) -> None:
-    """This holds for any probe results."""
+def test_findings_name_exactly_the_node_pairs_that_failed(data: st.DataObject, count: int) -> None:
+    """The findings are exact for any probe results."""
     probes = {pair: data.draw(probe) for pair in all_good(count)}
     wrong = {
         p
@@ -107,7 +109,7 @@ def test_findings_name_exactly_the_failed_pairs(data: st.DataObject, count: int)
 
 
 @given(st.sets(st.tuples(st.integers(1, 4), st.integers(1, 4)).filter(lambda p: p[0] != p[1])))
-def test_pair_summary_is_unambiguous(pairs: set[tuple[int, int]]) -> None:
+def test_summary_of_failed_pairs_is_unambiguous(pairs: set[tuple[int, int]]) -> None:
     """`all others` means exactly that."""
     hosts = ["h1", "h2", "h3", "h4"]
     text = format_pairs({(f"h{a}", f"h{b}") for a, b in pairs}, hosts)
@@ -147,7 +149,7 @@ def test_pair_summary_is_unambiguous(pairs: set[tuple[int, int]]) -> None:
         ({"facts": {"port range": "1-2"}}, None, ""),
     ],
 )
-def test_deviating_node_is_reported_with_host(
+def test_differing_node_is_reported_with_its_host_name(
     changes: dict[str, object], level: str | None, words: str
 ) -> None:
     """Unknown values, and differences that may be chance, are ignored."""
@@ -157,7 +159,7 @@ def test_deviating_node_is_reported_with_host(
     assert all(words.split("; ")[0] in f.what for f in found), found
 
 
-def test_endpoint_that_resolves_elsewhere_is_reported() -> None:
+def test_endpoint_that_resolves_to_another_address_is_reported() -> None:
     """The endpoint's own host may see a different address."""
     differing = [node("a"), node("b", resolved=("1.1.1.1",)), node("c", resolved=("2.2.2.2",))]
     found = judge(differing, all_good(3), port=29400)
@@ -166,7 +168,7 @@ def test_endpoint_that_resolves_elsewhere_is_reported() -> None:
     ]
 
 
-def test_two_versions_name_both_groups_of_hosts() -> None:
+def test_finding_about_two_versions_names_both_groups_of_hosts() -> None:
     """The smaller group comes first."""
     differing = [node(f"n{i}", facts={"torch": "2.1" if i < 2 else "2.2"}) for i in range(6)]
     (found,) = judge(differing, all_good(6), port=29400)
@@ -174,14 +176,14 @@ def test_two_versions_name_both_groups_of_hosts() -> None:
     assert found.remedy == "install the same torch on all nodes"
 
 
-def test_lost_datagrams_warn_only_where_heartbeats_use_them() -> None:
+def test_lost_datagrams_cause_a_warning_only_where_heartbeats_use_them() -> None:
     probes = {**all_good(3), (1, 0): GOOD._replace(answered=0), (1, 2): GOOD._replace(answered=0)}
     (found,) = judge(nodes(3), probes, port=29400)
     assert (found.level, found.where) == (WARNING, "node2 -> node1")
     assert "UDP port 29400" in found.remedy
 
 
-def test_node_without_report_is_named() -> None:
+def test_node_that_sent_no_report_is_named() -> None:
     """The other nodes' findings about it are kept."""
     probes = {pair: p for pair, p in all_good(3).items() if pair[0] != 2}
     probes[0, 2] = DEAD
@@ -190,7 +192,7 @@ def test_node_without_report_is_named() -> None:
 
 
 @fuzzed
-def test_hostile_reports_yield_a_valid_verdict(chance: Chance) -> None:
+def test_hostile_node_reports_yield_a_valid_verdict(chance: Chance) -> None:
     """All nodes accept the verdict, and it is safe to print."""
     came = [chance.valid(DoctorNode) for _ in range(chance.randint(2, 4))]
     report = [tried for node in came for tried in chance.valid(ProbeReport).probes]
@@ -203,7 +205,7 @@ def test_hostile_reports_yield_a_valid_verdict(chance: Chance) -> None:
     assert [each.level for each in taken.findings] == [each.level for each in in_order(found)]
 
 
-def test_oversized_verdict_is_shortened_but_keeps_errors() -> None:
+def test_oversized_doctor_verdict_is_shortened_but_keeps_errors() -> None:
     """The other nodes accept the message."""
     many = [Finding(WARNING, *["🎈" * 9999] * 4)] * 2000 + [Finding(ERROR, "worst", "")]
     told = Verdict(tuple(many), ("node",)).bounded()

@@ -67,7 +67,7 @@ def test_two_probers_reach_each_other(loop: Loop, stack: ExitStack, address: str
         )
 
 
-def test_closed_port_and_unrelated_program_are_distinguished(loop: Loop, stack: ExitStack) -> None:
+def test_closed_port_is_distinguished_from_unrelated_program(loop: Loop, stack: ExitStack) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         free = closed.getsockname()[1]
     other = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -78,7 +78,7 @@ def test_closed_port_and_unrelated_program_are_distinguished(loop: Loop, stack: 
     assert refused.answered == mute.answered == 0
 
 
-def test_peer_that_stops_reading_loses_large_packets(loop: Loop, stack: ExitStack) -> None:
+def test_large_packets_get_stuck_if_peer_stops_reading(loop: Loop, stack: ExitStack) -> None:
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     one = prober(loop, stack)
     found: list[dict[int, Probe]] = []
@@ -137,7 +137,7 @@ def test_peer_without_cookie_gets_no_reply(loop: Loop, stack: ExitStack) -> None
 
 
 @pytest.mark.parametrize("broken", ["_Call._listen", "_Caller._read", "Prober._receive"])
-def test_unexpected_exception_ends_only_its_probe(
+def test_unexpected_exception_fails_only_one_probe(
     loop: Loop, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """All other probes succeed."""
@@ -168,7 +168,7 @@ def test_unexpected_exception_ends_only_its_probe(
         assert (result.tcp, result.answered) == (ProbeResult.MUTE, 1500)
 
 
-def test_loopback_mtu_is_unknown() -> None:
+def test_loopback_mtu_is_reported_as_unknown() -> None:
     """Loopback has its own MTU, which reveals nothing about any network."""
     assert mtu_to("127.0.0.1") == mtu_to("::1") == 0
     assert LARGE > 9000

@@ -63,12 +63,12 @@ def until(
         ("", False),
     ],
 )
-def test_recognises_agent_by_command_line(line: str, expected: bool) -> None:
+def test_agent_is_recognised_by_its_command_line(line: str, expected: bool) -> None:
     assert (agent_processes.arguments(line.split()) is not None) is expected
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["cold", "warm"])
-def test_lists_agent_with_workers_and_memory(
+def test_agent_is_listed_with_its_workers_and_memory(
     start: Start, script: Callable[[str], Path], flags: tuple[str, ...]
 ) -> None:
     """The entry has its run id, its workers, the total memory, and the part used by preloaded
@@ -97,7 +97,7 @@ def test_lists_agent_with_workers_and_memory(
     until(job.pid, lambda agent: agent is None)
 
 
-def test_lists_agent_waiting_for_nodes(
+def test_agent_waiting_for_nodes_is_listed(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     meet = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}", "--rdzv-id=late")
@@ -111,7 +111,7 @@ def test_lists_agent_waiting_for_nodes(
     assert agent_processes.arguments(found.command) == [*meet, str(tmp_path / "train.py")]
 
 
-def test_orphaned_child_of_worker_is_not_a_worker(
+def test_orphaned_child_of_worker_is_not_listed_as_worker(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     text = "import os, time\nos.system('sleep 600 & sleep 600 &')\n" + SLEEPS
@@ -123,7 +123,7 @@ def test_orphaned_child_of_worker_is_not_a_worker(
     assert len(found.workers) == 1
 
 
-def test_lists_agents_of_local_scheduler_job(
+def test_agents_started_by_local_scheduler_are_listed(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The process that supervises them isn't listed."""
@@ -141,7 +141,7 @@ def test_lists_agents_of_local_scheduler_job(
     assert not [agent for agent in everything if found.pid in agent.workers]
 
 
-def test_lists_agent_started_by_a_program(tmp_path: Path) -> None:
+def test_agent_started_from_a_python_program_is_listed(tmp_path: Path) -> None:
     """An agent started by `relight.launch` is recognised by its spawner."""
     path = tmp_path / "x.py"
     path.write_text(LAUNCHES)
@@ -162,7 +162,9 @@ def test_lists_agent_started_by_a_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_root
-def test_omits_agents_of_other_users(start: Start, script: Callable[[str], Path]) -> None:
+def test_agents_owned_by_other_users_are_not_listed(
+    start: Start, script: Callable[[str], Path]
+) -> None:
     job = start("run", script(SLEEPS))
     until(job.pid, lambda agent: agent is not None and bool(agent.workers))
     found = subprocess.run(
@@ -186,7 +188,7 @@ signal.pause()
 """
 
 
-def test_orphaned_fork_is_not_an_agent(tmp_path: Path) -> None:
+def test_orphaned_fork_of_agent_is_not_listed_as_agent(tmp_path: Path) -> None:
     path = tmp_path / "relight"
     path.write_text(ORPHANS)
     command = [sys.executable, str(path), "run"]

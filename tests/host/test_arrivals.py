@@ -16,7 +16,7 @@ sys.stdin.read()
 """
 
 
-def test_process_connected_to_port_has_arrived() -> None:
+def test_process_connected_to_store_port_counts_as_arrived() -> None:
     """A process without a connection to the port, or one that has exited, hasn't arrived."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

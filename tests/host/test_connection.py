@@ -31,7 +31,7 @@ security = pytest.mark.parametrize("security", [Security(), WITH_TOKEN], ids=["o
 
 
 @security
-def test_both_sides_learn_each_others_hello(ends: Ends, security: Security) -> None:
+def test_each_side_receives_the_hello_from_the_other(ends: Ends, security: Security) -> None:
     """Each owner receives the peer's hello once, and both connections derive the same key."""
     ends.listen(security)
     connection, log, other = ends.pair(security)
@@ -46,7 +46,7 @@ def test_both_sides_learn_each_others_hello(ends: Ends, security: Security) -> N
 
 
 @security
-def test_messages_arrive_in_order_both_ways(ends: Ends, security: Security) -> None:
+def test_messages_arrive_in_order_in_both_directions(ends: Ends, security: Security) -> None:
     """Thousands of small messages and a large one of several megabytes arrive intact
     and in order.
     """
@@ -64,7 +64,9 @@ def test_messages_arrive_in_order_both_ways(ends: Ends, security: Security) -> N
 
 
 @security
-def test_message_sent_before_handshake_arrives_after_it(ends: Ends, security: Security) -> None:
+def test_message_sent_before_handshake_is_delivered_afterwards(
+    ends: Ends, security: Security
+) -> None:
     """A message to a peer that isn't authenticated yet is queued until it is."""
     ends.listen(security)
     connection, _ = ends.dial(security)
@@ -87,7 +89,7 @@ def test_refused_connection_is_reported(ends: Ends) -> None:
     assert connection.refused and not connection.is_open
 
 
-def test_peer_close_is_reported_once(ends: Ends) -> None:
+def test_connection_closed_by_peer_is_reported_once(ends: Ends) -> None:
     """The owner is notified once, with `refused` unset."""
     ends.listen()
     connection, log, other = ends.pair()
@@ -114,7 +116,7 @@ def test_close_flushes_queued_messages(ends: Ends, security: Security) -> None:
     assert log.reasons == ["the peer closed the connection"]
 
 
-def test_close_loses_nothing_already_sent(ends: Ends) -> None:
+def test_close_does_not_lose_data_already_sent(ends: Ends) -> None:
     """The data arrives even though the peer's last messages haven't been read."""
     ends.listen()
     client = ends.raw(_hello())
@@ -133,7 +135,7 @@ def test_close_loses_nothing_already_sent(ends: Ends) -> None:
     assert data.endswith(wire.encode(message)[-100:])
 
 
-def test_closed_connection_ignores_everything(ends: Ends) -> None:
+def test_closed_connection_neither_sends_nor_receives(ends: Ends) -> None:
     """After a close, even one within a callback, nothing is sent or received and no
     callback runs.
     """
@@ -150,7 +152,7 @@ def test_closed_connection_ignores_everything(ends: Ends) -> None:
     assert connection.drain() and connection.own_address() == ""
 
 
-def test_heard_at_changes_only_with_messages(ends: Ends) -> None:
+def test_heard_at_timestamp_is_updated_only_by_messages(ends: Ends) -> None:
     """It is the time of the peer's last message."""
     ends.listen()
     connection, _, other = ends.pair()
@@ -162,7 +164,7 @@ def test_heard_at_changes_only_with_messages(ends: Ends) -> None:
     assert before < other.heard_at <= ends.loop.now()
 
 
-def test_peer_that_stops_reading_is_dropped(ends: Ends) -> None:
+def test_peer_that_stops_reading_is_disconnected(ends: Ends) -> None:
     """The connection closes above 16 MiB of unsent data. The sender never blocks, and its owner is
     notified.
     """
@@ -179,7 +181,7 @@ def test_peer_that_stops_reading_is_dropped(ends: Ends) -> None:
     client.close()
 
 
-def test_slow_reader_gets_everything(ends: Ends) -> None:
+def test_slow_reader_receives_all_data(ends: Ends) -> None:
     """The rest of a partial write is sent once the peer reads, and `drain` reports when
     it is done.
     """
@@ -194,7 +196,7 @@ def test_slow_reader_gets_everything(ends: Ends) -> None:
     ends.until(lambda: ends.server.messages)
 
 
-def test_oversized_message_raises_at_sender(ends: Ends) -> None:
+def test_oversized_message_raises_error_at_sender(ends: Ends) -> None:
     """The connection stays open."""
     ends.listen()
     connection, _, _ = ends.pair()
@@ -204,7 +206,7 @@ def test_oversized_message_raises_at_sender(ends: Ends) -> None:
     ends.until(lambda: ends.server.messages)
 
 
-def test_oversized_hello_opens_no_socket(ends: Ends) -> None:
+def test_oversized_hello_is_rejected_before_a_socket_is_opened(ends: Ends) -> None:
     """A hello that no peer would accept is an immediate error."""
     ends.listen()
     before = set(os.listdir("/proc/self/fd"))
@@ -215,7 +217,7 @@ def test_oversized_hello_opens_no_socket(ends: Ends) -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_connecting_times_out_without_answer(ends: Ends) -> None:
+def test_connection_attempt_times_out_without_response(ends: Ends) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)  # never accepts, so the queue is full after a connection or two
@@ -241,7 +243,7 @@ def test_ipv6_peer_address_has_brackets(ends: Ends) -> None:
     assert connection.own_address() == "::1"
 
 
-def test_ipv4_peer_of_dual_stack_socket_has_plain_address(ends: Ends) -> None:
+def test_dual_stack_socket_reports_plain_ipv4_peer_address(ends: Ends) -> None:
     """The listener accepts IPv4 and IPv6 on all addresses."""
     sock = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     ends.address = ("127.0.0.1", sock.getsockname()[1])
@@ -251,7 +253,7 @@ def test_ipv4_peer_of_dual_stack_socket_has_plain_address(ends: Ends) -> None:
     assert other.own_address() == "127.0.0.1"
 
 
-def test_store_client_is_diverted_with_its_bytes_unread(ends: Ends) -> None:
+def test_store_client_is_diverted_before_its_data_is_read(ends: Ends) -> None:
     """A client whose first byte is 0 is passed to `divert` before anything is read."""
     diverted: list[socket.socket] = []
     ends.listen(WITH_TOKEN, divert=diverted.append)
@@ -266,7 +268,7 @@ def test_store_client_is_diverted_with_its_bytes_unread(ends: Ends) -> None:
     assert not ends.refused and not ends.server.reasons
 
 
-def test_listener_can_change_its_hello(ends: Ends) -> None:
+def test_listener_hello_can_be_changed(ends: Ends) -> None:
     """Peers that connect later receive the new hello."""
     listener = ends.listen()
     ends.pair()
@@ -312,7 +314,7 @@ def test_numeric_address_resolves_to_itself(ends: Ends, host: str) -> None:
     assert found == [([(host, 29400)], "")]
 
 
-def test_names_resolve_in_background(ends: Ends) -> None:
+def test_names_are_resolved_in_background(ends: Ends) -> None:
     """A name yields addresses to connect to, and an unknown name yields an error message."""
     found: dict[str, tuple[list[tuple[str, int]], str]] = {}
     names = ["localhost", "no-such-host.invalid", "bad\0name", "x" * 300, "bücher..invalid"]
@@ -327,7 +329,9 @@ def test_names_resolve_in_background(ends: Ends) -> None:
         assert not addresses and error
 
 
-def test_slow_lookup_does_not_block_the_loop(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_name_lookup_does_not_block_the_loop(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Connections are still served during a name lookup."""
     real, (hold, release) = socket.getaddrinfo, os.pipe()
 
@@ -351,7 +355,7 @@ def test_slow_lookup_does_not_block_the_loop(ends: Ends, monkeypatch: pytest.Mon
     os.close(release)
 
 
-def test_hashes_ssl_and_threads_are_imported_lazily() -> None:
+def test_plain_connection_imports_no_hashlib_ssl_or_threading() -> None:
     """Without a token or TLS, neither hashlib nor ssl is loaded. Threads are never loaded."""
     script = (
         "import socket, sys\n"
@@ -391,7 +395,7 @@ def test_nagle_is_disabled(ends: Ends) -> None:
         assert end._stream._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_stream_is_decoded_byte_by_byte(ends: Ends) -> None:
+def test_message_received_byte_by_byte_is_decoded(ends: Ends) -> None:
     ends.listen()
     client = ends.raw()
     for byte in _hello() + wire.encode({"type": "x"}):
@@ -400,7 +404,7 @@ def test_stream_is_decoded_byte_by_byte(ends: Ends) -> None:
     ends.until(lambda: ends.server.messages == [{"type": "x"}])
 
 
-def test_self_connection_counts_as_refused(ends: Ends) -> None:
+def test_tcp_self_connection_counts_as_refused(ends: Ends) -> None:
     """TCP can connect a socket to itself, which means that nothing else is listening there."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -416,7 +420,7 @@ def test_self_connection_counts_as_refused(ends: Ends) -> None:
     assert connection.refused
 
 
-def test_stale_socket_event_does_not_connect(ends: Ends) -> None:
+def test_stale_socket_event_does_not_complete_connection(ends: Ends) -> None:
     """A connection that is woken up before it is established keeps waiting."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
@@ -431,7 +435,7 @@ def test_stale_socket_event_does_not_connect(ends: Ends) -> None:
         assert not any(log.reasons for _, log in dialled)
 
 
-def test_last_messages_are_read_after_failed_write(ends: Ends) -> None:
+def test_pending_messages_are_read_after_failed_write(ends: Ends) -> None:
     ends.listen()
     client = ends.raw(_hello())
     ends.until(lambda: ends.server.connections)

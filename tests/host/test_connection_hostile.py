@@ -61,7 +61,7 @@ def greeting(**hello: object) -> bytes:
         (wire.GREETING + wire.encode({"type": "x" * 3000}), "before it was authenticated"),
     ],
 )
-def test_peer_without_greeting_gets_no_answer(
+def test_peer_without_greeting_gets_no_response(
     ends: Ends, security: Security, data: bytes, words: str
 ) -> None:
     """The owner isn't notified about that peer."""
@@ -117,7 +117,9 @@ def test_unauthenticated_peer_times_out(ends: Ends, short: None) -> None:
         read_all(client, ends)
 
 
-def test_open_connection_has_no_time_limit(ends: Ends, short: None) -> None:
+def test_authentication_deadline_does_not_apply_to_open_connections(
+    ends: Ends, short: None
+) -> None:
     """The deadline for authentication no longer applies after the proof."""
     ends.listen(TOKEN)
     connection, log, other = ends.pair(TOKEN)
@@ -160,7 +162,9 @@ def test_connection_to_silent_listener_times_out(ends: Ends, short: None) -> Non
         (greeting(token=True), "after its hello"),
     ],
 )
-def test_unproven_listener_is_rejected_with_a_reason(ends: Ends, answer: bytes, words: str) -> None:
+def test_unauthenticated_listener_is_rejected_with_a_reason(
+    ends: Ends, answer: bytes, words: str
+) -> None:
     """The dialler accepts no message from a listener that hasn't proved itself."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         ends.address = stranger.getsockname()
@@ -183,7 +187,7 @@ def test_unproven_listener_is_rejected_with_a_reason(ends: Ends, answer: bytes, 
         (b"", b"a", "this job requires a token; set RELIGHT_TOKEN", "the peer has no token"),
     ],
 )
-def test_token_mismatch_is_named_on_both_sides(
+def test_token_mismatch_is_reported_on_both_sides(
     ends: Ends, listener: bytes, dialler: bytes, at_listener: str, at_dialler: str
 ) -> None:
     """Wrong, missing and unexpected tokens each have their own error, at both ends."""
@@ -195,7 +199,7 @@ def test_token_mismatch_is_named_on_both_sides(
     assert not ends.server.connections and not ends.server.reasons and not log.hellos
 
 
-def test_replayed_conversation_opens_no_connection(ends: Ends) -> None:
+def test_replayed_messages_do_not_open_a_connection(ends: Ends) -> None:
     """Replaying messages from a dialler that has the token doesn't open a connection."""
     with socket.create_server(("127.0.0.1", 0)) as between:
         listener_address = None
@@ -242,7 +246,7 @@ def test_injected_frame_closes_authenticated_connection(ends: Ends) -> None:
     assert not other.is_open
 
 
-def test_frames_stay_bounded_after_authentication(ends: Ends) -> None:
+def test_frame_size_is_still_limited_after_authentication(ends: Ends) -> None:
     """An authenticated peer may send frames of up to 4 MiB."""
     ends.listen()
     client = ends.raw(greeting() + b"\x10\0\0\0")
@@ -262,7 +266,9 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_thousands_of_idle_connections_are_harmless(many_descriptors: None, ends: Ends) -> None:
+def test_thousands_of_idle_connections_do_not_block_others(
+    many_descriptors: None, ends: Ends
+) -> None:
     """With thousands of silent unknown peers, the group's connections still open and exchange
     messages.
     """
@@ -282,7 +288,7 @@ def test_thousands_of_idle_connections_are_harmless(many_descriptors: None, ends
     assert not log.reasons and not ends.server.reasons
 
 
-def test_oldest_unauthenticated_peer_is_dropped_at_the_limit(
+def test_oldest_unauthenticated_peer_is_dropped_when_limit_is_exceeded(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Open connections aren't affected."""
@@ -356,7 +362,7 @@ def test_listener_pauses_when_descriptors_run_out(ends: Ends) -> None:
         ends.until(lambda: len(ends.server.connections) == 2)
 
 
-def test_reset_counts_as_an_ordinary_close(ends: Ends) -> None:
+def test_connection_reset_is_treated_like_a_normal_close(ends: Ends) -> None:
     """It doesn't matter whether the peer resets the connection before or after its hello."""
     ends.listen()
     for data in (b"", b"rel", greeting()):
@@ -369,7 +375,7 @@ def test_reset_counts_as_an_ordinary_close(ends: Ends) -> None:
     ends.pair()
 
 
-def test_hello_swapped_by_mitm_opens_no_connection(ends: Ends) -> None:
+def test_hello_replaced_by_man_in_the_middle_opens_no_connection(ends: Ends) -> None:
     ends.listen(TOKEN)
     client = ends.raw(greeting(token=True, run="mine"))
     client.settimeout(0.05)
@@ -393,7 +399,7 @@ def test_hello_swapped_by_mitm_opens_no_connection(ends: Ends) -> None:
     assert not ends.server.connections
 
 
-def test_peer_protocol_mismatch_rejects_this_side(ends: Ends) -> None:
+def test_connecting_to_peer_with_different_protocol_counts_as_rejection(ends: Ends) -> None:
     """The agent therefore gives up with the reason after a while instead of waiting forever."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ends.address = server.getsockname()

@@ -136,7 +136,7 @@ def test_lines_from_several_streams_never_mix(
         assert shown == written[0]
 
 
-def test_unfinished_line_is_shown_after_a_moment(loop: FastLoop, screen: Screen) -> None:
+def test_unfinished_line_is_shown_after_a_short_delay(loop: FastLoop, screen: Screen) -> None:
     """Text without a line end is held back briefly and then shown. The rest of it follows on the
     same line.
     """
@@ -157,7 +157,9 @@ def test_single_stream_is_not_delayed(screen: Screen) -> None:
     assert screen.read() == b"Enter: "
 
 
-def test_unfinished_line_delays_others_by_half_a_second(loop: FastLoop, screen: Screen) -> None:
+def test_unfinished_line_delays_other_streams_by_half_a_second(
+    loop: FastLoop, screen: Screen
+) -> None:
     first, other = ConsoleStream(screen.console, b"[a]"), ConsoleStream(screen.console, b"[b]")
     first.feed(b"stuck")
     loop.sleep(0.2)
@@ -170,7 +172,9 @@ def test_unfinished_line_delays_others_by_half_a_second(loop: FastLoop, screen: 
     assert screen.read() == b"[a]stuck\n[b]other\n[a] again\n"
 
 
-def test_line_stays_whole_while_no_other_stream_waits(loop: FastLoop, screen: Screen) -> None:
+def test_line_is_not_broken_unless_another_stream_is_waiting(
+    loop: FastLoop, screen: Screen
+) -> None:
     """However long it takes, an unfinished line is only broken for another stream's output."""
     first, _ = ConsoleStream(screen.console), ConsoleStream(screen.console)
     for _ in range(20):
@@ -179,7 +183,9 @@ def test_line_stays_whole_while_no_other_stream_waits(loop: FastLoop, screen: Sc
     assert screen.read() == b"." * 20
 
 
-def test_endless_line_is_broken_for_other_streams(loop: FastLoop, screen: Screen) -> None:
+def test_endless_line_is_eventually_broken_for_other_streams(
+    loop: FastLoop, screen: Screen
+) -> None:
     """This happens after several seconds."""
     dots, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     dots.feed(b".")
@@ -193,7 +199,9 @@ def test_endless_line_is_broken_for_other_streams(loop: FastLoop, screen: Screen
 
 
 @pytest.mark.parametrize("bar", [b"\r%d%%", b"%d%%\r"])
-def test_progress_bar_lets_others_write(loop: FastLoop, screen: Screen, bar: bytes) -> None:
+def test_other_streams_can_write_between_progress_bar_updates(
+    loop: FastLoop, screen: Screen, bar: bytes
+) -> None:
     """When a progress bar returns to the start of its line, waiting streams may write, as they may
     at a line end.
     """
@@ -210,7 +218,7 @@ def test_progress_bar_lets_others_write(loop: FastLoop, screen: Screen, bar: byt
     assert (before[:-1] + after) == b"".join(bar % percent for percent in range(10, 20))
 
 
-def test_split_crlf_gets_one_prefix(loop: FastLoop, screen: Screen) -> None:
+def test_crlf_split_across_reads_gets_one_prefix(loop: FastLoop, screen: Screen) -> None:
     stream = ConsoleStream(screen.console, b"[a]")
     stream.feed(b"one\r")
     loop.sleep(0.2)
@@ -218,7 +226,7 @@ def test_split_crlf_gets_one_prefix(loop: FastLoop, screen: Screen) -> None:
     assert screen.read() == b"[a]one\r\n[a]two\r\n"
 
 
-def test_agent_message_is_its_own_line(loop: FastLoop, small_screen: Screen) -> None:
+def test_agent_message_appears_on_its_own_line(loop: FastLoop, small_screen: Screen) -> None:
     """It breaks the current line, and no other output comes in between."""
     screen = small_screen
     first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
@@ -264,7 +272,7 @@ def test_line_repeated_by_several_ranks_is_shown_once(loop: FastLoop, screen: Sc
     ("rest", "shown"),
     [(b" done\n", b"a\n10 % done\n[rank 1] a\n"), (b"", b"a\n10 %\n[rank 1] a\n")],
 )
-def test_note_waits_for_end_of_line(
+def test_note_about_repeated_lines_waits_for_end_of_line(
     loop: FastLoop, screen: Screen, rest: bytes, shown: bytes
 ) -> None:
     """It breaks the line only if the stream that owns it is idle."""
@@ -298,7 +306,7 @@ def test_slow_console_does_not_break_long_line(loop: FastLoop, small_screen: Scr
     assert shown == b"x" * (1 << 20) + b"\nother\n"
 
 
-def test_stuck_console_does_not_block_the_loop(
+def test_blocked_console_does_not_block_the_loop(
     loop: FastLoop, small_screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
     """Writers wait, memory stays bounded, and everything is shown later."""
@@ -358,7 +366,7 @@ def test_message_that_drains_the_queue_wakes_waiting_streams(
     assert shown.count(b"\n") == 3
 
 
-def test_longest_waiting_stream_writes_at_line_end(small_screen: Screen) -> None:
+def test_longest_waiting_stream_writes_next_at_line_end(small_screen: Screen) -> None:
     """A stream that has waited for longer than the line's owner writes right after that line."""
     screen = small_screen
     owner, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
@@ -398,7 +406,7 @@ def test_slow_console_is_shared_fairly(
     loop.settle()
 
 
-def test_writers_get_epipe_when_reader_is_gone(
+def test_writers_get_epipe_after_console_reader_has_closed(
     loop: FastLoop, small_screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
     """When the console's reader closes, a worker's next write fails, even if the worker had to
@@ -428,7 +436,7 @@ def test_writers_get_epipe_when_reader_is_gone(
     screen.console.flush()
 
 
-def test_full_disk_ends_output_but_not_agent_or_writers(
+def test_full_disk_stops_output_but_not_agent_or_writers(
     loop: FastLoop, descriptors: Callable[[int], int]
 ) -> None:
     """After ENOSPC, the workers' output is read and discarded."""
@@ -453,7 +461,7 @@ def test_full_disk_ends_output_but_not_agent_or_writers(
     loop.until(lambda: reader.done)
 
 
-def test_file_and_dev_null_accept_all_output(
+def test_all_output_can_be_written_to_file_or_dev_null(
     loop: FastLoop, tmp_path: Path, descriptors: Callable[[int], int]
 ) -> None:
     """The file's earlier content is kept."""
@@ -477,7 +485,7 @@ def test_file_and_dev_null_accept_all_output(
 
 @pytest.mark.parametrize("shared_nonblocking", [False, True])
 @pytest.mark.parametrize("kind", ["pipe", "socket", "terminal"])
-def test_slow_reader_never_blocks_the_loop(
+def test_slow_console_reader_never_blocks_the_loop(
     kind: str, shared_nonblocking: bool, loop: FastLoop, descriptors: Callable[[int], int]
 ) -> None:
     """Whatever stdout is, with or without O_NONBLOCK, the agent waits for room in its loop."""
@@ -554,7 +562,7 @@ def test_shared_stdout_and_stderr_use_one_console(
 
 
 @pytest.mark.parametrize(("flag", "is_merged"), [("once", False), ("all", False), ("always", True)])
-def test_repeated_lines_in_a_pipe_are_merged_on_request(
+def test_repeated_lines_written_to_a_pipe_are_merged_on_request(
     loop: FastLoop, screen: Screen, tmp_path: Path, flag: str, *, is_merged: bool
 ) -> None:
     spec = to_spec(parse([f"--repeated-lines={flag}", "t.py"], Environment({})))

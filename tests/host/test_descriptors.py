@@ -24,7 +24,9 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 @pytest.mark.parametrize(
     ("hard", "later", "expected"), [(200, 200, "64 200"), (200, 50, "50 50"), (64, 64, "64 64")]
 )
-def test_workers_get_the_original_descriptor_limit(hard: int, later: int, expected: str) -> None:
+def test_workers_start_with_the_original_descriptor_limit(
+    hard: int, later: int, expected: str
+) -> None:
     """They get it even if the other limit has since been lowered with prlimit(1)."""
     found = subprocess.run(
         [sys.executable, "-c", PROBE, str(hard), str(later)],
@@ -37,7 +39,7 @@ def test_workers_get_the_original_descriptor_limit(hard: int, later: int, expect
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=str)
-def test_descriptor_shortage_error_names_its_purpose(
+def test_error_says_what_the_missing_descriptor_was_needed_for(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     """When `ulimit -n` allows little more than the standard streams, relight exits with 4 and

@@ -87,7 +87,7 @@ def test_cuda_visible_devices_selects_and_orders_gpus(
     assert places(gpus(Environment(variables), nvidia)) == [PCI[index] for index in expected]
 
 
-def test_process_sees_one_mig_instance(nvidia: str) -> None:
+def test_process_sees_only_one_mig_instance(nvidia: str) -> None:
     """However many MIG instances are listed, a worker gets the first. Old-style names include
     their GPU.
     """
@@ -99,7 +99,7 @@ def test_process_sees_one_mig_instance(nvidia: str) -> None:
     assert gpus(env(CUDA_VISIBLE_DEVICES=f"{new},{new}"), nvidia) == []
 
 
-def test_mig_instance_belongs_to_the_containers_only_gpu(tmp_path: Path) -> None:
+def test_mig_instance_belongs_to_the_only_gpu_in_container(tmp_path: Path) -> None:
     """A MIG instance's name leads to the only GPU there is. Without any GPU, it counts
     for nothing.
     """
@@ -109,7 +109,7 @@ def test_mig_instance_belongs_to_the_containers_only_gpu(tmp_path: Path) -> None
     assert places(gpus(visible, str(tmp_path))) == [PCI[3]]
 
 
-def test_gpu_without_uuid_counts_by_its_name(tmp_path: Path) -> None:
+def test_gpus_without_uuid_are_counted_by_listed_names(tmp_path: Path) -> None:
     """For a GPU that has never been used, the driver's file lacks a UUID. At most as many names
     count as there are GPUs.
     """
@@ -121,7 +121,7 @@ def test_gpu_without_uuid_counts_by_its_name(tmp_path: Path) -> None:
     assert places(gpus(env(CUDA_VISIBLE_DEVICES="1"), str(tmp_path))) == [PCI[1]]
 
 
-def test_only_gpus_with_device_files_count_in_a_container(tmp_path: Path) -> None:
+def test_only_gpus_with_device_files_are_counted_in_a_container(tmp_path: Path) -> None:
     """GPUs that the driver lists but that the container can't access don't count."""
     for minor, pci in enumerate(PCI):
         fake.add_nvidia(tmp_path, pci, minor, device_file=minor in (1, 3))
@@ -129,7 +129,7 @@ def test_only_gpus_with_device_files_count_in_a_container(tmp_path: Path) -> Non
     assert places(gpus(env(CUDA_VISIBLE_DEVICES="1"), str(tmp_path))) == [PCI[3]]
 
 
-def test_gpu_denied_by_device_cgroup_does_not_count(
+def test_gpu_denied_by_device_cgroup_is_not_counted(
     nvidia: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other GPUs are numbered from 0."""
@@ -143,7 +143,7 @@ def test_gpu_denied_by_device_cgroup_does_not_count(
     assert places(gpus(env(CUDA_VISIBLE_DEVICES="0,1"), nvidia)) == [PCI[1], PCI[2]]
 
 
-def test_device_files_suffice_without_driver_list(tmp_path: Path) -> None:
+def test_device_files_are_counted_if_driver_list_is_hidden(tmp_path: Path) -> None:
     """If the driver's list is hidden, each numbered device file counts as a GPU."""
     for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
         fake.write(tmp_path / "dev" / name, "")
@@ -151,7 +151,7 @@ def test_device_files_suffice_without_driver_list(tmp_path: Path) -> None:
     assert len(gpus(env(CUDA_VISIBLE_DEVICES="GPU-1,GPU-2"), str(tmp_path))) == 2
 
 
-def test_excluded_gpus_do_not_count_and_long_pci_domains_sort_last(tmp_path: Path) -> None:
+def test_excluded_gpus_are_not_counted_and_long_pci_domains_sort_last(tmp_path: Path) -> None:
     """Excluded GPUs are the ones that the driver ignores."""
     fake.add_nvidia(tmp_path, "10000:01:00.0", minor=0)
     fake.add_nvidia(tmp_path, "2000:00:00.0", minor=1)
@@ -185,7 +185,7 @@ def test_hip_visible_devices_indexes_into_rocr_visible_devices(
     assert places(found) == [f"0000:{0x40 + number:02x}:00.0" for number in expected]
 
 
-def test_amd_gpu_counts_only_if_accessible(amd: str) -> None:
+def test_amd_gpu_is_counted_only_if_accessible(amd: str) -> None:
     """This requires /dev/kfd, its render node, and a readable entry in the topology."""
     (Path(amd) / "dev/dri/renderD130").unlink()
     (Path(amd) / "sys/class/kfd/kfd/topology/nodes/3/gpu_id").unlink()
@@ -215,10 +215,10 @@ def test_amd_partitions_share_their_pci_address(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("driver", ["xe", "i915"])
-def test_intel_tiles_are_devices_unless_composite(
+def test_each_intel_tile_is_a_device_unless_mode_is_composite(
     tmp_path: Path, driver: str, variables: dict[str, str], expected: list[int]
 ) -> None:
-    """ZE_AFFINITY_MASK selects among them."""
+    """ZE_AFFINITY_MASK selects among these devices."""
     fake.add_intel(tmp_path, 129, "0000:18:00.0", driver=driver, tiles=2)
     fake.add_intel(tmp_path, 128, "0000:3a:00.0", driver=driver, tiles=2)
     fake.add_intel(tmp_path, 130, "0000:03:00.0", driver="ast")
@@ -227,7 +227,7 @@ def test_intel_tiles_are_devices_unless_composite(
     assert places(found) == [f"0000:{bus:02x}:00.0" for bus in expected]
 
 
-def test_integrated_intel_gpu_counts_only_alone(
+def test_integrated_intel_gpu_is_counted_only_without_other_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In that case it is an xpu with one tile. `auto` never selects it."""
@@ -254,7 +254,7 @@ def test_auto_prefers_accelerators(
     assert count("cpu", env(), nvidia) == 6
 
 
-def test_missing_device_error_names_hiding_variable(nvidia: str) -> None:
+def test_missing_device_error_shows_variable_that_hides_devices(nvidia: str) -> None:
     """The error for `gpu` shows only the variable that hides them."""
     hidden = env(CUDA_VISIBLE_DEVICES="", ZE_AFFINITY_MASK="0")
     with pytest.raises(
@@ -309,7 +309,7 @@ POD = "/kubepods/burstable/pod7/c1"
         ("malformed", {}, 8),
     ],
 )
-def test_cpus_are_affinity_mask_or_quota(
+def test_cpu_count_is_limited_by_affinity_mask_and_quota(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     cgroup: str,
@@ -324,7 +324,9 @@ def test_cpus_are_affinity_mask_or_quota(
     assert cpus(str(tmp_path)) == expected
 
 
-def test_non_utf8_cgroup_name_is_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_utf8_cgroup_name_causes_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\n")
@@ -370,7 +372,7 @@ names = st.sampled_from(["GPU-00", "GPU-1", "GPU-", "GPU-2200d5", "GPU-9", "1", 
 @pytest.mark.needs_torch
 @settings(max_examples=400)
 @given(text=st.lists(numbers).map(",".join) | st.lists(names).map(",".join))
-def test_torch_counts_the_same_gpus(text: str) -> None:
+def test_relight_and_torch_count_the_same_gpus(text: str) -> None:
     """Torch reads CUDA_ and HIP_VISIBLE_DEVICES in the same way."""
     import torch.cuda
 
@@ -400,7 +402,7 @@ def test_torch_counts_the_same_gpus(text: str) -> None:
 @pytest.mark.needs_torch
 @settings(max_examples=100)
 @given(mask=st.lists(st.sampled_from(["0", "1", "2", " 3", "5"]), min_size=1).map(",".join))
-def test_torch_reads_ze_affinity_mask_the_same_way(mask: str) -> None:
+def test_relight_and_torch_read_ze_affinity_mask_the_same_way(mask: str) -> None:
     """Both apply it to the available devices."""
     import torch.xpu
 

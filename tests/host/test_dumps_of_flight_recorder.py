@@ -39,19 +39,19 @@ def read(env: dict[str, str], since: float = 0.0) -> tuple[Collective, ...] | No
 
 
 @pytest.mark.parametrize("name", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
-def test_dump_is_found_at_configured_path(name: str, tmp_path: Path) -> None:
+def test_flight_recorder_dump_is_found_at_configured_path(name: str, tmp_path: Path) -> None:
     (tmp_path / "trace_3").write_bytes(GOOD)
     assert read({name: f"{tmp_path}/trace_"}) == FOUND
     assert read({name: f"{tmp_path}/other_"}) is None
 
 
-def test_dump_is_found_at_torch_default_path(tmp_path: Path) -> None:
+def test_flight_recorder_dump_is_found_at_default_torch_path(tmp_path: Path) -> None:
     (tmp_path / ".cache" / "torch").mkdir(parents=True)
     (tmp_path / ".cache" / "torch" / "comm_lib_trace_rank_3").write_bytes(GOOD)
     assert read({"HOME": str(tmp_path)}) == FOUND
 
 
-def test_dump_of_earlier_generation_is_ignored(tmp_path: Path) -> None:
+def test_dump_from_earlier_generation_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "trace_3"
     path.write_bytes(GOOD)
     os.utime(path, (1, 1))
@@ -69,19 +69,19 @@ def test_unpickler_rejects_callables(tmp_path: Path) -> None:
     "data",
     [b"", b"\x80", GOOD[:-20], b"\x80\x02c", b"{}", pickle.dumps(3), b"\x80\x02h\x09.", b"((((("],
 )
-def test_broken_dump_is_ignored(data: bytes, tmp_path: Path) -> None:
+def test_malformed_dump_is_ignored(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "trace_3").write_bytes(data)
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}) is None
 
 
-def test_pipe_or_directory_instead_of_dump_does_not_block(tmp_path: Path) -> None:
+def test_pipe_or_directory_in_place_of_dump_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "trace_3")
     (tmp_path / "other_3").mkdir()
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}) is None
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/other_"}) is None
 
 
-def test_rank_listening_on_pipe_is_told_to_dump(tmp_path: Path) -> None:
+def test_dump_is_requested_from_rank_that_listens_on_its_pipe(tmp_path: Path) -> None:
     env = Environment({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/ask_"})
     os.mkfifo(tmp_path / "ask_3.pipe")
     assert not ask(env, [2, 3]), "nobody reads"
@@ -106,7 +106,7 @@ def test_dump_is_complete_once_its_last_byte_has_been_written(tmp_path: Path) ->
     assert not have_dumped(env, [0], since=time.time() + 60), "an old one"
 
 
-def test_regular_file_instead_of_pipe_is_not_written(tmp_path: Path) -> None:
+def test_regular_file_in_place_of_pipe_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "ask_3.pipe").write_text("mine")
     assert not ask(Environment({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/ask_"}), [3])
     assert (tmp_path / "ask_3.pipe").read_text() == "mine"

@@ -70,7 +70,7 @@ TORCH = [
         "sqlite3.OperationalError: database or disk is full",
     ],
 )
-def test_names_full_filesystem_of_path_in_traceback(
+def test_full_filesystem_is_found_from_path_in_traceback(
     disks: Disks, tmp_path: Path, text: str
 ) -> None:
     disks({str(tmp_path): Disk(0)})
@@ -82,7 +82,7 @@ def test_names_full_filesystem_of_path_in_traceback(
     assert exit_evidence.full_disks(lines[:1], [str(tmp_path)], os.devnull) == ""
 
 
-def test_finds_full_local_filesystem_in_mount_table(disks: Disks, tmp_path: Path) -> None:
+def test_full_local_filesystem_is_found_in_mount_table(disks: Disks, tmp_path: Path) -> None:
     """The path is only in a variable. A remote file system isn't checked, since that
     could block.
     """
@@ -99,13 +99,13 @@ def test_finds_full_local_filesystem_in_mount_table(disks: Disks, tmp_path: Path
     assert exit_evidence.full_disks(TORCH, ["/"], str(table)) == expected
 
 
-def test_names_filesystem_without_inodes(disks: Disks, tmp_path: Path) -> None:
+def test_filesystem_without_free_inodes_is_reported(disks: Disks, tmp_path: Path) -> None:
     disks({str(tmp_path): Disk(1 << 20, inodes=0)})
     expected = f"the file system of {tmp_path} has no inodes left (df -i)"
     assert exit_evidence.full_disks(TORCH, [str(tmp_path)], os.devnull) == expected
 
 
-def test_read_only_filesystem_is_not_full(disks: Disks, tmp_path: Path) -> None:
+def test_read_only_filesystem_is_not_reported_as_full(disks: Disks, tmp_path: Path) -> None:
     disks({str(tmp_path): Disk(0, flags=os.ST_RDONLY)})
     assert exit_evidence.full_disks(TORCH, [str(tmp_path)], os.devnull) == ""
 
@@ -126,7 +126,7 @@ def test_read_only_filesystem_is_not_full(disks: Disks, tmp_path: Path) -> None:
     ],
     ids=["full", "small", "large"],
 )
-def test_bus_error_checks_shared_memory(
+def test_bus_error_report_considers_size_of_shared_memory(
     disks: Disks, tmp_path: Path, disk: Disk, expected: str
 ) -> None:
     disks({str(tmp_path): disk})
@@ -134,7 +134,7 @@ def test_bus_error_checks_shared_memory(
     assert exit_evidence.bus_error(pod, str(tmp_path)) == expected.format(shm=tmp_path)
 
 
-def test_reports_size_of_full_shared_memory(disks: Disks, tmp_path: Path) -> None:
+def test_full_shared_memory_is_reported_with_its_size(disks: Disks, tmp_path: Path) -> None:
     """The size is all there is to show, as the kernel has already freed the worker's
     files there.
     """
@@ -146,7 +146,7 @@ def test_reports_size_of_full_shared_memory(disks: Disks, tmp_path: Path) -> Non
     assert not exit_evidence.full_shared_memory(["No space left on device"], pod, shm)
 
 
-def test_hard_cpu_time_limit_may_explain_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hard_cpu_time_limit_is_suggested_as_cause_of_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"hard": resource.RLIM_INFINITY}
     monkeypatch.setattr(resource, "getrlimit", lambda _: (5, limits["hard"]))
     assert not exit_evidence.hard_cpu_limit()
@@ -171,13 +171,13 @@ def test_hard_cpu_time_limit_may_explain_a_kill(monkeypatch: pytest.MonkeyPatch)
         (b"\x7fELF\x02\x01", "{} needs a dynamic loader that is missing"),
     ],
 )
-def test_names_missing_interpreter(tmp_path: Path, text: bytes, expected: str) -> None:
+def test_missing_script_interpreter_is_reported(tmp_path: Path, text: bytes, expected: str) -> None:
     program = tmp_path / "train"
     program.write_bytes(text)
     assert exit_evidence.missing_interpreter(str(program), HERE) == expected.format(program)
 
 
-def test_interpreter_of_missing_program_is_unknown(tmp_path: Path) -> None:
+def test_no_interpreter_is_reported_for_missing_program(tmp_path: Path) -> None:
     assert exit_evidence.missing_interpreter(str(tmp_path / "gone"), HERE) == ""
     assert exit_evidence.missing_interpreter("no-such-program", HERE) == ""
 
@@ -195,7 +195,7 @@ BROKEN = ErrorReport(FailureKind.RAISED, "BrokenPipeError", "", "", "", ())
         (BROKEN._replace(type="ValueError"), 1, True, False),
     ],
 )
-def test_explains_broken_pipe_if_console_is_closed(
+def test_broken_pipe_is_explained_if_console_is_closed(
     report: ErrorReport | None, exitcode: int, is_closed: bool, is_told: bool
 ) -> None:
     found = exit_evidence.closed_output(report, exitcode, is_closed=is_closed)
@@ -222,7 +222,7 @@ REQUIRED = "t.py: error: the following arguments are required: --lr, --local_ran
         ("ValueError: bad", "--local_rank 0", False, ""),
     ],
 )  # fmt: skip
-def test_explains_script_that_expects_local_rank_argument(
+def test_wrong_use_of_local_rank_argument_is_explained(
     line: str, words: str, passed: bool, said: str
 ) -> None:
     spec = to_spec(parse(["t.py", *words.split()], HERE))

@@ -23,7 +23,7 @@ def environment_with(path: Path, *names: str, version: str = "3.11") -> str:
 
 
 @pytest.mark.needs_torch
-def test_facts_describe_interpreter_and_script(tmp_path: Path) -> None:
+def test_node_facts_describe_interpreter_and_script(tmp_path: Path) -> None:
     """They consist of versions, the script's checksum and its arguments."""
     script = tmp_path / "train.py"
     script.write_text("print(1)\n")
@@ -39,7 +39,7 @@ def test_facts_describe_interpreter_and_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_collecting_loads_no_heavy_modules(tmp_path: Path) -> None:
+def test_collecting_node_facts_imports_no_heavy_modules(tmp_path: Path) -> None:
     """Not even hashlib is loaded, since it loads OpenSSL."""
     code = (
         "import sys, relight.host.env_fingerprint as f; "
@@ -74,7 +74,7 @@ def test_collecting_loads_no_heavy_modules(tmp_path: Path) -> None:
         ((), None),
     ],
 )
-def test_torch_version_is_the_worker_interpreters(
+def test_torch_version_comes_from_the_worker_interpreter(
     tmp_path: Path, names: tuple[str, ...], version: str | None
 ) -> None:
     """It is omitted if it is ambiguous."""
@@ -84,13 +84,13 @@ def test_torch_version_is_the_worker_interpreters(
     assert "Python" not in facts
 
 
-def test_ambiguous_package_directories_yield_no_torch_version(tmp_path: Path) -> None:
+def test_torch_version_is_omitted_if_package_directories_disagree(tmp_path: Path) -> None:
     environment_with(tmp_path, "torch", "torch-2.12.0.dist-info")
     python = environment_with(tmp_path, "torch", "torch-2.13.0.dist-info", version="3.12")
     assert "torch" not in collect(script="x", arguments=[], is_file=False, python=python)
 
 
-def test_linked_venv_reports_this_python_and_its_own_torch(tmp_path: Path) -> None:
+def test_symlinked_venv_has_this_python_version_and_its_own_torch(tmp_path: Path) -> None:
     python = environment_with(tmp_path, "torch", "torch-1.0.dist-info")
     Path(python).symlink_to(os.path.realpath(sys.executable))
     facts = collect(script="x", arguments=[], is_file=False, python=python)
@@ -98,7 +98,9 @@ def test_linked_venv_reports_this_python_and_its_own_torch(tmp_path: Path) -> No
     assert facts["torch"] == "1.0"
 
 
-def test_first_torch_on_sys_path_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reported_torch_is_the_first_on_sys_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is the one that an import would find."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch-9.9.dist-info").mkdir()
@@ -106,7 +108,7 @@ def test_first_torch_on_sys_path_counts(tmp_path: Path, monkeypatch: pytest.Monk
     assert collect(script="x", arguments=[], is_file=False)["torch"] == "9.9"
 
 
-def test_special_script_file_has_no_hash_and_no_error(tmp_path: Path) -> None:
+def test_script_that_is_not_a_regular_file_is_not_hashed(tmp_path: Path) -> None:
     """The script is a FIFO, a directory, a missing file or a module. Looking at it has no side
     effects.
     """
@@ -118,7 +120,7 @@ def test_special_script_file_has_no_hash_and_no_error(tmp_path: Path) -> None:
     assert "script" not in collect(script=str(tmp_path / "package"), arguments=[], is_file=False)
 
 
-def test_different_argument_lists_remain_distinguishable() -> None:
+def test_different_argument_lists_have_different_text() -> None:
     """Arguments with arbitrary bytes can be sent as text."""
     lists = [["a b"], ["a", "b"], ["'a", "b'"], ["a", "", "b"], ["a\nb"], ["'a b'"], ["\udcff"], [r"\udcff"]]  # fmt: skip  # noqa: E501
     texts = [collect(script="x", arguments=a, is_file=False)["arguments"] for a in lists]
@@ -127,7 +129,7 @@ def test_different_argument_lists_remain_distinguishable() -> None:
     assert json.loads(json.dumps(texts).encode()) == texts
 
 
-def test_arguments_above_200_characters_are_hashed() -> None:
+def test_arguments_longer_than_200_characters_are_hashed() -> None:
     just = collect(script="x", arguments=["y" * 200], is_file=False)["arguments"]
     assert just == "y" * 200
     long = collect(script="x", arguments=["y" * 201], is_file=False)["arguments"]

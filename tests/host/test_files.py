@@ -12,7 +12,9 @@ from relight.host import files
 from relight.output import error_files
 
 
-def test_replace_never_follows_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacing_a_file_never_follows_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If someone has placed a link at the file's name, or at its guessed temporary name, it is
     replaced or refused. The link's target is unchanged.
     """
@@ -32,7 +34,7 @@ def test_replace_never_follows_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a directory", "a link to /dev/null"])
-def test_replace_refuses_devices_and_directories(kind: str, tmp_path: Path) -> None:
+def test_devices_and_directories_are_never_replaced(kind: str, tmp_path: Path) -> None:
     """A FIFO doesn't block."""
     path = tmp_path / "error.json"
     if kind == "a FIFO":
@@ -48,7 +50,7 @@ def test_replace_refuses_devices_and_directories(kind: str, tmp_path: Path) -> N
     assert [each.name for each in tmp_path.iterdir()] == ["error.json"]
 
 
-def test_writing_job_error_file_follows_no_link(tmp_path: Path) -> None:
+def test_writing_job_error_file_does_not_follow_links(tmp_path: Path) -> None:
     """TORCHELASTIC_ERROR_FILE may be in a shared directory, where another program reads it."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -62,7 +64,7 @@ def test_writing_job_error_file_follows_no_link(tmp_path: Path) -> None:
     assert '"errorCode": 3' in path.read_text()
 
 
-def test_job_error_file_has_time_of_failure(tmp_path: Path) -> None:
+def test_job_error_file_contains_time_of_failure(tmp_path: Path) -> None:
     """Given several files, torch and TorchX take the earliest as the cause."""
     path = tmp_path / "error.json"
     when = "2026-07-01 12:00:00+0200"
@@ -71,7 +73,7 @@ def test_job_error_file_has_time_of_failure(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["message"]["extraInfo"]["timestamp"] == "1782900000"
 
 
-def test_taken_directory_falls_back_to_next_name(tmp_path: Path) -> None:
+def test_next_directory_name_is_used_if_first_is_taken(tmp_path: Path) -> None:
     """All of a user's processes find the same directory: the first one that belongs to the user."""
     usual, second, third = (
         tmp_path / f"relight-{os.getuid()}{ending}" for ending in ("", "-1", "-2")
@@ -90,7 +92,7 @@ def test_taken_directory_falls_back_to_next_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_root
-def test_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
+def test_directory_owned_by_another_user_is_not_used(tmp_path: Path) -> None:
     for ending in ("", *(f"-{number}" for number in range(1, 10))):
         assert files.own_directory(str(tmp_path)).endswith(f"relight-{os.getuid()}{ending}")
         os.chown(tmp_path / f"relight-{os.getuid()}{ending}", 65534, 65534)

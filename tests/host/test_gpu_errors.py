@@ -82,14 +82,14 @@ def kmsg(*texts: str, at: float = 100.0) -> list[bytes]:
         ("NVRM: Xid (invalid): some error", None),
     ],
 )
-def test_driver_messages_are_read(line: str, expected: tuple[object, ...] | None) -> None:
+def test_gpu_driver_messages_are_parsed(line: str, expected: tuple[object, ...] | None) -> None:
     found = parse(kmsg(line), 0.0)
     assert [each[: len(expected or ())] for each in found] == (
         [tuple(expected)] if expected else []
     )
 
 
-def test_fatal_switch_error_is_read() -> None:
+def test_fatal_nvswitch_error_is_parsed() -> None:
     line = "nvidia-nvswitch0: SXid (PCI:0000:c4:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
     (found,) = parse(kmsg(line), 0.0)
     assert found.text(100.25, own=False) == (
@@ -98,7 +98,7 @@ def test_fatal_switch_error_is_read() -> None:
     )
 
 
-def test_old_and_unrelated_records_are_ignored() -> None:
+def test_old_and_unrelated_kernel_log_records_are_ignored() -> None:
     line = "NVRM: Xid (PCI:0000:2b:00): 79, GPU has fallen off the bus."
     assert parse([*kmsg(line, at=50.0), b"nonsense", b"6,11;;"], 60.0) == []
 
@@ -114,14 +114,14 @@ def said(*errors: GpuError, pci: str = OWN, pid: int = 1, blames_gpu: bool = Tru
     )[0]
 
 
-def test_error_on_own_gpu_is_explained() -> None:
+def test_error_on_gpu_used_by_rank_is_explained() -> None:
     assert said(OFF, PAGE_FAULT) == (
         "its GPU 0000:3b:00.0 reported Xid 79 (GPU has fallen off the bus) 0.4 s before "
         "(kernel log)"
     )
 
 
-def test_unknown_xid_is_shown_with_its_log_text() -> None:
+def test_unknown_xid_is_shown_with_text_from_kernel_log() -> None:
     assert "reported Xid 999 (Something new) 0.0 s" in said(
         GpuError(999, "0000:3b:00", 0, 100.0, "Something new.")
     )
@@ -144,19 +144,19 @@ def test_unknown_xid_is_shown_with_its_log_text() -> None:
         ),
     ],
 )  # fmt: skip
-def test_error_counts_only_for_a_rank_it_may_have_affected(
+def test_gpu_error_is_reported_only_for_ranks_it_may_have_affected(
     error: GpuError, blames_gpu: bool, counts: bool
 ) -> None:
     assert bool(said(error, blames_gpu=blames_gpu)) == counts
 
 
-def test_without_mapping_error_is_reported_for_no_particular_rank() -> None:
+def test_gpu_error_is_not_tied_to_rank_if_its_gpu_is_unknown() -> None:
     assert said(OFF, pci="").startswith("GPU 0000:3b:00.0 reported Xid 79")
     assert said(OFF._replace(pci="0000:99:00"), pci="") == ""
     assert said(OFF, pci="", blames_gpu=False) == ""
 
 
-def test_kernel_log_is_read_only_if_driver_is_loaded(tmp_path: Path) -> None:
+def test_kernel_log_is_read_only_if_gpu_driver_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").write_bytes(kmsg("NVRM: Xid (PCI:0000:2b:00): 79, x")[0])
     assert gpu_errors.recent(100.0, str(tmp_path)) == []
@@ -165,13 +165,13 @@ def test_kernel_log_is_read_only_if_driver_is_loaded(tmp_path: Path) -> None:
     assert [gpu.pci for gpu in devices.gpus(Environment({}), str(tmp_path))] == ["0000:2b:00.0"]
 
 
-def test_unreadable_kernel_log_is_not_an_error(tmp_path: Path) -> None:
+def test_unreadable_kernel_log_causes_no_error(tmp_path: Path) -> None:
     fake.add_nvidia(tmp_path, "0000:2b:00.0", minor=0)
     assert kernel_log.records(str(tmp_path / "dev/kmsg")) is None
     assert gpu_errors.recent(100.0, str(tmp_path)) == []
 
 
-def test_each_failed_rank_gets_its_own_gpus_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_rank_is_reported_with_error_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local rank 1 uses the second GPU visible to the job."""
     gpus = [devices.Device(0, OTHER), devices.Device(1, OWN)]
     monkeypatch.setattr(devices, "gpus", lambda env: gpus)

@@ -48,7 +48,7 @@ def take(sock: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize(("family", "host"), FAMILIES)
-def test_closed_probed_port_is_reported(loop: Loop, family: int, host: str) -> None:
+def test_closed_heartbeat_port_is_reported(loop: Loop, family: int, host: str) -> None:
     try:
         other = bound(family, host)
     except OSError:
@@ -82,7 +82,7 @@ def test_port_held_by_another_process_is_not_reported(loop: Loop, beats: Heartbe
     loop.run_until(lambda: told, LIMIT_S)
 
 
-def test_port_no_longer_probed_gets_no_datagrams(loop: Loop, beats: Heartbeats) -> None:
+def test_port_that_is_no_longer_probed_receives_no_datagrams(loop: Loop, beats: Heartbeats) -> None:
     with bound(socket.AF_INET, "127.0.0.1") as other, bound(socket.AF_INET, "127.0.0.1") as last:
         for each in (other, last):
             beats.probe(each.getsockname())
@@ -93,7 +93,9 @@ def test_port_no_longer_probed_gets_no_datagrams(loop: Loop, beats: Heartbeats) 
         assert not take(other)
 
 
-def test_refusal_does_not_stop_other_datagrams(loop: Loop, beats: Heartbeats) -> None:
+def test_refused_datagram_does_not_stop_datagrams_to_other_peers(
+    loop: Loop, beats: Heartbeats
+) -> None:
     """A socket error concerns a single address, and hides nothing from the others."""
     came: list[bytes] = []
     beats._on_datagram = lambda data, _: came.append(data)
@@ -119,7 +121,7 @@ def control(number: int, origin: int, offender: str, family: int = socket.AF_INE
     )
 
 
-def test_only_the_peers_own_machine_can_report_a_closed_port() -> None:
+def test_only_the_peers_machine_can_report_a_closed_port() -> None:
     """Reports from a gateway or firewall in between, or about unknown ports, don't count."""
     refused, icmp, icmp6 = errno.ECONNREFUSED, 2, 3
     assert heartbeats._is_refusal(control(refused, icmp, "10.0.0.2"), "10.0.0.2")

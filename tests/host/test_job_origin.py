@@ -17,7 +17,9 @@ from relight.host import job_origin
         ({"LSB_JOBID": ""}, ("", "")),
     ],
 )  # fmt: skip
-def test_finds_scheduler_job(variables: dict[str, str], expected: tuple[str, str]) -> None:
+def test_scheduler_job_is_found_in_environment(
+    variables: dict[str, str], expected: tuple[str, str]
+) -> None:
     found = job_origin.from_environment(variables)
     assert (found.scheduler, found.scheduler_job) == expected
     assert found.user and found.host and found.version

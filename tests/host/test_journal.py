@@ -22,7 +22,7 @@ def journal(said: list[str]) -> Journal:
 
 
 @pytest.mark.mistakes
-def test_broken_listener_does_not_take_down_the_job() -> None:
+def test_failing_event_listener_does_not_take_down_the_job() -> None:
     """A listener that raises is dropped and reported as a bug. The others receive all events."""
     said: list[str] = []
     heard: list[LoggedEvent] = []
@@ -42,7 +42,9 @@ def test_broken_listener_does_not_take_down_the_job() -> None:
 
 
 @pytest.mark.mistakes
-def test_internal_error_is_reported_without_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_is_reported_without_importing_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Imports may no longer work, for example after an upgrade."""
     said: list[str] = []
     found = journal(said)
@@ -57,7 +59,7 @@ def test_internal_error_is_reported_without_imports(monkeypatch: pytest.MonkeyPa
     assert "a question about the job: ModuleNotFoundError: No module named 'x'" in line
 
 
-def test_event_has_number_and_both_times() -> None:
+def test_event_has_a_number_and_both_timestamps() -> None:
     found = journal([])
     first, second = (
         found.events.write(event_types.WorkersFrozen(frozen)) for frozen in (True, False)
@@ -68,7 +70,7 @@ def test_event_has_number_and_both_times() -> None:
     assert found.events.after(1) == [second]
 
 
-def test_log_resumes_after_full_disk(tmp_path: Path) -> None:
+def test_event_log_resumes_once_disk_is_no_longer_full(tmp_path: Path) -> None:
     """A partially written line doesn't spoil the next one."""
     said: list[str] = []
     log = EventLog(str(tmp_path), said.append)

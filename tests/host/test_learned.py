@@ -43,7 +43,7 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-def test_next_start_knows_suitable_and_unsuitable_modules(case: Case) -> None:
+def test_profile_lists_modules_that_can_and_cannot_be_preloaded(case: Case) -> None:
     assert not case.knows()
     case.learn()
     known = case.file(str(case.script), "--lr=2").known
@@ -52,7 +52,7 @@ def test_next_start_knows_suitable_and_unsuitable_modules(case: Case) -> None:
     assert known.culprits == ("noisy",)
 
 
-def test_edit_without_new_import_keeps_profile(case: Case) -> None:
+def test_profile_is_kept_if_edited_script_has_no_new_imports(case: Case) -> None:
     case.learn()
     case.script.write_text(SCRIPT.replace("print(1)", "print(2)"))
     assert case.knows()
@@ -84,7 +84,7 @@ def test_new_import_in_local_module_invalidates_profile(
     assert not case.knows()
 
 
-def test_possibly_transient_failure_is_not_remembered(case: Case) -> None:
+def test_possibly_transient_import_failure_is_not_recorded(case: Case) -> None:
     """The process was killed, or there was another file next to the script."""
     file = case.file()
     file.note_unfit("torch", "it ends the process", 0.5)
@@ -92,7 +92,7 @@ def test_possibly_transient_failure_is_not_remembered(case: Case) -> None:
     assert case.file().known.fit == ["torch", "csv"]
 
 
-def test_module_with_endless_import_is_skipped_next_time(case: Case) -> None:
+def test_module_whose_import_never_ends_is_skipped_next_time(case: Case) -> None:
     case.learn()
     file = case.file()
     file.note_endless("csv", "its import did not end in 2 min", 120.0)
@@ -116,14 +116,14 @@ def test_installing_a_package_invalidates_profile(case: Case) -> None:
     assert not case.knows()
 
 
-def test_profile_is_per_interpreter_and_script(case: Case, tmp_path: Path) -> None:
+def test_each_interpreter_and_script_has_its_own_profile(case: Case, tmp_path: Path) -> None:
     case.learn()
     (tmp_path / "other.py").write_text(SCRIPT)
     assert not case.knows(program="/usr/local/bin/python3")
     assert not case.knows(str(tmp_path / "other.py"))
 
 
-def test_module_profile_is_per_directory(
+def test_script_run_as_module_has_a_profile_per_directory(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -133,7 +133,7 @@ def test_module_profile_is_per_directory(
     assert not case.knows("-m", "package.train")
 
 
-def test_unusual_paths_and_times_round_trip(case: Case, tmp_path: Path) -> None:
+def test_profile_with_unusual_paths_and_times_round_trips(case: Case, tmp_path: Path) -> None:
     case.script = tmp_path / os.fsdecode(b"tr\xffa\nin.py")
     case.script.write_text(SCRIPT)
     os.utime(case.packages, (-(10**9), -(10**9)))
@@ -142,7 +142,7 @@ def test_unusual_paths_and_times_round_trip(case: Case, tmp_path: Path) -> None:
     assert import_profile.forget(case.variables, str(case.script)) == [str(case.script)]
 
 
-def test_removed_working_directory_is_harmless(
+def test_removed_working_directory_causes_no_error(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gone").mkdir()
@@ -152,7 +152,7 @@ def test_removed_working_directory_is_harmless(
     assert not case.knows("-m", "package.train")
 
 
-def test_nothing_is_stored_for_stdin_or_without_home(case: Case) -> None:
+def test_no_profile_is_stored_for_stdin_or_without_home_directory(case: Case) -> None:
     case.learn("-")
     assert not case.knows("-")
     case.variables = {"HOME": "", "XDG_CACHE_HOME": "relative"}
@@ -175,7 +175,7 @@ def test_damaged_profile_is_ignored_and_replaced(case: Case, content: bytes) -> 
     assert case.knows()
 
 
-def test_fifo_instead_of_profile_does_not_block(case: Case) -> None:
+def test_fifo_in_place_of_profile_does_not_block(case: Case) -> None:
     case.learn()
     (path,) = case.cache.iterdir()
     path.unlink()
@@ -185,20 +185,20 @@ def test_fifo_instead_of_profile_does_not_block(case: Case) -> None:
 
 
 @pytest.mark.needs_root
-def test_profile_of_another_user_is_ignored(case: Case) -> None:
+def test_profile_owned_by_another_user_is_ignored(case: Case) -> None:
     case.learn()
     (path,) = case.cache.iterdir()
     os.chown(path, 12345, -1)
     assert not case.knows()
 
 
-def test_unwritable_cache_is_harmless(case: Case) -> None:
+def test_unwritable_cache_causes_no_error(case: Case) -> None:
     case.cache.parent.parent.write_text("a file")
     case.learn()
     assert not case.knows()
 
 
-def test_late_imports_are_added(case: Case) -> None:
+def test_late_imports_are_added_to_profile(case: Case) -> None:
     case.learn()
     file = case.file()
     before = (case.cache / os.listdir(case.cache)[0]).stat().st_ino
@@ -213,7 +213,7 @@ def test_late_imports_are_added(case: Case) -> None:
     assert case.file().known.writes == ()
 
 
-def test_cache_evicts_least_recently_used_scripts(
+def test_cache_evicts_least_recently_used_profiles(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_profile, "_MAX_FILES", 3)
@@ -229,7 +229,7 @@ def test_cache_evicts_least_recently_used_scripts(
     assert [case.knows(script) for script in scripts] == [True, False, True, True]
 
 
-def test_forget_removes_one_script_or_all(case: Case, tmp_path: Path) -> None:
+def test_forget_removes_one_profile_or_all(case: Case, tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text(SCRIPT)
     case.learn()
@@ -244,7 +244,7 @@ def test_forget_removes_one_script_or_all(case: Case, tmp_path: Path) -> None:
     assert import_profile.forget(case.variables) == []
 
 
-def test_forget_continues_after_undeletable_file(case: Case) -> None:
+def test_forget_continues_after_file_that_cannot_be_deleted(case: Case) -> None:
     case.cache.mkdir(parents=True)
     for name in ("0.json", "z.json"):
         (case.cache / name).mkdir()
@@ -254,7 +254,7 @@ def test_forget_continues_after_undeletable_file(case: Case) -> None:
     assert not case.knows()
 
 
-def test_stored_profile_is_readable_json(case: Case) -> None:
+def test_profile_is_stored_as_readable_json(case: Case) -> None:
     """The file is JSON with the field names shown here, so that people and other tools
     can read it.
     """

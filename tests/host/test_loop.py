@@ -10,7 +10,7 @@ from conftest import LIMIT_S
 from relight.host.loop import Loop
 
 
-def test_run_until_returns_at_limit_or_condition() -> None:
+def test_run_until_returns_when_condition_holds_or_time_is_up() -> None:
     loop, (readable, writable) = Loop(), os.pipe()
     read: list[bytes] = []
     try:
@@ -34,7 +34,7 @@ def test_run_until_returns_immediately_if_condition_holds(limit_s: float | None)
     loop.close()
 
 
-def test_timer_may_exceed_kernel_timeout_range() -> None:
+def test_timer_can_exceed_the_maximum_epoll_timeout() -> None:
     """A peer may request such a time, while epoll_wait takes milliseconds as an int."""
     loop = Loop()
     loop.call_after(1e12, lambda: None)
@@ -44,7 +44,7 @@ def test_timer_may_exceed_kernel_timeout_range() -> None:
     loop.close()
 
 
-def test_equal_deadlines_run_in_order_of_scheduling(
+def test_timers_with_equal_deadlines_run_in_scheduling_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a coarse clock, an agent's messages to itself (a generation, then a stop)

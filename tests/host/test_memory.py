@@ -39,7 +39,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_oom_kill_in_cgroup_v2_is_named_with_limit(machine: Machine) -> None:
+def test_oom_kill_in_cgroup_v2_is_reported_with_memory_limit(machine: Machine) -> None:
     """The limit is the smallest one among the enclosing cgroups."""
     machine.write("proc/self/cgroup", "0::/user/job\n")
     machine.write("cgroup/user/job/memory.events", "low 0\noom 9\noom_kill 2\n")
@@ -60,7 +60,7 @@ def test_oom_kill_in_cgroup_v2_is_named_with_limit(machine: Machine) -> None:
     assert "killed 2 processes in cgroup" in kills.explain_kill(PID, 0.0)
 
 
-def test_long_cgroup_path_shows_its_end(machine: Machine) -> None:
+def test_long_cgroup_path_is_shortened_to_its_end(machine: Machine) -> None:
     path = f"/kubepods.slice/{'a' * 64}/{'b' * 20}.scope"
     machine.write("proc/self/cgroup", f"0::{path}\n")
     machine.write(f"cgroup{path}/memory.events", "oom_kill 0\n")
@@ -69,7 +69,7 @@ def test_long_cgroup_path_shows_its_end(machine: Machine) -> None:
     assert kills.explain_kill(PID, 0.0).endswith(f" in cgroup …{'a' * 12}/{'b' * 20}.scope")
 
 
-def test_oom_kill_in_cgroup_v1_is_named_with_limit(machine: Machine) -> None:
+def test_oom_kill_in_cgroup_v1_is_reported_with_memory_limit(machine: Machine) -> None:
     """The memory controller has its own hierarchy, and a number that means `no limit`."""
     machine.write("proc/self/cgroup", "9:name=systemd:/x\n4:memory:/job\n0::/\nnonsense\n")
     control = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
@@ -82,7 +82,7 @@ def test_oom_kill_in_cgroup_v1_is_named_with_limit(machine: Machine) -> None:
     )
 
 
-def test_oom_kill_in_container_is_found_below_its_root(machine: Machine) -> None:
+def test_oom_kill_in_container_is_found_in_its_root_cgroup(machine: Machine) -> None:
     """In a container, the path is relative to the host and the mount is the container's
     own root.
     """
@@ -96,7 +96,7 @@ def test_oom_kill_in_container_is_found_below_its_root(machine: Machine) -> None
     )
 
 
-def test_oom_kill_in_another_cgroup_proves_nothing(machine: Machine) -> None:
+def test_oom_kill_in_another_cgroup_is_reported_as_unlikely_cause(machine: Machine) -> None:
     """The text says that some other process was killed for lack of memory."""
     machine.write("proc/self/cgroup", "0::/job\n")
     machine.write("cgroup/job/memory.events", "oom_kill 0\n")
@@ -108,7 +108,7 @@ def test_oom_kill_in_another_cgroup_proves_nothing(machine: Machine) -> None:
     )
 
 
-def test_oom_kill_without_cgroup_is_only_a_possibility(machine: Machine) -> None:
+def test_machine_wide_oom_kill_is_reported_as_possible_cause(machine: Machine) -> None:
     """If only the machine-wide counter changed, the text says `perhaps`. Without any counter,
     the text is empty.
     """
@@ -136,17 +136,17 @@ IN_CGROUP = (
 )
 
 
-def test_kernel_log_names_killed_processes() -> None:
+def test_oom_killed_processes_are_read_from_kernel_log() -> None:
     expected = [Kill(4712, "cc1 plus", 994.0, True), Kill(4713, "python", 999.0, False)]
     assert parse(list(IN_CGROUP), 950.0) == expected
 
 
-def test_kernel_log_starting_too_late_proves_nothing() -> None:
+def test_kernel_log_that_starts_too_late_is_not_used() -> None:
     assert parse(list(IN_CGROUP[1:]), 890.0) is None
     assert parse([], 890.0) is None
 
 
-def test_kernel_log_proves_or_disproves_oom(machine: Machine) -> None:
+def test_kernel_log_confirms_or_rules_out_oom_kill(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "0::/job\n")
     machine.write("cgroup/job/memory.events", "oom_kill 0\n")
     machine.write("cgroup/job/memory.max", f"{2**30}\n")
@@ -162,7 +162,7 @@ def test_kernel_log_proves_or_disproves_oom(machine: Machine) -> None:
     assert kills.explain_kill(PID, 90.0) == NONE_SENT
 
 
-def test_oom_killed_child_is_named_from_kernel_log(machine: Machine) -> None:
+def test_oom_killed_child_is_identified_from_kernel_log(machine: Machine) -> None:
     kills = machine.kills([Kill(4712, "pt_data_worker", 94.0, False)])
     assert kills.explain_child_kill(95.0, is_worker=False) == (
         "probably out of memory: the kernel killed process 4712 (pt_data_worker) (kernel log)"
@@ -178,7 +178,7 @@ def test_oom_killed_child_is_named_from_kernel_log(machine: Machine) -> None:
         (60.0, "probably not out of memory: the kernel killed another process 60.0 s before"),
     ],
 )
-def test_oom_kill_is_dated_by_counter_change(
+def test_time_of_oom_kill_is_taken_from_counter_change(
     machine: Machine, later_s: float, expected: str
 ) -> None:
     machine.write("proc/self/cgroup", "0::/job\n")
@@ -241,7 +241,7 @@ def cgroup() -> Iterator[tuple[Path, str]]:
     directory.rmdir()
 
 
-def test_oom_killed_worker_is_reported_with_limit(
+def test_oom_killed_worker_is_reported_with_memory_limit(
     cgroup: tuple[Path, str], launch: Launch, script: Callable[[str], Path]
 ) -> None:
     """The kernel really kills this worker for lack of memory."""
@@ -274,7 +274,7 @@ if os.environ["RANK"] == "1":
 """
 
 
-def test_oom_kill_of_child_explains_a_silent_exit(
+def test_worker_exit_is_explained_by_oom_kill_of_its_child(
     cgroup: tuple[Path, str], launch: Launch, script: Callable[[str], Path]
 ) -> None:
     directory, _ = cgroup
@@ -286,7 +286,7 @@ def test_oom_kill_of_child_explains_a_silent_exit(
     assert said in result.stderr
 
 
-def test_handled_oom_kill_of_child_is_not_blamed(
+def test_oom_kill_of_child_is_not_blamed_if_worker_handled_it(
     cgroup: tuple[Path, str], launch: Launch, script: Callable[[str], Path]
 ) -> None:
     directory, _ = cgroup

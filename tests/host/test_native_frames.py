@@ -66,7 +66,7 @@ def test_unusable_py_spy_output_is_omitted(py_spy: Callable[[str], None], text: 
     assert spy.native(4711, limit_s=0.5) == {}
 
 
-def test_no_native_frames_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_frames_are_omitted_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert spy.native(os.getpid()) == {}
 

@@ -87,7 +87,7 @@ def test_every_mode_binds_as_documented_on_eight_gpu_server(
     assert masks(mode, 8, DUAL_SOCKET, root) == expected
 
 
-def test_worker_is_bound_near_its_gpu_whatever_its_rank(tmp_path: Path) -> None:
+def test_worker_is_bound_near_its_gpu_regardless_of_rank(tmp_path: Path) -> None:
     """GPUs may be distributed over the nodes in any order."""
     root = machine(tmp_path, DUAL_SOCKET, (3, 1, 3, 0))
     assert masks("node", 4, DUAL_SOCKET, root) == [NODE[3], NODE[1], NODE[3], NODE[0]]
@@ -105,7 +105,7 @@ def test_cuda_visible_devices_assigns_gpus_to_workers(tmp_path: Path) -> None:
         assert masks("node", len(expected), DUAL_SOCKET, root, env) == expected
 
 
-def test_finds_numa_nodes_of_amd_and_intel_gpus(tmp_path: Path) -> None:
+def test_numa_nodes_of_amd_and_intel_gpus_are_found(tmp_path: Path) -> None:
     root = machine(tmp_path, DUAL_SOCKET)
     fake.add_intel(tmp_path, 128, "0000:18:00.0", tiles=2, node=1)
     fake.add_intel(tmp_path, 129, "0000:9a:00.0", tiles=1, node=2)
@@ -123,7 +123,7 @@ def test_leftover_cores_go_to_lowest_local_ranks(tmp_path: Path) -> None:
     assert masks("exclusive", 3, Layout(cores=8), root) == ["0-2", "3-5", "6-7"]
 
 
-def test_gpu_without_worker_keeps_its_share(tmp_path: Path) -> None:
+def test_gpu_without_worker_keeps_its_share_of_cpus(tmp_path: Path) -> None:
     """With fewer workers than visible GPUs, the CPUs are still divided among the GPUs."""
     root = machine(tmp_path, SMALL, (0, 0, 0, 0))
     assert masks("exclusive", 2, SMALL, root) == ["0", "1"]
@@ -131,7 +131,7 @@ def test_gpu_without_worker_keeps_its_share(tmp_path: Path) -> None:
     assert masks("exclusive", 2, SMALL, root, env) == ["0-1", "2-3"]
 
 
-def test_core_complexes_are_assigned_in_turn_largest_first(tmp_path: Path) -> None:
+def test_core_complexes_are_assigned_round_robin_largest_first(tmp_path: Path) -> None:
     """With caches of 4, 4 and 2 cores, the fourth worker shares the first cache again."""
     root = machine(tmp_path, EPYC, (0, 0, 0, 0, 1))
     first = ["0-3,20-23", "4-7,24-27", "8-9,28-29", "0-3,20-23"]
@@ -141,7 +141,7 @@ def test_core_complexes_are_assigned_in_turn_largest_first(tmp_path: Path) -> No
     assert bound == (frozenset({8, 9, 28, 29}), frozenset({0, 1, 20}))
 
 
-def test_largest_visible_data_cache_counts(tmp_path: Path) -> None:
+def test_core_complex_is_defined_by_largest_visible_data_cache(tmp_path: Path) -> None:
     """Some virtual machines only show the first level. Its instruction cache doesn't count."""
     fake.add_cpus(tmp_path, SMALL)
     for cpu in range(4):
@@ -153,7 +153,7 @@ def test_largest_visible_data_cache_counts(tmp_path: Path) -> None:
     assert masks("core-complex", 1, SMALL, str(tmp_path)) == ["0"]
 
 
-def test_unknown_numa_node_is_node_0(tmp_path: Path) -> None:
+def test_gpu_with_unknown_numa_node_is_assigned_to_node_0(tmp_path: Path) -> None:
     """Firmware that doesn't know a GPU's NUMA node reports -1."""
     root = machine(tmp_path, DUAL_SOCKET, (-1, 3))
     assert masks("node", 2, DUAL_SOCKET, root) == [NODE[0], NODE[3]]
@@ -168,7 +168,7 @@ def test_unknown_numa_node_is_node_0(tmp_path: Path) -> None:
         ("core-complex", [{2, 3, 34}, {2, 3, 34}, {8}]),
     ],
 )
-def test_masks_stay_within_launcher_affinity(
+def test_cpu_masks_stay_within_launcher_affinity(
     tmp_path: Path, mode: str, expected: list[set[int]]
 ) -> None:
     """A core with only one usable thread counts as a core."""
@@ -177,21 +177,21 @@ def test_masks_stay_within_launcher_affinity(
     assert [set(mask) for mask in bind(mode, 3, NOTHING_SET, root, allowed)] == expected
 
 
-def test_cores_keep_their_order_in_a_container(tmp_path: Path) -> None:
+def test_cores_in_container_are_assigned_in_original_order(tmp_path: Path) -> None:
     """Cores keep their order even if only a core's second thread is usable."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 0))
     bound = bind("exclusive", 2, NOTHING_SET, root, frozenset({1, 32}))
     assert bound == (frozenset({32}), frozenset({1}))
 
 
-def test_gpu_without_worker_needs_no_cpus(tmp_path: Path) -> None:
+def test_gpu_without_worker_may_be_on_forbidden_numa_node(tmp_path: Path) -> None:
     """A visible GPU on a forbidden node doesn't rule out the others."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 1))
     for mode in MODES:
         assert bind(mode, 1, NOTHING_SET, root, frozenset({4})) == (frozenset({4}),)
 
 
-def test_socket_mode_works_where_node_itself_is_forbidden(tmp_path: Path) -> None:
+def test_socket_mode_works_if_the_gpus_own_node_is_forbidden(tmp_path: Path) -> None:
     """`socket` uses the CPUs on the socket's other node, while `node` is rejected."""
     root = machine(tmp_path, DUAL_SOCKET, (1,))
     allowed = frozenset({0, 1, 16})
@@ -202,7 +202,7 @@ def test_socket_mode_works_where_node_itself_is_forbidden(tmp_path: Path) -> Non
         bind("socket", 1, NOTHING_SET, root, frozenset({16}))
 
 
-def test_memory_only_node_gets_no_workers(tmp_path: Path) -> None:
+def test_memory_only_numa_node_gets_no_workers(tmp_path: Path) -> None:
     """A node without CPUs doesn't affect how the others form sockets."""
     root = str(tmp_path)
     fake.add_cpus(tmp_path, SMALL)
@@ -228,21 +228,21 @@ def test_memory_only_node_gets_no_workers(tmp_path: Path) -> None:
         ("core-complex", 4, NODE),
     ],
 )
-def test_workers_without_gpu_are_spread_evenly(
+def test_workers_without_gpus_are_spread_evenly_over_numa_nodes(
     tmp_path: Path, mode: str, nproc: int, expected: list[str]
 ) -> None:
     """They are assigned to the nodes in order."""
     assert masks(mode, nproc, DUAL_SOCKET, machine(tmp_path, DUAL_SOCKET)) == expected
 
 
-def test_hidden_gpus_do_not_bind(tmp_path: Path) -> None:
+def test_hidden_gpus_do_not_affect_numa_binding(tmp_path: Path) -> None:
     """Workers are spread as if there were no GPUs."""
     hidden = Environment({"CUDA_VISIBLE_DEVICES": ""})
     root = machine(tmp_path, DUAL_SOCKET, (3, 3))
     assert masks("node", 4, DUAL_SOCKET, root, hidden) == NODE
 
 
-def test_uneven_container_is_spread_by_cores(tmp_path: Path) -> None:
+def test_workers_in_uneven_container_are_spread_by_core_count(tmp_path: Path) -> None:
     """With 1 core on one node and 7 on another, each of 8 workers still gets a core."""
     root = machine(tmp_path, DUAL_SOCKET)
     allowed = frozenset({0, 32, *range(16, 23)})
@@ -298,7 +298,7 @@ def hide_sysfs_path(path: str, root: Path) -> None:
         ),
     ],
 )
-def test_impossible_binding_error_is_one_line_with_flag_and_hint(
+def test_error_for_impossible_binding_is_one_line_with_a_hint(
     tmp_path: Path, mode: str, harm: Callable[[Path], None], message: str
 ) -> None:
     fake.add_cpus(tmp_path, SMALL)
@@ -312,7 +312,7 @@ def test_impossible_binding_error_is_one_line_with_flag_and_hint(
     assert caught.value.hint
 
 
-def test_more_workers_than_cores_must_share(tmp_path: Path) -> None:
+def test_more_workers_than_cores_must_share_cores(tmp_path: Path) -> None:
     """5 workers can't each have one of 4 cores, but they can share them."""
     root = machine(tmp_path, SMALL)
     with pytest.raises(UsageError, match=r"fewer physical cores \(4\) than workers \(5\)"):
@@ -320,7 +320,7 @@ def test_more_workers_than_cores_must_share(tmp_path: Path) -> None:
     assert masks("node", 5, SMALL, root) == ["0-3"] * 5
 
 
-def test_empty_cache_directory_is_rejected(tmp_path: Path) -> None:
+def test_core_complex_mode_rejects_empty_cache_directory(tmp_path: Path) -> None:
     """Some virtual machines have one."""
     fake.add_cpus(tmp_path, SMALL)
     hide_sysfs_path(f"{CPU}0/cache", tmp_path)
@@ -364,7 +364,7 @@ def machines(draw: st.DrawFn) -> tuple[Layout, tuple[int, ...], frozenset[int]]:
 
 @settings(max_examples=60)
 @given(machines(), st.sampled_from(MODES), st.integers(1, 8))
-def test_every_mask_is_within_allowed_cpus(
+def test_every_cpu_mask_is_within_allowed_cpus(
     drawn: tuple[Layout, tuple[int, ...], frozenset[int]], mode: str, nproc: int
 ) -> None:
     """On any machine, no mask is empty, and exclusive masks share no core."""
@@ -389,7 +389,7 @@ def test_every_mask_is_within_allowed_cpus(
 
 @settings(max_examples=60)
 @given(layouts, st.integers(1, 16))
-def test_all_cpus_are_used_with_equal_workers_per_node(layout: Layout, each: int) -> None:
+def test_all_cpus_are_used_if_nodes_have_equal_worker_counts(layout: Layout, each: int) -> None:
     """With `exclusive`, each CPU is used exactly once."""
     root = build_machine(layout, ())
     nproc = min(each, layout.cores) * len(layout.all_nodes())
@@ -448,7 +448,7 @@ def torch_binding() -> object:
     st.sampled_from(MODES),
     st.data(),
 )
-def test_masks_match_torchrun(
+def test_cpu_masks_match_torchrun(
     torch_binding: object,
     drawn: tuple[Layout, tuple[int, ...], frozenset[int]],
     mode: str,
@@ -475,7 +475,7 @@ def test_masks_match_torchrun(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_workers_run_where_they_were_bound(
+def test_workers_run_on_the_cpus_they_are_bound_to(
     launch: Launch, script: Callable[[str], Path], mode: str
 ) -> None:
     """Each worker in a real run may use exactly the CPUs in its mask. A mode that the machine
@@ -497,7 +497,7 @@ def test_workers_run_where_they_were_bound(
     assert sorted(result.stdout.splitlines()) == lines
 
 
-def test_exclusive_with_too_few_cores_exits_2(
+def test_exclusive_mode_with_too_few_cores_exits_with_code_2(
     launch: Launch, script: Callable[[str], Path]
 ) -> None:
     """It prints one line and a hint."""

@@ -23,7 +23,7 @@ def _raise(pid: int, seconds: float) -> float | None:
 
 
 @pytest.mark.needs_root
-def test_starving_background_work_is_raised_to_nice_19(idle_process: int) -> None:
+def test_starved_background_work_moves_from_idle_priority_to_nice_19(idle_process: int) -> None:
     limit_s = priority.STARVED_S
     assert _raise(idle_process, limit_s - 1) == limit_s
     assert os.sched_getscheduler(idle_process) == os.SCHED_IDLE
@@ -33,7 +33,7 @@ def test_starving_background_work_is_raised_to_nice_19(idle_process: int) -> Non
 
 
 @pytest.mark.needs_root
-def test_background_work_that_gets_cpu_time_stays_idle(
+def test_background_work_that_gets_cpu_time_keeps_idle_priority(
     idle_process: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit_s = priority.STARVED_S
@@ -43,7 +43,7 @@ def test_background_work_that_gets_cpu_time_stays_idle(
     assert _raise(idle_process, 3 * limit_s) is None
 
 
-def test_paced_work_uses_little_of_a_busy_cpu() -> None:
+def test_paced_background_work_uses_little_of_a_busy_cpu() -> None:
     """It uses a quarter of an idle CPU, and 1 % of a shared one."""
     assert priority.pause_s(0.1, 0.0) == pytest.approx(0.3)
     assert priority.pause_s(0.1, 0.1) == priority.pause_s(0.1, 5.0) == pytest.approx(10.3)

@@ -12,7 +12,7 @@ import pytest
 from relight.host import linux
 
 
-def test_process_that_exits_while_being_read_has_no_children(
+def test_no_children_are_found_if_process_exits_during_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In that case read(2) on /proc/PID/task/TID/children fails with ESRCH, and open(2) with

@@ -41,7 +41,9 @@ def is_readable(handle: ProcessHandle, limit_s: float) -> bool:
     return bool(select.select([handle], [], [], limit_s)[0])
 
 
-def test_waits_for_exit_of_a_child(way: str, child: "subprocess.Popen[bytes]") -> None:
+def test_handle_can_wait_for_child_process_to_exit(
+    way: str, child: "subprocess.Popen[bytes]"
+) -> None:
     """A selector reports the exit, and the child can still be reaped."""
     handle = ProcessHandle(child.pid)
     assert not is_readable(handle, 0) and not handle.has_ended() and not handle.wait(0.01)
@@ -51,7 +53,7 @@ def test_waits_for_exit_of_a_child(way: str, child: "subprocess.Popen[bytes]") -
     handle.close()
 
 
-def test_waits_for_exit_of_unrelated_process(way: str) -> None:
+def test_handle_can_wait_for_unrelated_process_to_exit(way: str) -> None:
     """The process isn't a child."""
     program = ["sh", "-c", "sleep 600 & echo $!; read x; kill $!; read x"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
@@ -74,7 +76,9 @@ def test_missing_process_has_no_handle(way: str) -> None:
         ProcessHandle(child.pid)
 
 
-def test_closed_handle_keeps_no_descriptor(way: str, child: "subprocess.Popen[bytes]") -> None:
+def test_closing_a_process_handle_closes_its_descriptor(
+    way: str, child: "subprocess.Popen[bytes]"
+) -> None:
     before = os.listdir("/proc/self/fd")
     handle = ProcessHandle(child.pid)
     handle.fileno()
@@ -85,7 +89,7 @@ def test_closed_handle_keeps_no_descriptor(way: str, child: "subprocess.Popen[by
         time.sleep(0.01)
 
 
-def test_descriptor_shortage_does_not_mean_process_exit(
+def test_descriptor_shortage_is_not_mistaken_for_process_exit(
     monkeypatch: pytest.MonkeyPatch, child: "subprocess.Popen[bytes]"
 ) -> None:
     """Without pidfds, failing to read /proc proves nothing."""

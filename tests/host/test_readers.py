@@ -23,7 +23,7 @@ from relight.output.pipe_reader import PipeReader, channel
 # Readers
 
 
-def test_terminal_output_before_close_is_not_lost(
+def test_terminal_output_written_before_close_is_not_lost(
     loop: FastLoop, screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data left in a pseudo-terminal after its last writer closes isn't lost to EIO."""
@@ -38,7 +38,7 @@ def test_terminal_output_before_close_is_not_lost(
     assert reader.tail == data
 
 
-def test_missing_terminal_modules_cost_only_colours(
+def test_missing_terminal_modules_only_disable_colours(
     loop: FastLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a module can't be loaded, for example because descriptors ran out, only the colours are
@@ -55,7 +55,7 @@ def test_missing_terminal_modules_cost_only_colours(
     reader.close()
 
 
-def test_counts_bytes_written_but_not_yet_read(loop: FastLoop) -> None:
+def test_reader_counts_bytes_that_are_not_yet_read(loop: FastLoop) -> None:
     ours, theirs = channel(-1)
     reader = PipeReader(loop, ours, None)
     os.write(theirs, b"12345")
@@ -67,8 +67,8 @@ def test_counts_bytes_written_but_not_yet_read(loop: FastLoop) -> None:
     os.close(theirs)
 
 
-def test_keeps_last_64_kb_of_stream(loop: FastLoop) -> None:
-    """The report uses them. Little more than that is kept."""
+def test_reader_keeps_last_64_kb_of_stream(loop: FastLoop) -> None:
+    """The report uses this part of the output. Little more than that is kept."""
     ours, theirs = channel(-1)
     reader = PipeReader(loop, ours, None)
     for number in range(400):
@@ -120,7 +120,7 @@ def test_start_of_long_traceback_is_kept(loop: FastLoop, size: int) -> None:
     assert end.newlines == text[len(end.head) : -len(end.tail)].count(b"\n")
 
 
-def test_leaked_descriptor_does_not_delay_the_end(
+def test_leaked_descriptor_does_not_delay_end_of_reading(
     loop: FastLoop, screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
     """After the workers have exited, the pipe is drained without waiting for end of file."""
@@ -157,7 +157,7 @@ def tailed(loop: FastLoop, screen: Screen, tmp_path: Path) -> Iterator[TailedFil
     file.close()
 
 
-def test_file_is_shown_while_it_is_written(
+def test_output_file_is_shown_while_it_is_being_written(
     loop: FastLoop, screen: Screen, tailed: TailedFile
 ) -> None:
     """Each change is shown soon. Without changes, nothing is scheduled."""
@@ -172,7 +172,7 @@ def test_file_is_shown_while_it_is_written(
 
 
 @pytest.mark.parametrize("missing", ["inotify_open", "inotify_watch"])
-def test_files_are_polled_without_inotify(
+def test_output_files_are_polled_if_inotify_is_unavailable(
     missing: str,
     loop: FastLoop,
     screen: Screen,
@@ -210,7 +210,7 @@ def test_inotify_overflow_loses_no_output(
     assert shown.count(b"a\n") == shown.count(b"b\n") == limit // 2 + 10
 
 
-def test_truncated_file_is_shown_from_its_new_start(
+def test_truncated_file_is_shown_from_its_new_beginning(
     loop: FastLoop, screen: Screen, tailed: TailedFile
 ) -> None:
     """After logrotate's copytruncate, only new lines are shown, without a gap."""
@@ -223,7 +223,7 @@ def test_truncated_file_is_shown_from_its_new_start(
 
 
 @pytest.mark.parametrize("cut", [1, len(HEADER) - 1, len(HEADER)])
-def test_traceback_in_a_file_is_found(loop: FastLoop, tmp_path: Path, cut: int) -> None:
+def test_traceback_in_output_file_is_found(loop: FastLoop, tmp_path: Path, cut: int) -> None:
     """Even files that aren't shown are searched."""
     path = tmp_path / "stderr.log"
     path.touch()
@@ -242,7 +242,7 @@ def test_traceback_in_a_file_is_found(loop: FastLoop, tmp_path: Path, cut: int) 
     assert tails.drop() == 0
 
 
-def test_hidden_file_is_read_from_near_its_end(loop: FastLoop, tmp_path: Path) -> None:
+def test_file_that_is_not_shown_is_read_from_near_its_end(loop: FastLoop, tmp_path: Path) -> None:
     """If a worker writes faster than the agent reads, only one chunk is read each time."""
     path = tmp_path / "stderr.log"
     path.write_bytes(b"x" * 1_000_000 + HEADER)
@@ -281,7 +281,7 @@ def test_flood_of_output_does_not_delay_signals(
     tails.drop()
 
 
-def test_stuck_console_causes_no_wakeups_for_files(
+def test_file_output_does_not_wake_agent_while_console_is_blocked(
     loop: FastLoop, small_screen: Screen, tmp_path: Path
 ) -> None:
     """While the console accepts nothing, a worker that writes to its file doesn't wake
@@ -351,7 +351,7 @@ def test_filter_buffers_unterminated_line_up_to_limit(
     assert path.stat().st_size == len(b"[p]:") + log_filters._LONGEST_LINE + len(b"apple\n")
 
 
-def test_filters_continue_when_console_is_gone(
+def test_filters_keep_working_after_console_is_closed(
     loop: FastLoop, screen: Screen, tmp_path: Path
 ) -> None:  # fmt: skip
     """The filtered file is still complete."""

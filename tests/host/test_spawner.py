@@ -16,7 +16,7 @@ from relight.processes.spawner import WorkerPlan
 
 
 @pytest.mark.parametrize("farewell", [b"", b"end\n"])
-def test_workers_end_with_the_agent_socket(tmp_path: Path, farewell: bytes) -> None:
+def test_workers_are_stopped_when_agent_socket_closes(tmp_path: Path, farewell: bytes) -> None:
     """When the socket closes, the workers are stopped. Their directory is also removed, unless
     the agent has said that it is alive: when an agent is killed, the socket is the first thing to
     close.
@@ -131,7 +131,7 @@ def test_freeze_and_thaw_cover_all_descendants(tmp_path: Path) -> None:
         counters.end()
 
 
-def test_sigcont_from_others_does_not_end_the_freeze(tmp_path: Path) -> None:
+def test_freeze_is_not_ended_by_sigcont_from_elsewhere(tmp_path: Path) -> None:
     """For example, all of a machine's processes are resumed one by one. The frozen ones are frozen
     again immediately.
     """

@@ -45,7 +45,7 @@ sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] != "2")
 
 
 @pytest.mark.parametrize("workers", [1, 40])
-def test_later_generations_start_like_the_first(
+def test_workers_in_later_generations_start_like_the_first_ones(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path, workers: int
 ) -> None:
     """They have the same descriptors, signals, limits, variables and parent."""
@@ -116,7 +116,7 @@ def test_next_generation_reuses_the_spawner() -> None:
     finish(spawner, first)
 
 
-def test_busy_spawner_gets_no_new_generation() -> None:
+def test_busy_spawner_is_not_reused_for_next_generation() -> None:
     """If a worker is stuck in an uninterruptible call, for example, another spawner is forked. The
     first one exits once its workers have.
     """
@@ -146,7 +146,7 @@ def test_spawner_killed_between_generations_is_replaced(number: int) -> None:
     finish(spawner, second)
 
 
-def test_spawner_with_killed_guard_is_replaced() -> None:
+def test_spawner_whose_guard_was_killed_is_replaced() -> None:
     """The spawner could continue, but if it were killed along with the agent, nothing would stop
     its workers.
     """
@@ -172,7 +172,7 @@ def subreaper() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("subreaper")
-def test_idle_spawner_with_killed_guard_leaves_no_zombie() -> None:
+def test_idle_spawner_whose_guard_was_killed_leaves_no_zombie() -> None:
     spawner, guard, own = idle_spawner()
     os.kill(guard, signal.SIGKILL)
     os.waitpid(guard, 0)
@@ -182,7 +182,7 @@ def test_idle_spawner_with_killed_guard_leaves_no_zombie() -> None:
         os.waitpid(own, os.WNOHANG)
 
 
-def test_stopped_idle_spawner_ends_on_close() -> None:
+def test_stopped_idle_spawner_exits_when_it_is_closed() -> None:
     spawner, guard, own = idle_spawner()
     for pid in (own, guard):
         os.kill(pid, signal.SIGSTOP)
@@ -193,7 +193,7 @@ def test_stopped_idle_spawner_ends_on_close() -> None:
         os.kill(own, 0)
 
 
-def test_stopped_spawner_is_continued_for_next_generation() -> None:
+def test_stopped_spawner_is_resumed_for_next_generation() -> None:
     spawner, first, own = idle_spawner()
     os.kill(own, signal.SIGSTOP)
     second, connection = start(spawner)
@@ -224,7 +224,7 @@ finally:
 
 
 @pytest.mark.mistakes
-def test_spawner_exits_on_an_unreadable_plan() -> None:
+def test_spawner_exits_if_generation_plan_is_unreadable() -> None:
     """It is a fork of the agent, and must not continue running the agent's code."""
     done = subprocess.run(
         [sys.executable, "-c", BREAKS], capture_output=True, text=True, check=False, timeout=LIMIT_S
@@ -232,7 +232,7 @@ def test_spawner_exits_on_an_unreadable_plan() -> None:
     assert (done.returncode, done.stdout) == (0, "70\n"), done.stderr
 
 
-def test_idle_spawner_ends_with_the_agent(tmp_path: Path) -> None:
+def test_idle_spawner_exits_when_agent_is_killed(tmp_path: Path) -> None:
     """If the agent is killed while the spawner waits for a generation, neither a process nor a
     directory is left.
     """

@@ -149,7 +149,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["fork", "spawn"])
-def test_shows_child_process_that_worker_is_waiting_for(python: Path, run: Run, how: str) -> None:
+def test_child_process_that_worker_is_waiting_for_is_shown(
+    python: Path, run: Run, how: str
+) -> None:
     """The other two children are idle. A forked child has its parent's frames."""
     process = run(python, POOL.format(how=how))
     try:
@@ -185,8 +187,8 @@ libc.clone(libc.pause, top, 0x4000 | 17, None)  # CLONE_VFORK, SIGCHLD: as for v
 """
 
 
-def test_uninterruptible_process_shows_its_system_call(python: Path, run: Run) -> None:
-    """Its memory may be locked, so it is only read in a separate thread."""
+def test_system_call_of_uninterruptible_process_is_shown(python: Path, run: Run) -> None:
+    """The process's memory may be locked, so it is only read in a separate thread."""
     process = run(python, UNINTERRUPTIBLE)
     deadline = time.monotonic() + LIMIT_S
     while process_state(process.pid) != "D":
@@ -255,7 +257,7 @@ def test_handled_exception_is_shown_with_its_location(
     assert os.path.basename(found.handling_where) == where
 
 
-def test_handled_library_exception_is_located_at_the_users_call(python: Path, run: Run) -> None:
+def test_exception_from_library_is_located_at_the_users_call(python: Path, run: Run) -> None:
     process = run(python, HANDLES.format(how='json.loads("{")', block="finally"))
     wait_inside(process.pid, "numbers", 9)
     found = doing({0: process.pid}, are_frozen=False)[0]
@@ -281,20 +283,20 @@ def look(pid: int) -> tuple[str, str]:
     return state, frames[0].function
 
 
-def test_quick_check_agrees_with_full_stack(python: Path, run: Run) -> None:
+def test_quick_stack_check_agrees_with_full_stack(python: Path, run: Run) -> None:
     process = run(python, SLEEPS)
     wait_inside(process.pid, "rest", 5)
     assert look(process.pid) == ("S", "rest")
 
 
-def test_waiting_thread_shows_its_system_call(python: Path, run: Run) -> None:
+def test_system_call_of_waiting_thread_is_shown(python: Path, run: Run) -> None:
     process = run(python, SLEEPS)
     found = until(process.pid, lambda stack: main_of(stack).waits_in != "")
     assert (found.state, main_of(found).waits_in) in [("S", "clock_nanosleep"), ("S", "select")]
     assert main_of(found).name.startswith("python")
 
 
-def test_calls_across_two_files_show_both_files(python: Path, run: Run, tmp_path: Path) -> None:
+def test_stack_across_two_files_shows_both_files(python: Path, run: Run, tmp_path: Path) -> None:
     (tmp_path / "part.py").write_text(
         "import time\nclass Loader:\n    def get(self, function):\n        function()\n"
     )
@@ -307,7 +309,7 @@ def test_calls_across_two_files_show_both_files(python: Path, run: Run, tmp_path
     ]
 
 
-def test_generators_are_part_of_the_stack(python: Path, run: Run) -> None:
+def test_stack_includes_generators(python: Path, run: Run) -> None:
     text = """\
 import time
 def numbers():
@@ -327,7 +329,7 @@ for number in more():
     ]
 
 
-def test_coroutines_are_part_of_the_stack(python: Path, run: Run) -> None:
+def test_stack_includes_coroutines(python: Path, run: Run) -> None:
     text = """\
 import asyncio, time
 async def inner():
@@ -344,7 +346,7 @@ asyncio.run(outer())
     assert any(file == "base_events.py" for file, _, _ in found)
 
 
-def test_thread_blocked_on_lock_is_shown_beside_main_thread(python: Path, run: Run) -> None:
+def test_thread_blocked_on_lock_is_shown_alongside_main_thread(python: Path, run: Run) -> None:
     text = """\
 import threading, time
 lock = threading.Lock()
@@ -370,7 +372,7 @@ lock.acquire()
     assert other.frames[-1].function == "Thread._bootstrap"
 
 
-def test_stopped_process_is_readable_and_marked_stopped(python: Path, run: Run) -> None:
+def test_stack_of_stopped_process_is_readable_and_marked_stopped(python: Path, run: Run) -> None:
     process = run(python, SLEEPS)
     wait_inside(process.pid, "rest", 5)
     process.send_signal(signal.SIGSTOP)
@@ -378,7 +380,7 @@ def test_stopped_process_is_readable_and_marked_stopped(python: Path, run: Run) 
     assert lines(main_of(found).frames)[0] == ("script.py", 5, "rest")
 
 
-def test_process_blocked_in_a_pipe_is_readable(python: Path, run: Run) -> None:
+def test_stack_of_process_blocked_on_a_pipe_is_readable(python: Path, run: Run) -> None:
     text = "import os\ndef load(fd):\n    return os.read(fd, 1)\nprint('up')\nload(0)\n"
     process = run(python, text)
     assert wait_inside(process.pid, "load", 3) == [
@@ -388,7 +390,7 @@ def test_process_blocked_in_a_pipe_is_readable(python: Path, run: Run) -> None:
     assert until(process.pid, lambda stack: main_of(stack).waits_in == "read")
 
 
-def test_process_in_c_code_holding_the_gil_is_readable(python: Path, run: Run) -> None:
+def test_stack_of_process_holding_gil_in_c_code_is_readable(python: Path, run: Run) -> None:
     text = "def total():\n    return sum(range(10**15))\nprint('up')\ntotal()\n"
     process = run(python, text)
     assert wait_inside(process.pid, "total", 2) == [
@@ -397,7 +399,7 @@ def test_process_in_c_code_holding_the_gil_is_readable(python: Path, run: Run) -
     ]
 
 
-def test_running_process_is_readable(python: Path, run: Run) -> None:
+def test_stack_of_running_process_is_readable(python: Path, run: Run) -> None:
     """Its frames change while they are being read."""
     text = """\
 def leaf(n):
@@ -419,7 +421,7 @@ loop()
         assert functions[-1] == "<module>"
 
 
-def test_main_thread_appears_once_while_threads_start(python: Path, run: Run) -> None:
+def test_main_thread_appears_once_while_other_threads_start(python: Path, run: Run) -> None:
     """In 3.11, a thread that is about to start has the id of the thread that starts it."""
     text = """\
 import threading
@@ -440,7 +442,7 @@ loop()
 
 
 @pytest.mark.parametrize("letter", ["é", "λ", "𐐀"], ids=["latin-1", "2 bytes", "4 bytes"])
-def test_non_ascii_names_are_read(python: Path, run: Run, letter: str) -> None:
+def test_non_ascii_function_names_are_decoded(python: Path, run: Run, letter: str) -> None:
     """In PEP 393, a str uses 1, 2 or 4 bytes per character."""
     name = letter
     text = f"import time\ndef {name}():\n    print('up')\n    time.sleep(600)\n{name}()\n"
@@ -451,7 +453,7 @@ def test_non_ascii_names_are_read(python: Path, run: Run, letter: str) -> None:
     ]
 
 
-def test_deep_recursion_is_cut_after_500_frames(python: Path, run: Run) -> None:
+def test_deep_stack_is_truncated_after_500_frames(python: Path, run: Run) -> None:
     text = """\
 import sys, time
 sys.setrecursionlimit(5000)
@@ -487,7 +489,7 @@ os.wait()
         os.kill(pid, signal.SIGKILL)
 
 
-def test_long_function_shows_the_right_line(python: Path, run: Run) -> None:
+def test_correct_line_is_shown_in_long_function(python: Path, run: Run) -> None:
     """Its lines are far apart, go backwards, or span several rows (locations.md)."""
     filler = "\n" * 5000
     text = f"""\
@@ -529,7 +531,7 @@ def test_exited_process_raises_stack_error() -> None:
         take(process.pid)
 
 
-def test_process_that_exits_while_being_read_is_read_or_raises_stack_error() -> None:
+def test_process_exiting_during_read_yields_stack_or_stack_error() -> None:
     for _ in range(10):
         with subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(0.02)"]) as process:
             while process.poll() is None:
@@ -550,7 +552,7 @@ def test_non_python_process_raises_stack_error() -> None:
 
 
 @pytest.mark.skipif(not OLD.exists(), reason=f"{OLD} is not installed")
-def test_unsupported_python_version_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_states_unsupported_python_version(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")  # no py-spy
     process = run(OLD, SLEEPS)
     with pytest.raises(StackError, match=r"older than 3\.11") as raised:
@@ -594,7 +596,7 @@ def test_permission_error_suggests_a_remedy(run: Run) -> None:
     assert "CAP_SYS_PTRACE" in done.stdout
 
 
-def test_unreadable_ranks_have_a_reason(run: Run) -> None:
+def test_unreadable_ranks_are_reported_with_a_reason(run: Run) -> None:
     process = run(Path(sys.executable), SLEEPS)
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
@@ -616,7 +618,7 @@ echo '[{"pid": 1, "thread_id": 2, "thread_name": "Thread-1", "os_thread_id": nul
 
 
 @pytest.mark.skipif(not OLD.exists(), reason=f"{OLD} is not installed")
-def test_py_spy_is_used_for_unknown_versions(
+def test_py_spy_is_used_for_unknown_python_versions(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sample output is from py-spy 0.4.1."""
@@ -661,7 +663,7 @@ time.sleep(600)
 """
 
 
-def test_shell_wrapper_resolves_to_its_python_rank(
+def test_python_process_inside_shell_wrapper_is_found_as_rank(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank's child processes also have RANK in their environment."""
@@ -719,7 +721,7 @@ raise ValueError("last")
         "sys.excepthook = lambda *_: slow()",
     ],
 )
-def test_worker_waiting_at_exit_is_shutting_down(python: Path, run: Run, how: str) -> None:
+def test_worker_waiting_at_exit_counts_as_shutting_down(python: Path, run: Run, how: str) -> None:
     """This includes waiting for threads, and for whatever prints the exception."""
     process = run(python, ENDS.format(how=how))
     until(process.pid, lambda stack: "<module>" not in {f.function for f in main_of(stack).frames})
@@ -734,7 +736,7 @@ print("up")
 """
 
 
-def test_worker_runs_no_python_code_after_interpreter_shutdown(python: Path, run: Run) -> None:
+def test_worker_counts_as_shutting_down_after_interpreter_shutdown(python: Path, run: Run) -> None:
     """It may still be running the destructors of C++ libraries."""
     process = run(python, AFTER_PYTHON)
     until(process.pid, lambda stack: stack.is_finalizing and not main_thread(stack))
@@ -747,7 +749,9 @@ def test_running_worker_is_not_finalizing(python: Path, run: Run) -> None:
     assert not take(process.pid).is_finalizing
 
 
-def test_worker_importing_site_is_not_shutting_down(python: Path, tmp_path: Path) -> None:
+def test_worker_importing_site_does_not_count_as_shutting_down(
+    python: Path, tmp_path: Path
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('up', flush=True)\ninput()\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     process = subprocess.Popen(
@@ -762,7 +766,9 @@ def test_worker_importing_site_is_not_shutting_down(python: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["script.py", "__main__.py"])
-def test_worker_running_its_program_is_not_shutting_down(python: Path, run: Run, name: str) -> None:
+def test_worker_running_its_program_does_not_count_as_shutting_down(
+    python: Path, run: Run, name: str
+) -> None:
     process = run(python, SLEEPS, name)
     wait_inside(process.pid, "rest")
     assert inspect_program(process.pid) is Program.RUNS
@@ -781,7 +787,7 @@ def test_state_of_non_python_worker_is_unknown_until_it_exits() -> None:
     assert inspect_program(process.pid) is Program.LEFT
 
 
-def test_worker_state_is_unknown_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_state_is_unknown_without_proc_filesystem(monkeypatch: pytest.MonkeyPatch) -> None:
     """On macOS, none of those paths exists."""
     monkeypatch.setattr(os.path, "lexists", lambda path: False)
     gone = subprocess.Popen(["true"])
@@ -789,6 +795,6 @@ def test_worker_state_is_unknown_without_proc(monkeypatch: pytest.MonkeyPatch) -
     assert inspect_program(gone.pid) is Program.UNSEEN
 
 
-def test_job_id_with_undecodable_bytes_has_no_ranks() -> None:
+def test_no_ranks_are_found_for_job_id_with_undecodable_bytes() -> None:
     """A command line may contain any bytes, which used to cause an internal error."""
     assert rank_processes.find_job_ranks("local://relight/\udcff") == {}

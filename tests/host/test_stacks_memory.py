@@ -191,7 +191,7 @@ def test_handled_exception_has_type_message_and_location(version: int) -> None:
     assert handled_in(image(version)) == [Handled("ValueError", "bad record", (frame,))]
 
 
-def test_cycle_in_a_traceback_terminates() -> None:
+def test_reading_a_cyclic_traceback_terminates() -> None:
     made = image()
     item = made.memory().word(thread_of(made) + 120)
     entry = made.memory().word(made.memory().word(item) + 40)
@@ -201,7 +201,7 @@ def test_cycle_in_a_traceback_terminates() -> None:
     assert len(found.frames) == 1
 
 
-def test_non_exception_is_not_handled() -> None:
+def test_object_that_is_not_an_exception_is_ignored() -> None:
     made = image()
     made.put(made.memory().word(thread_of(made) + 120), made.text("no exception", TEXT_TYPE))
     assert handled_in(made) == [None]
@@ -213,7 +213,7 @@ def read(made: Image) -> list[Thread]:
 
 
 @pytest.mark.parametrize("version", [0x030D00F0, 0x030D08F0, FINAL_3_14, 0x030E03F0], ids=hex)
-def test_uses_offsets_stated_by_interpreter(version: int) -> None:
+def test_offsets_are_taken_from_the_interpreters_own_table(version: int) -> None:
     expected = (Frame("träin.py", 12, "f"), Frame("träin.py", 12, "<module>"))
     assert read(image(version)) == [Thread(PID, expected)]
 
@@ -227,7 +227,9 @@ def test_uses_offsets_stated_by_interpreter(version: int) -> None:
         (0x030D00F0, 1, r"3\.13 without the GIL"),
     ],
 )
-def test_error_names_unsupported_version(version: int, free_threaded: int, what: str) -> None:
+def test_error_states_unsupported_python_version(
+    version: int, free_threaded: int, what: str
+) -> None:
     made = image()
     made.put_bytes(RUNTIME, offsets(version, free_threaded=free_threaded))
     with pytest.raises(StackError, match=what) as raised:
@@ -244,7 +246,7 @@ def test_malformed_offset_table_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("version", [0x030A00F0, 0x030D00F0, 0, 2**64 - 1], ids=hex)
-def test_only_3_11_and_3_12_work_without_an_offset_table(version: int) -> None:
+def test_only_python_3_11_and_3_12_work_without_offset_table(version: int) -> None:
     made = image()
     made.put_bytes(RUNTIME, bytes(24))
     made.put(BASE + 0x1F00, version)
@@ -258,21 +260,21 @@ def thread_of(made: Image) -> int:
     return made.memory().word(interpreter + 7344)
 
 
-def test_cycle_of_frames_terminates() -> None:
+def test_reading_a_cyclic_frame_list_terminates() -> None:
     made = image()
     inner = made.memory().word(thread_of(made) + 72)
     made.put(inner + 8, inner)
     assert read(made) == [Thread(PID, (Frame("träin.py", 12, "f"),))]
 
 
-def test_cycle_of_threads_terminates() -> None:
+def test_reading_a_cyclic_thread_list_terminates() -> None:
     made = image()
     thread = thread_of(made)
     made.put(thread + 8, thread)
     assert len(read(made)) == 1
 
 
-def test_incomplete_frame_is_skipped() -> None:
+def test_incomplete_stack_frame_is_skipped() -> None:
     """The rule is CPython's `_PyFrame_IsIncomplete`."""
     made = image()
     inner = made.memory().word(thread_of(made) + 72)
@@ -288,14 +290,14 @@ def test_object_of_unexpected_type_is_rejected() -> None:
         read(made)
 
 
-def test_long_name_is_truncated() -> None:
+def test_long_function_name_is_truncated() -> None:
     made = image()
     inner = made.memory().word(thread_of(made) + 72)
     made.put((made.memory().word(inner) & ~7) + 128, made.text("é" * 5000, TEXT_TYPE))
     assert read(made)[0].frames[0].function == "é" * MAX_CHARACTERS
 
 
-def test_endless_lists_terminate() -> None:
+def test_reading_endless_frame_and_thread_lists_terminates() -> None:
     """There is a frame at every address, and every thread has a next one."""
 
     def pread(size: int, address: int) -> bytes:
@@ -314,7 +316,7 @@ def test_endless_lists_terminate() -> None:
     assert all(len(thread.frames) <= MAX_FRAMES for thread in found)
 
 
-def test_impossible_address_raises_stack_error() -> None:
+def test_reading_an_impossible_address_raises_stack_error() -> None:
     memory = Memory(lambda size, address: bytes(size), PID)
     for address in (0, -1, 2**63, 2**64 - 1, 2**200):
         with pytest.raises(StackError):
@@ -377,7 +379,7 @@ def check(made: Image, symbols: dict[str, int] = SYMBOLS) -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 2**32 - 1), st.integers(-(2**63), 2**63))
-def test_any_line_table_yields_a_valid_line(table: bytes, first: int, offset: int) -> None:
+def test_any_line_table_yields_a_valid_line_number(table: bytes, first: int, offset: int) -> None:
     assert 0 <= line_number(table, first, offset) < 1 << 31
 
 

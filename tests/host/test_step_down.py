@@ -50,7 +50,7 @@ def kinds(log: Log) -> list[str]:
     return [message["type"] for message in log.messages]
 
 
-def test_nodes_of_ended_job_stay_connected_until_notified(ends: Ends) -> None:
+def test_nodes_in_ended_job_stay_connected_until_notified(ends: Ends) -> None:
     """The coordinator must step down right after a job's end. The notification may still be on its
     way to some nodes, so only nodes of running jobs are disconnected.
     """
@@ -69,7 +69,7 @@ def test_nodes_of_ended_job_stay_connected_until_notified(ends: Ends) -> None:
     assert not told.reasons
 
 
-def test_nodes_of_running_job_can_rejoin_after_step_down(ends: Ends) -> None:
+def test_nodes_in_running_job_can_rejoin_after_coordinator_steps_down(ends: Ends) -> None:
     """The former coordinator still listens, and may be elected again."""
     coordinator = coordinate(ends)
     _, before = join(ends, "runs")

@@ -69,7 +69,7 @@ WAKING = {
 
 
 @pytest.mark.parametrize("query", WAKING)
-def test_every_operation_that_creates_a_key_wakes_waiters(store: int, query: str) -> None:
+def test_every_operation_that_creates_a_key_wakes_waiting_clients(store: int, query: str) -> None:
     """A wait ends with the first operation that creates its last missing key."""
     with Peer(store) as waiter, Peer(store) as other, Peer(store) as setter:
         setter.set(b"there", b"")
@@ -83,7 +83,7 @@ def test_every_operation_that_creates_a_key_wakes_waiters(store: int, query: str
         other.sync()
 
 
-def test_cancelled_wait_is_not_answered_later(store: int) -> None:
+def test_cancelled_wait_gets_no_response_later(store: int) -> None:
     """The keys may be set after CANCEL_WAIT. A new wait for them ends immediately."""
     with Peer(store) as waiter, Peer(store) as setter:
         waiter.wait(b"a", b"b")
@@ -95,7 +95,7 @@ def test_cancelled_wait_is_not_answered_later(store: int) -> None:
         assert waiter.ask(wire.WAIT + keys(b"a", b"b"), 1) == wire.STOP_WAITING
 
 
-def test_deleted_key_still_satisfies_its_waiter(store: int) -> None:
+def test_key_that_was_set_and_deleted_still_satisfies_a_wait(store: int) -> None:
     """Deleting a key neither ends a wait for it nor undoes that it was set."""
     with Peer(store) as waiter, Peer(store) as setter:
         waiter.wait(b"a", b"b")
@@ -108,7 +108,7 @@ def test_deleted_key_still_satisfies_its_waiter(store: int) -> None:
         waiter.wait(b"a", b"b")
 
 
-def test_push_wakes_one_client_waiting_for_nothing_else(store: int) -> None:
+def test_push_wakes_one_client_that_waits_only_for_that_queue(store: int) -> None:
     """The longest-waiting client is first. A client that also waits for other keys isn't woken."""
     with Peer(store) as both, Peer(store) as first, Peer(store) as second, Peer(store) as pusher:
         both.wait(b"q", b"other")
@@ -125,7 +125,7 @@ def test_push_wakes_one_client_waiting_for_nothing_else(store: int) -> None:
         assert second.read(1) == wire.STOP_WAITING
 
 
-def test_barrier_releases_all_on_last_arrival(store: int) -> None:
+def test_barrier_releases_all_workers_on_last_arrival(store: int) -> None:
     """The counter is an ordinary key, and a worker that arrives late doesn't wait."""
     query = wire.BARRIER + text(b"b") + i64(3)
     with Peer(store) as first, Peer(store) as second, Peer(store) as third, Peer(store) as late:
@@ -140,8 +140,8 @@ def test_barrier_releases_all_on_last_arrival(store: int) -> None:
         assert late.get(b"b") == b"4"
 
 
-def test_disconnected_waiter_is_forgotten(store: int) -> None:
-    """The value that would have woken it goes to a client that came later."""
+def test_wait_from_disconnected_client_is_discarded(store: int) -> None:
+    """The value that would have woken that client goes to one that came later."""
     with Peer(store) as waiter, Peer(store) as pusher:
         for leave in (Peer.close, Peer.reset):
             gone = Peer(store)
@@ -152,7 +152,7 @@ def test_disconnected_waiter_is_forgotten(store: int) -> None:
         assert waiter.read(1) == wire.STOP_WAITING
 
 
-def test_wait_does_not_include_a_nonempty_queue(store: int, request: Any) -> None:
+def test_wait_treats_a_nonempty_queue_as_present(store: int, request: Any) -> None:
     """If another key is also missing, torch counts a non-empty queue as missing, and its server
     hangs until the next push.
     """
@@ -167,7 +167,7 @@ def test_wait_does_not_include_a_nonempty_queue(store: int, request: Any) -> Non
         assert waiter.read(1) == wire.STOP_WAITING
 
 
-def test_wait_is_independent_of_earlier_ones(store: int, request: Any) -> None:
+def test_wait_is_independent_of_earlier_waits(store: int, request: Any) -> None:
     """After being woken by a value, a client waits for other keys until they are set.
 
     Torch's server counts the next pushed value as one of those keys, so that its wait for `k` ends
@@ -196,7 +196,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("value", NUMBERS)
-def test_add_parses_numbers_like_c(store: int, value: bytes) -> None:
+def test_add_parses_numbers_as_c_does(store: int, value: bytes) -> None:
     """Trailing text is ignored and sums wrap around. Anything else ends the connection."""
     number = NUMBERS[value]
     with Peer(store) as peer, Peer(store) as friend:
@@ -277,7 +277,7 @@ def some_operation(choose: random.Random) -> tuple[str, Callable[[Client], objec
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))]
 )
-def test_any_sequence_of_operations_is_answered_like_torch(
+def test_any_sequence_of_operations_gives_the_same_results_as_torch(
     dist: ModuleType, relight: int, torch: int, seed: int
 ) -> None:
     """The same operations return the same values and error types, and leave the same number of
@@ -310,7 +310,7 @@ def test_any_sequence_of_operations_is_answered_like_torch(
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_values_of_any_size_and_number_round_trip(dist: ModuleType, store: int) -> None:
+def test_values_round_trip_regardless_of_size_and_number(dist: ModuleType, store: int) -> None:
     """This includes the largest values, 40 MiB in one answer, and 20,000 keys."""
     writer, reader = connect(dist, store), connect(dist, store)
     noise = random.Random(1)
@@ -330,7 +330,7 @@ def test_values_of_any_size_and_number_round_trip(dist: ModuleType, store: int) 
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_concurrent_clients_lose_nothing(dist: ModuleType, store: int) -> None:
+def test_concurrent_clients_lose_no_data(dist: ModuleType, store: int) -> None:
     """8 clients use counters, queues and barriers, and wait for their neighbours' keys."""
     clients, times = 8, 60
 
@@ -364,7 +364,7 @@ def test_concurrent_clients_lose_nothing(dist: ModuleType, store: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_timed_out_wait_can_be_repeated(dist: ModuleType, store: int) -> None:
+def test_wait_can_be_retried_after_timeout(dist: ModuleType, store: int) -> None:
     """After a client gives up, it can wait again on the same connection and gets an answer."""
     waiter, setter = connect(dist, store), connect(dist, store)
     for turn in range(5):
@@ -432,7 +432,7 @@ print("trained", rank)
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_training_works_with_the_store(warm_torch: WarmTorch) -> None:
+def test_training_works_with_relight_store(warm_torch: WarmTorch) -> None:
     """4 workers use groups, barriers, objects, checkpoints and a second process group."""
     result = warm_torch.run(TRAINING, "--nproc-per-node=4")
     assert result.returncode == 0, result.stderr

@@ -74,7 +74,7 @@ TRANSCRIPT = {  # every request in sequence, with its answer
 }
 
 
-def test_requests_survive_any_fragmentation(serve: Serve) -> None:
+def test_requests_can_be_fragmented_in_any_way(serve: Serve) -> None:
     """The answers don't depend on how the requests are split into packets."""
     asked, answers = b"".join(TRANSCRIPT), b"".join(TRANSCRIPT.values())
     splits = random.Random(1)
@@ -89,7 +89,7 @@ def test_requests_survive_any_fragmentation(serve: Serve) -> None:
             peer.sync()
 
 
-def test_peer_leaving_mid_request_changes_nothing(serve: Serve) -> None:
+def test_partial_request_from_disconnected_peer_has_no_effect(serve: Serve) -> None:
     """Half a request has no effect, however its sender disconnects."""
     server = serve()
     changes = (
@@ -144,7 +144,7 @@ def shared() -> Iterator[StoreServer]:
 
 
 @pytest.mark.parametrize("attack", REFUSED)
-def test_malformed_request_closes_its_connection(shared: StoreServer, attack: str) -> None:
+def test_malformed_request_closes_only_its_own_connection(shared: StoreServer, attack: str) -> None:
     """A peer that violates the protocol is dropped immediately, and only that peer."""
     with Peer(shared.port) as friend, Peer(shared.port, greet=False) as peer:
         peer.send(REFUSED[attack])
@@ -153,7 +153,7 @@ def test_malformed_request_closes_its_connection(shared: StoreServer, attack: st
     still_serves(shared)
 
 
-def test_random_bytes_are_harmless(shared: StoreServer) -> None:
+def test_random_bytes_do_not_affect_other_clients(shared: StoreServer) -> None:
     """Random data, with or without a greeting, doesn't affect other clients."""
     noise = random.Random(2)
     for _ in range(300):
@@ -171,7 +171,7 @@ def test_random_bytes_are_harmless(shared: StoreServer) -> None:
     still_serves(shared)
 
 
-def test_largest_keys_and_values_are_served(shared: StoreServer) -> None:
+def test_largest_keys_and_values_are_accepted(shared: StoreServer) -> None:
     """Values at torch's limits are accepted, in a single request or in many."""
     key, value = b"k" * KEY_LIMIT, bytes(range(256)) * (VALUE_LIMIT // 256)
     with Peer(shared.port) as peer:
@@ -182,7 +182,7 @@ def test_largest_keys_and_values_are_served(shared: StoreServer) -> None:
         assert peer.ask(wire.CHECK + keys(*many), 1) == b"\1"
 
 
-def test_idle_connections_are_cheap_and_harmless(serve: Serve) -> None:
+def test_idle_connections_cost_little_and_block_no_other_client(serve: Serve) -> None:
     """Connections that send nothing cost little and block nothing."""
     server = serve()
     before = server.most_memory()
@@ -209,7 +209,7 @@ def test_client_without_greeting_is_disconnected(serve: Serve) -> None:
         friend.sync()
 
 
-def test_clients_leave_descriptors_to_the_agent(serve: Serve) -> None:
+def test_clients_cannot_use_up_the_agents_descriptors(serve: Serve) -> None:
     """Beyond a certain share of the descriptors, new clients are refused until others have left."""
     server = serve(files=128)
     friends = [Peer(server.port) for _ in range(64)]
@@ -241,7 +241,7 @@ ANSWERS = {  # requests, the answer to each, and their number
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_peer_not_reading_answers_costs_little_memory(serve: Serve, kind: str) -> None:
+def test_peer_that_reads_no_responses_costs_little_memory(serve: Serve, kind: str) -> None:
     """The server stops reading from it until it reads. Then it gets all answers in order."""
     request, answer, count = ANSWERS[kind]
     server = serve()
@@ -267,7 +267,7 @@ def test_peer_not_reading_answers_costs_little_memory(serve: Serve, kind: str) -
         peer.sync()
 
 
-def test_peer_leaving_answers_unread_is_forgotten(serve: Serve) -> None:
+def test_unread_responses_to_disconnected_peer_are_discarded(serve: Serve) -> None:
     """Unread answers, and waits by peers that are gone, are discarded."""
     server = serve()
     with Peer(server.port) as friend:
@@ -301,7 +301,7 @@ def test_endless_request_costs_little_memory(serve: Serve) -> None:
         assert server.most_memory() - before < 160 * MIB
 
 
-def test_only_latest_of_stacked_waits_counts(serve: Serve) -> None:
+def test_only_the_latest_of_several_pending_waits_counts(serve: Serve) -> None:
     """A peer that keeps sending waits without getting an answer only waits for the last one."""
     with Peer(serve().port) as peer, Peer(peer.socket.getpeername()[1]) as friend:
         peer.send(wire.WAIT + keys(*[b"%d" % n for n in range(1000)]))
@@ -314,7 +314,7 @@ def test_only_latest_of_stacked_waits_counts(serve: Serve) -> None:
         assert peer.read(1) == wire.STOP_WAITING
 
 
-def test_full_store_rejects_values_and_continues(serve: Serve) -> None:
+def test_full_store_rejects_values_and_keeps_serving(serve: Serve) -> None:
     """A value that doesn't fit ends its connection. Deleting frees exactly as many bytes."""
     server = serve(_MAX_STORED=10_000)
     grow = (
@@ -348,7 +348,7 @@ def test_full_store_rejects_values_and_continues(serve: Serve) -> None:
             assert len(peer.value()) == 7_000
 
 
-def test_later_requests_of_dropped_peer_are_not_executed(serve: Serve) -> None:
+def test_later_requests_from_dropped_peer_are_not_executed(serve: Serve) -> None:
     """After a violation, the rest of the same packet is ignored."""
     server = serve()
     with Peer(server.port) as peer:

@@ -61,7 +61,7 @@ def free_range(size: int) -> range:
 
 
 @pytest.mark.parametrize("served", [True, False])
-def test_store_takes_first_free_port_in_range(loop: Loop, *, served: bool) -> None:
+def test_store_uses_the_first_free_port_in_range(loop: Loop, *, served: bool) -> None:
     """Two jobs on one machine get different ports. If all are taken, the error names
     the variable.
     """
@@ -184,7 +184,7 @@ sys.exit(main.main(["run", "--no-python", "true"]))
 
 
 @pytest.mark.needs_hosts
-def test_exhausted_ports_are_a_machine_error(tmp_path: Path) -> None:
+def test_running_out_of_ports_is_a_machine_error(tmp_path: Path) -> None:
     """In that case port 0 fails with EADDRINUSE, just like a port that is taken (bind(2))."""
     command = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, "-c"]
     done = subprocess.run(
@@ -208,7 +208,7 @@ def test_exhausted_ports_are_a_machine_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_torch_can_serve_the_reserved_port(loop: Loop, host: str) -> None:
+def test_torch_can_serve_its_store_on_the_reserved_port(loop: Loop, host: str) -> None:
     """Rank 0's own server listens on the port reserved by the agent, and can be reached there."""
     from torch.distributed import TCPStore as TorchStore
 
@@ -228,7 +228,7 @@ def test_torch_can_serve_the_reserved_port(loop: Loop, host: str) -> None:
     assert client.get("key") == b"value"
 
 
-def test_server_loads_lazily_and_serves_earlier_clients(
+def test_lazily_loaded_server_serves_clients_that_connected_earlier(
     loop: Loop,
 ) -> None:
     held = StorePort(loop, "127.0.0.1", 0, served=True)

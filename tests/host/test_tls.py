@@ -83,7 +83,7 @@ Node = Callable[..., Security]
 
 
 @pytest.mark.parametrize("secret", [b"", b"token"])
-def test_messages_pass_through_tls(ends: Ends, node: Node, secret: bytes) -> None:
+def test_messages_are_delivered_over_tls(ends: Ends, node: Node, secret: bytes) -> None:
     """Nodes with the same authority connect, and small and large messages arrive in order in both
     directions.
     """
@@ -120,7 +120,7 @@ def test_traffic_is_encrypted_with_tls_1_3(ends: Ends, node: Node) -> None:
     assert log.reasons == ["the peer closed the connection"]
 
 
-def test_tls_1_2_is_the_minimum(ends: Ends, node: Node) -> None:
+def test_minimum_tls_version_is_1_2(ends: Ends, node: Node) -> None:
     ends.listen(node("a"))
     old = node("b")
     assert old.tls_client is not None
@@ -131,7 +131,7 @@ def test_tls_1_2_is_the_minimum(ends: Ends, node: Node) -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_node_from_another_authority_is_refused(
+def test_node_with_certificate_from_another_authority_is_rejected(
     ends: Ends, node: Node, version: ssl.TLSVersion
 ) -> None:
     """A certificate not signed by the job's authority is useless, and both sides report why."""
@@ -146,7 +146,7 @@ def test_node_from_another_authority_is_refused(
     assert not ends.server.connections and not connection.refused
 
 
-def test_untrusted_listener_is_refused(ends: Ends, node: Node) -> None:
+def test_listener_with_untrusted_certificate_is_rejected(ends: Ends, node: Node) -> None:
     """The dialler checks the listener's certificate before it sends anything."""
     ends.listen(node("stranger", ca="ca"))
     _, log = ends.dial(node("b"))
@@ -155,7 +155,7 @@ def test_untrusted_listener_is_refused(ends: Ends, node: Node) -> None:
     assert "the peer does not accept our certificate" in ends.refused[0]
 
 
-def test_expired_certificate_is_refused(ends: Ends, node: Node) -> None:
+def test_expired_certificate_is_rejected(ends: Ends, node: Node) -> None:
     """The error says `expired`."""
     ends.listen(node("a"))
     _, log = ends.dial(node("late"))
@@ -163,7 +163,7 @@ def test_expired_certificate_is_refused(ends: Ends, node: Node) -> None:
     assert "expired" in ends.refused[0] and "expired" in log.reasons[0]
 
 
-def test_peer_without_certificate_is_refused(ends: Ends, node: Node, files: Path) -> None:
+def test_peer_without_certificate_is_rejected(ends: Ends, node: Node, files: Path) -> None:
     ends.listen(node("a"))
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname = False
@@ -174,7 +174,7 @@ def test_peer_without_certificate_is_refused(ends: Ends, node: Node, files: Path
     assert not ends.server.connections
 
 
-def test_plain_dialler_learns_that_tls_is_required(ends: Ends, node: Node) -> None:
+def test_dialler_without_tls_gets_error_that_tls_is_required(ends: Ends, node: Node) -> None:
     ends.listen(node("a"))
     _, log = ends.dial()
     ends.until(lambda: log.reasons and ends.refused)
@@ -182,7 +182,7 @@ def test_plain_dialler_learns_that_tls_is_required(ends: Ends, node: Node) -> No
     assert "the peer does not use TLS" in ends.refused[0]
 
 
-def test_plain_listener_recognises_tls_dialler(ends: Ends, node: Node) -> None:
+def test_listener_without_tls_recognises_dialler_with_tls(ends: Ends, node: Node) -> None:
     """If only the dialler uses TLS, both sides report that difference."""
     ends.listen()
     _, log = ends.dial(node("b"))
@@ -192,7 +192,7 @@ def test_plain_listener_recognises_tls_dialler(ends: Ends, node: Node) -> None:
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"])
-def test_invalid_handshake_closes_the_connection(ends: Ends, node: Node, data: bytes) -> None:
+def test_invalid_tls_handshake_closes_the_connection(ends: Ends, node: Node, data: bytes) -> None:
     """The next node can still connect."""
     ends.listen(node("a"))
     read_all(ends.raw(data), ends)
@@ -201,7 +201,7 @@ def test_invalid_handshake_closes_the_connection(ends: Ends, node: Node, data: b
     ends.until(lambda: connection.is_open)
 
 
-def test_aborted_handshake_is_harmless(ends: Ends, node: Node) -> None:
+def test_aborted_tls_handshake_does_not_affect_the_listener(ends: Ends, node: Node) -> None:
     """The peer closes or resets the connection in the middle of the handshake."""
     ends.listen(node("a"))
     for _ in range(3):
@@ -245,7 +245,7 @@ def test_store_client_needs_no_tls(ends: Ends, node: Node) -> None:
         ("a.crt", "locked.key", "ca.crt", "tls_key: .*locked.key is encrypted with a password"),
     ],
 )
-def test_unusable_tls_file_is_named_with_its_option(
+def test_error_for_unusable_tls_file_names_the_file_and_option(
     files: Path, cert: str, key: str, ca: str, words: str
 ) -> None:
     """The file is missing or contains something else."""
@@ -253,7 +253,7 @@ def test_unusable_tls_file_is_named_with_its_option(
         contexts(str(files / cert), str(files / key), str(files / ca))
 
 
-def test_tls_write_before_read_waits_for_writability(
+def test_tls_read_that_must_write_first_waits_for_writability(
     ends: Ends, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If TLS has to write before it can continue reading, the loop waits for writability just that

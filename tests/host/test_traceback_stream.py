@@ -35,7 +35,7 @@ def worker(screen: Screen) -> Callable[[bool | None], Worker]:
     return lambda is_shutting_down: Worker(screen, is_shutting_down)
 
 
-def test_last_traceback_is_held_until_requested(
+def test_last_traceback_of_exiting_worker_is_held_back(
     loop: FastLoop, screen: Screen, worker: Callable[..., Worker]
 ) -> None:
     """Once its worker has exited, nothing is scheduled. Other output isn't held back."""
@@ -58,7 +58,9 @@ def test_last_traceback_is_held_until_requested(
     assert screen.read() == b"step 1\nother\nat exit\n"
 
 
-def test_released_output_is_shown(screen: Screen, worker: Callable[..., Worker]) -> None:
+def test_held_back_output_is_shown_when_released(
+    screen: Screen, worker: Callable[..., Worker]
+) -> None:
     ends = worker(True)
     ends.stream.feed(TRACEBACK)
     ends.stream.end()  # the descriptor is closed before the exit is known
@@ -70,7 +72,7 @@ def test_released_output_is_shown(screen: Screen, worker: Callable[..., Worker])
 @pytest.mark.parametrize(
     ("is_shutting_down", "shown_after_s"), [(False, 0), (None, 0.25), (True, 5)]
 )
-def test_traceback_of_surviving_worker_is_shown(
+def test_traceback_from_worker_that_keeps_running_is_shown(
     loop: FastLoop, screen: Screen, worker: Callable[..., Worker], is_shutting_down: bool | None,
     shown_after_s: float,
 ) -> None:  # fmt: skip
@@ -88,7 +90,7 @@ def test_traceback_of_surviving_worker_is_shown(
     assert goes_on.looks <= 21
 
 
-def test_traceback_of_successful_worker_is_shown(
+def test_traceback_from_successful_worker_is_shown(
     screen: Screen, worker: Callable[..., Worker]
 ) -> None:
     ends = worker(True)
@@ -97,7 +99,7 @@ def test_traceback_of_successful_worker_is_shown(
     assert screen.read() == TRACEBACK
 
 
-def test_slow_exit_handler_may_show_all_tracebacks_together(
+def test_held_tracebacks_can_be_shown_together_if_worker_exits_slowly(
     loop: FastLoop, screen: Screen, worker: Callable[..., Worker]
 ) -> None:
     """This includes other workers' tracebacks. Equal ones are merged."""

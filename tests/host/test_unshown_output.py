@@ -34,7 +34,7 @@ def run_generations(loop: FastLoop, unshown: UnshownOutput, consoles: Consoles, 
 
 
 @pytest.mark.parametrize("flags", [[], ["-t1"]], ids=["raw", "tee'd"])
-def test_unshown_output_is_shown_or_counted(
+def test_output_from_earlier_generations_is_shown_or_counted(
     loop: FastLoop, small_screen: Screen, screen: Screen, tmp_path: Path, flags: list[str]
 ) -> None:
     """Generations continue. A line states how much output couldn't be kept for the console, and
@@ -56,7 +56,7 @@ def test_unshown_output_is_shown_or_counted(
     assert screen.read().count(b"\n") == len(said)
 
 
-def test_second_signal_ends_wait_for_console(
+def test_second_signal_ends_the_wait_for_a_blocked_console(
     loop: FastLoop, small_screen: Screen, screen: Screen, tmp_path: Path
 ) -> None:
     """A line states how much isn't shown."""

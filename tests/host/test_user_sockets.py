@@ -8,10 +8,10 @@ import pytest
 from relight.host import user_sockets
 
 
-def test_socket_is_kept_while_its_process_starts_listening(
+def test_socket_is_not_removed_before_its_process_starts_listening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This happens if `relight list` runs while an agent starts."""
+    """`relight list` may run while an agent is starting."""
     path = tmp_path / "job.sock"
     listen = socket.socket.listen
 

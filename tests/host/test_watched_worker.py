@@ -26,7 +26,7 @@ def watched() -> Iterator[WatchedWorker]:
 @example(b"=\\\n")
 @example(b"=\\x\n=A=\\q\n=B=1\n")
 @example(b"\xff" * (1 << 20))
-def test_agent_survives_garbage(watched: WatchedWorker, data: bytes) -> None:
+def test_agent_survives_garbage_in_shared_import_list(watched: WatchedWorker, data: bytes) -> None:
     with mmap.mmap(watched._fd, 0) as memory:
         memory[:] = data.ljust(len(memory), b"\0")
     assert all(isinstance(name, str) for name in watched.imports())

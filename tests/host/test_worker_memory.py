@@ -53,7 +53,9 @@ def share_memory(
 
 @given(NONSENSE)
 @example(b"\xff" * words.SIZE)
-def test_agent_reports_no_garbage(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_agent_does_not_report_garbage_from_shared_memory(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
     began = time.monotonic() - 5.0
     found, _ = share_memory(tmp_path_factory.mktemp("page"), data, began)
     for local_rank, (step, at) in found.progress().items():
@@ -76,7 +78,7 @@ def test_agent_reports_no_garbage(tmp_path_factory: pytest.TempPathFactory, data
 
 @given(NONSENSE)
 @example(b"\xff" * words.SIZE)
-def test_worker_survives_garbage(data: bytes) -> None:
+def test_worker_survives_garbage_in_shared_memory(data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
         page = memoryview(bytearray(data)).cast("Q")
         patch.setattr(relight.worker, "_page", page)
@@ -89,7 +91,7 @@ def test_worker_survives_garbage(data: bytes) -> None:
         assert 1 <= words.calls(page) <= words.MAX_CALLS
 
 
-def test_worker_reports_are_read(tmp_path: Path) -> None:
+def test_agent_reads_worker_reports_from_shared_memory(tmp_path: Path) -> None:
     """Valid values are within the bounds."""
     began = time.monotonic()
     found, said = share_memory(tmp_path, b"", began)
@@ -109,7 +111,9 @@ def test_worker_reports_are_read(tmp_path: Path) -> None:
     found._loop.close()
 
 
-def test_overwritten_agreement_does_not_mislead_other_workers(tmp_path: Path) -> None:
+def test_other_workers_are_unaffected_if_one_overwrites_checkpoint_agreement(
+    tmp_path: Path,
+) -> None:
     found, _ = share_memory(tmp_path, page_with({words.AGREED: 77}), workers=2)
     found.agree(5, time.monotonic())
     other = tmp_path / f"1.error.json{words.SUFFIX}"
@@ -117,7 +121,7 @@ def test_overwritten_agreement_does_not_mislead_other_workers(tmp_path: Path) ->
     found._loop.close()
 
 
-def test_excessive_deadline_is_clamped(tmp_path: Path) -> None:
+def test_excessive_checkpoint_deadline_is_clamped(tmp_path: Path) -> None:
     """A peer's message may contain one."""
     found, _ = share_memory(tmp_path, b"")
     found.agree(1, float("inf"))
@@ -127,7 +131,7 @@ def test_excessive_deadline_is_clamped(tmp_path: Path) -> None:
     found._loop.close()
 
 
-def test_truncated_file_reports_nothing(tmp_path: Path) -> None:
+def test_nothing_is_read_from_truncated_shared_file(tmp_path: Path) -> None:
     """The agent doesn't map the file, so no access can ever cause SIGBUS."""
     found, said = share_memory(tmp_path, page_with({words.CALLS: 3, words.STEP_AT: 1}))
     assert (found.calls(), found.step()) == (3, 0)
@@ -142,7 +146,7 @@ def test_truncated_file_reports_nothing(tmp_path: Path) -> None:
     found._loop.close()
 
 
-def test_sparse_file_gets_its_blocks_allocated(tmp_path: Path) -> None:
+def test_blocks_of_sparse_shared_file_are_allocated(tmp_path: Path) -> None:
     path = tmp_path / "page"
     path.touch()
     os.truncate(path, words.SIZE)
@@ -151,7 +155,7 @@ def test_sparse_file_gets_its_blocks_allocated(tmp_path: Path) -> None:
     assert path.stat().st_blocks * 512 >= words.SIZE
 
 
-def test_blocks_are_written_without_fallocate(
+def test_blocks_are_allocated_by_writing_if_fallocate_is_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With musl, some file systems don't support it. Words written by the other side are kept."""
@@ -205,7 +209,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("first", ["agent", "worker"])
-def test_full_disk_does_not_prevent_sharing(tmp_path: Path, first: str) -> None:
+def test_full_disk_does_not_prevent_sharing_memory(tmp_path: Path, first: str) -> None:
     """Either side may come first. The descriptor is closed along with the memory."""
     before = len(os.listdir("/proc/self/fd"))
     path = tmp_path / f"0.error.json{words.SUFFIX}"
@@ -224,8 +228,8 @@ def test_full_disk_does_not_prevent_sharing(tmp_path: Path, first: str) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_link_of_reused_pid_is_not_followed(tmp_path: Path) -> None:
-    """Its process has exited, and another process has the same pid now."""
+def test_link_to_process_with_reused_pid_is_not_followed(tmp_path: Path) -> None:
+    """The linked process has exited, and another process has the same pid now."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     path = tmp_path / f"0.error.json{words.SUFFIX}"

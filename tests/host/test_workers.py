@@ -32,7 +32,7 @@ def workers() -> Iterator[Workers]:
             os.close(fd)
 
 
-def test_stopped_spawner_is_continued_until_frozen_at_lease_end(workers: Workers) -> None:
+def test_stopped_spawner_is_resumed_until_workers_freeze_at_lease_end(workers: Workers) -> None:
     """Another program stops it again after the first SIGCONT."""
     loop, send, lost = workers._loop, workers._spawner.send, [signal.SIGCONT]
 
@@ -50,7 +50,7 @@ def test_stopped_spawner_is_continued_until_frozen_at_lease_end(workers: Workers
     assert workers.frozen and not lost
 
 
-def test_next_generation_forgets_survivors_old_stacks(workers: Workers) -> None:
+def test_old_stacks_of_survivors_are_discarded_in_next_generation(workers: Workers) -> None:
     """Otherwise its first failure would seem to blame a peer."""
     workers.doing[0] = WorkerState(" in all_reduce (train.py:7)", (), True)
     workers.replace([], [0])

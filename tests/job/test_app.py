@@ -51,14 +51,14 @@ def test_apps_can_be_changed_in_place() -> None:
     assert specs.Role("other", "image").env == {}
 
 
-def test_role_is_found_by_name() -> None:
+def test_role_can_be_looked_up_by_name() -> None:
     found = app()
     assert found.get_role("trainer") is found.roles[0]
     with pytest.raises(KeyError, match="has no role trainr; did you mean trainer"):
         found.get_role("trainr")
 
 
-def test_override_is_called_once_when_field_is_read() -> None:
+def test_override_function_is_called_once_when_field_is_read() -> None:
     """As in TorchX (nightly 2026.10.26), an override takes precedence over the field, and may be
     awaitable.
     """
@@ -79,7 +79,7 @@ def test_override_is_called_once_when_field_is_read() -> None:
     assert pickle.loads(pickle.dumps(role)).image == "built"
 
 
-def test_override_that_raises_is_called_again() -> None:
+def test_override_function_that_raises_is_called_again() -> None:
     answers: list[Any] = [OSError("not yet"), "built"]
 
     def image() -> Any:
@@ -94,7 +94,7 @@ def test_override_that_raises_is_called_again() -> None:
     assert role.image == "built"
 
 
-def test_awaitable_override_works_inside_an_event_loop() -> None:
+def test_awaitable_override_works_inside_a_running_event_loop() -> None:
     async def image() -> str:
         return "built"
 

@@ -96,7 +96,7 @@ def bound(place: Path) -> Callable[..., dict[str, Any]]:
         (("-1", "a"), {"rest": ["-1", "a"]}),
     ],
 )  # fmt: skip
-def test_arguments_convert_to_parameter_types(
+def test_arguments_are_converted_to_parameter_types(
     bound: Callable[..., Any], words: tuple[str, ...], expected: dict[str, Any]
 ) -> None:
     """Varargs for the program are passed unchanged."""
@@ -125,7 +125,7 @@ def test_arguments_convert_to_parameter_types(
         (("--n", "1", "--n", "2"), "--n is given twice"),
     ],
 )
-def test_invalid_argument_is_rejected_by_name(
+def test_error_for_invalid_argument_includes_its_name(
     bound: Callable[..., Any], words: tuple[str, ...], text: str
 ) -> None:
     """The error names the expected type."""
@@ -134,7 +134,7 @@ def test_invalid_argument_is_rejected_by_name(
     assert text in caught.value.message
 
 
-def test_help_comes_from_docstring(place: Path) -> None:
+def test_help_text_comes_from_component_docstring(place: Path) -> None:
     """It consists of the first paragraph and the arguments' descriptions, types and defaults."""
     (place / "c.py").write_text(COMPONENT)
     text = arguments.usage(
@@ -164,7 +164,9 @@ def test_help_comes_from_docstring(place: Path) -> None:
         ("def f(a: 'Nope') -> None: ...", 1, "Nope"),
     ],
 )
-def test_unsupported_signature_is_rejected(place: Path, head: str, line: int, text: str) -> None:
+def test_unsupported_component_signature_is_rejected(
+    place: Path, head: str, line: int, text: str
+) -> None:
     """The error has the parameter's file and line."""
     (place / "c.py").write_text(head + "\n")
     with pytest.raises(UsageError) as caught:
@@ -202,7 +204,7 @@ def test_parameter_before_varargs_keeps_value_or_default(
     assert function(*first, **values) == expected
 
 
-def test_command_line_overrides_values_and_settings(place: Path) -> None:
+def test_command_line_overrides_python_values_and_settings(place: Path) -> None:
     """Values passed from Python override the settings."""
     (place / "c.py").write_text("def f(*r: str, a: int = 0, b: int = 0, c: int = 0): ...\n")
     signature = arguments.read_signature("c.py:f", loading.find("c.py:f"))

@@ -61,7 +61,7 @@ def test_workspace_of_torchx_role_is_converted() -> None:
         (theirs(mounts=[1]), "invalid AppDef: "),
     ],
 )
-def test_return_value_that_is_not_an_app_is_one_line_error(found: object, message: str) -> None:
+def test_return_value_that_is_not_an_app_gives_one_line_error(found: object, message: str) -> None:
     """The error names the returned type, or the part that is unusable."""
     with pytest.raises(UsageError) as caught:
         torchx_components.to_app(found, "c")
@@ -226,7 +226,7 @@ def test_torchx_component_works_with_one_changed_line(build: Callable[..., specs
     assert build("named").name == "n"
 
 
-def test_dir_of_package_lists_all_names() -> None:
+def test_dir_of_package_lists_all_public_names() -> None:
     """All of them are loaded on access. Any other name raises AttributeError."""
     assert set(specs.__all__) <= set(dir(specs))
     assert all(getattr(specs, name) is not None for name in specs.__all__)

@@ -66,7 +66,7 @@ BAD = [c for c in RUNS if c["rc"] != 0 and not has(c, ACCEPTED) and not has(c, E
         for c in GOOD
     ],
 )
-def test_torchx_command_line_gives_same_app(
+def test_torchx_command_line_produces_the_same_app(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = submit(case, monkeypatch, capsys)
@@ -78,7 +78,7 @@ def test_torchx_command_line_gives_same_app(
 
 
 @pytest.mark.parametrize("case", BAD, ids=words)
-def test_command_line_rejected_by_torchx_is_rejected_in_one_line(
+def test_command_line_rejected_by_torchx_gives_one_line_error(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is 2. TorchX mostly prints a traceback."""
@@ -90,7 +90,7 @@ def test_command_line_rejected_by_torchx_is_rejected_in_one_line(
 
 
 @pytest.mark.parametrize("case", [c for c in RUNS if has(c, REFUSED)], ids=words)
-def test_values_that_describe_no_valid_job_are_rejected(
+def test_values_that_do_not_describe_a_valid_job_are_rejected(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """TorchX accepts them silently."""
@@ -113,14 +113,14 @@ def test_some_inputs_that_fail_in_torchx_are_accepted(
         assert len(role["mounts"]) == 2
 
 
-def test_optional_int_is_passed_as_int(capsys: pytest.CaptureFixture[str]) -> None:
+def test_optional_int_argument_is_passed_as_int(capsys: pytest.CaptureFixture[str]) -> None:
     """TorchX passes a string for Optional[int]."""
     shutil.copy(HERE / "comp.py", "comp.py")
     assert main(["submit", "--dryrun", "--json", "comp.py:types", "--b", "FALSE", "--oi", "7"]) == 0
     assert json.loads(capsys.readouterr().out)["app"]["roles"][0]["args"][3] == "7"
 
 
-def test_every_recorded_run_is_compared() -> None:
+def test_every_recorded_torchx_run_is_compared() -> None:
     """The only runs left out are for schedulers that relight doesn't support."""
     looked = len(GOOD) + len(BAD) + sum(has(c, (*REFUSED, *ACCEPTED)) for c in RUNS)
     assert len(RUNS) - looked == sum(has(c, ELSEWHERE) for c in RUNS) == 2

@@ -35,7 +35,7 @@ def record(name: str, **fields: Any) -> None:
         ("s://s/a/role/1,1,0", Handle("s", "s", "a", "role", (1, 0))),
     ],
 )
-def test_handle_names_job_role_or_replicas(text: str, expected: Handle) -> None:
+def test_handle_can_refer_to_job_role_or_replicas(text: str, expected: Handle) -> None:
     assert find_job(text) == expected
 
 
@@ -57,7 +57,7 @@ PART = st.from_regex(r"\A[A-Za-z0-9_.:-]{1,20}\Z")
 
 
 @given(st.from_regex(r"\A[a-z0-9_.-]{1,9}\Z"), PART, PART)
-def test_handle_round_trips_through_text(scheduler: str, session: str, app_id: str) -> None:
+def test_handle_round_trips_through_string(scheduler: str, session: str, app_id: str) -> None:
     handle = Handle(scheduler, session, app_id)
     assert find_job(str(handle)) == handle
 
@@ -74,7 +74,7 @@ def test_recorded_job_is_found_by_id_alone() -> None:
     ("part", "role", "replicas"),
     [("", "", ()), ("/", "", ()), ("/train", "train", ()), ("/train/0,2", "train", (0, 2))],
 )
-def test_replicas_of_recorded_job_are_found_by_id(
+def test_replicas_of_recorded_job_are_found_by_job_id(
     part: str, role: str, replicas: tuple[int, ...]
 ) -> None:
     """A job's id works as well as its full handle for naming a role or replicas."""
@@ -84,7 +84,7 @@ def test_replicas_of_recorded_job_are_found_by_id(
     assert find_job(f"77{part}") == Handle("slurm", "relight", "77", role, replicas)
 
 
-def test_unknown_id_suggests_the_closest_one() -> None:
+def test_error_for_unknown_job_id_suggests_the_closest_id() -> None:
     """If none is close, the hint says where to look."""
     record("train-x3b")
     with pytest.raises(UsageError, match="no such job: train-x3c") as caught:

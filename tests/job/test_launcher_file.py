@@ -58,7 +58,7 @@ def run(launcher: Path, *words: str, path: str | None = None) -> subprocess.Comp
     )
 
 
-def test_launcher_fits_into_config_map() -> None:
+def test_launcher_file_fits_into_a_config_map() -> None:
     """A ConfigMap holds 1 MiB, and contains the file in base64."""
     assert len(launcher_file.build()) * 4 / 3 < 500 * 1024
 
@@ -103,7 +103,7 @@ def f(
 '''
 
 
-def test_launcher_has_no_docstrings_comments_or_annotations() -> None:
+def test_launcher_file_has_no_docstrings_comments_or_annotations() -> None:
     found = launcher_file.stripped(COMMENTED)
     assert "ocument" not in found
     assert found.count(" comment") == found.count("# no comment") == 3
@@ -112,7 +112,7 @@ def test_launcher_has_no_docstrings_comments_or_annotations() -> None:
     assert ": int" in found.partition("def f")[0]  # annotations in the record
 
 
-def test_stripped_module_behaves_the_same() -> None:
+def test_stripped_module_behaves_like_the_original() -> None:
     """It has a multi-line string and default values."""
 
     def raised(source: str) -> tuple[int, str]:
@@ -170,7 +170,7 @@ def test_stripped_modules_are_equivalent_programs() -> None:
 
 
 @pytest.mark.processes
-def test_traceback_shows_line_of_packed_module(launcher: Path) -> None:
+def test_traceback_shows_source_line_from_packed_module(launcher: Path) -> None:
     script = (
         f"import sys, traceback; sys.path.insert(0, {str(launcher)!r})\n"
         "from relight.base import errors\n"
@@ -189,7 +189,7 @@ def test_traceback_shows_line_of_packed_module(launcher: Path) -> None:
 
 
 @pytest.mark.processes
-def test_interpreters_import_finders_are_left_alone(launcher: Path) -> None:
+def test_import_finders_installed_by_interpreter_are_kept(launcher: Path) -> None:
     """A worker forked from a warm process inherits them."""
     script = (
         "import sys\n"
@@ -201,20 +201,20 @@ def test_interpreters_import_finders_are_left_alone(launcher: Path) -> None:
     subprocess.run([sys.executable, "-I", "-c", script], timeout=LIMIT_S, check=True)
 
 
-def test_build_is_reproducible() -> None:
+def test_launcher_file_build_is_reproducible() -> None:
     first = launcher_file.build()
     launcher_file.build.cache_clear()
     assert launcher_file.build() == first
 
 
-def test_entries_do_not_depend_on_local_times_or_modes() -> None:
+def test_archive_entries_do_not_depend_on_local_file_times_or_modes() -> None:
     with zipfile.ZipFile(io.BytesIO(launcher_file.build())) as archive:
         for entry in archive.infolist():
             assert entry.date_time == (1980, 1, 1, 0, 0, 0)
             assert entry.external_attr >> 16 == 0o644
 
 
-def test_launcher_contains_every_module_it_imports() -> None:
+def test_launcher_file_contains_every_module_it_imports() -> None:
     """Imports inside functions also count."""
     inside = {name_of(path) for path in launcher_file.modules()}
     for path in launcher_file.modules():
@@ -242,7 +242,9 @@ def exists(name: str) -> bool:
 
 
 @pytest.mark.processes
-def test_launcher_runs_workers_without_installation(launcher: Path, tmp_path: Path) -> None:
+def test_launcher_file_runs_workers_without_relight_installed(
+    launcher: Path, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(
         "import os, sys\nprint(os.environ['RANK'], *sys.argv[1:], 'relight' in sys.modules)\n"
     )
@@ -253,7 +255,7 @@ def test_launcher_runs_workers_without_installation(launcher: Path, tmp_path: Pa
 
 @pytest.mark.processes
 @pytest.mark.parametrize("flags", [["--run-path"], ["--preload=json"], ["--preload=auto"], []])
-def test_restarts_and_reports_match_installed_relight(
+def test_launcher_file_handles_restarts_like_installed_relight(
     launcher: Path, tmp_path: Path, flags: list[str]
 ) -> None:
     (tmp_path / "train.py").write_text(
@@ -271,7 +273,9 @@ def test_restarts_and_reports_match_installed_relight(
 
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="warm processes are for Linux")
-def test_workers_fork_from_process_with_preloaded_modules(launcher: Path, tmp_path: Path) -> None:
+def test_workers_are_forked_from_process_with_preloaded_modules(
+    launcher: Path, tmp_path: Path
+) -> None:
     """The warm spawner imports its own modules from the file."""
     (tmp_path / "train.py").write_text("import colorsys\nprint(colorsys.__name__)\n")
     words = ("--preload=colorsys", "-v", "--max-restarts=0", "--nproc-per-node=3", "train.py")
@@ -301,7 +305,7 @@ def test_image_without_recent_python_yields_clear_error(
 
 
 @pytest.mark.processes
-def test_missing_command_is_a_one_line_error(launcher: Path) -> None:
+def test_missing_command_gives_one_line_error(launcher: Path) -> None:
     done = run(launcher, "submit", "utils.echo")
     assert done.returncode == 2
     assert "relight submit" in done.stderr
@@ -326,7 +330,7 @@ def test_only_roles_that_run_relight_need_launcher(role: Role, expected: bool) -
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("mode", "expected"), [("auto", "of the image"), ("travels", "travels")])
-def test_images_own_launcher_is_preferred_by_default(
+def test_launcher_in_image_is_preferred_by_default(
     tmp_path: Path, mode: str, expected: str
 ) -> None:
     role = Role("a", "i", entrypoint="bash", args=["-c", "relight run a.py $0", "a b"])

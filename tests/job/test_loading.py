@@ -53,7 +53,7 @@ def test_each_builtin_component_can_be_loaded(name: str) -> None:
     assert all(parameter.help for parameter in signature.parameters)
 
 
-def test_component_is_found_by_file_module_and_package(place: Path) -> None:
+def test_component_is_found_by_file_module_or_package(place: Path) -> None:
     """Relative imports within a package work."""
     (place / "good.py").write_text(GOOD)
     package = place / "pack"
@@ -96,7 +96,7 @@ def test_user_file_may_shadow_stdlib_module_name(place: Path) -> None:
         ("", "utils.ecoh", "unknown component: utils.ecoh"),
     ],
 )
-def test_broken_file_is_one_line_error_with_location(
+def test_broken_component_file_gives_one_line_error_with_location(
     place: Path, text: str, address: str, message: str
 ) -> None:
     """This holds whatever the file does."""
@@ -108,7 +108,7 @@ def test_broken_file_is_one_line_error_with_location(
     assert "bad" not in sys.modules or text.startswith(("def", "f =")) or not text
 
 
-def test_suggests_closest_component(place: Path) -> None:
+def test_error_suggests_closest_component_name(place: Path) -> None:
     """The hint also names the closest file."""
     (place / "mine.py").write_text(GOOD)
     for address, hint in (
@@ -121,7 +121,7 @@ def test_suggests_closest_component(place: Path) -> None:
         assert caught.value.hint == hint
 
 
-def test_packages_add_components_under_their_alias(
+def test_packages_can_add_components_under_their_own_alias(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The entry point group is relight.components."""
@@ -137,7 +137,7 @@ def test_packages_add_components_under_their_alias(
     assert built("team.one").name == "one"
 
 
-def test_packages_add_components_through_torchx_entry_points(
+def test_packages_can_add_components_through_torchx_entry_points(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group torchx.components adds all modules of a package. A package that fails to load is

@@ -39,13 +39,13 @@ def test_macro_values_are_not_expanded_again() -> None:
     )
 
 
-def test_macro_without_value_is_left_alone() -> None:
+def test_macro_without_value_is_left_unchanged() -> None:
     """Even its dollar signs are kept."""
     template = "$${${rank0_env}:=localhost} ${app_id}"
     assert macros.text(template, {"app_id": "x"}) == "$${${rank0_env}:=localhost} x"
 
 
-def test_macros_expand_in_arguments_variables_and_metadata() -> None:
+def test_macros_are_expanded_in_arguments_variables_and_metadata() -> None:
     """They expand at any depth of the metadata, but not in names, the image or the entrypoint."""
     role = Role(
         name="${app_id}",

@@ -30,16 +30,16 @@ from relight.job.app import Mount
         ),
     ],
 )
-def test_each_type_starts_a_new_mount(text: str, expected: list[Mount]) -> None:
+def test_each_type_option_starts_a_new_mount(text: str, expected: list[Mount]) -> None:
     """Its options may have any order and spelling."""
     assert parse_mounts(text.split(",")) == expected
 
 
-def test_empty_list_gives_no_mounts() -> None:
+def test_empty_argument_list_gives_no_mounts() -> None:
     assert parse_mounts([]) == []
 
 
-def test_tilde_on_host_side_is_home_directory(
+def test_tilde_in_host_path_expands_to_home_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A volume's name may also start with a tilde."""
@@ -78,7 +78,7 @@ def test_tilde_on_host_side_is_home_directory(
         ("", "unknown mount option: ''", ""),
     ],
 )
-def test_invalid_mount_is_rejected_by_name(text: str, message: str, hint: str) -> None:
+def test_error_for_invalid_mount_shows_the_mount(text: str, message: str, hint: str) -> None:
     """The hint lists the valid choices."""
     with pytest.raises(UsageError) as caught:
         parse_mounts(text.split(","))
@@ -94,7 +94,7 @@ WORDS = st.lists(
 
 
 @given(WORDS)
-def test_any_arguments_are_mounts_or_a_usage_error(words: list[str]) -> None:
+def test_any_arguments_give_mounts_or_a_usage_error(words: list[str]) -> None:
     """There are as many mounts as types, or else a one-line error."""
     try:
         found = parse_mounts(words)

@@ -28,7 +28,7 @@ from relight.job.components.nodes import (
         ("1000x16", JobSize(Nodes(1000, 1000), 16), "1000"),
     ],
 )
-def test_job_size_accepts_every_form(j: str, expected: JobSize, text: str) -> None:
+def test_job_size_accepts_every_torchx_form(j: str, expected: JobSize, text: str) -> None:
     assert parse_size(j) == expected
     assert str(expected.nodes) == text
 
@@ -56,14 +56,14 @@ def test_impossible_job_size_is_rejected(j: str, message: str) -> None:
 
 
 @given(st.integers(1, 999), st.integers(0, 999), st.integers(1, 99))
-def test_job_size_round_trips_through_text(least: int, more: int, workers: int) -> None:
+def test_job_size_round_trips_through_string(least: int, more: int, workers: int) -> None:
     size = parse_size(f"{least}:{least + more}x{workers}")
     assert size == JobSize(Nodes(least, least + more), workers)
     assert parse_size(f"{size.nodes}x{workers}") == size
 
 
 @given(st.text(alphabet="0123456789x: -", max_size=9))
-def test_any_text_is_a_job_size_or_a_usage_error(j: str) -> None:
+def test_any_text_gives_a_job_size_or_a_usage_error(j: str) -> None:
     try:
         size = parse_size(j)
     except UsageError as error:
@@ -83,7 +83,7 @@ def test_any_text_is_a_job_size_or_a_usage_error(j: str) -> None:
         ("cpu.small", "1x2", JobSize(Nodes(1, 1), 2)),
     ],
 )
-def test_worker_count_defaults_to_the_resources_gpus(h: str, j: str, expected: JobSize) -> None:
+def test_worker_count_defaults_to_gpu_count_of_resource(h: str, j: str, expected: JobSize) -> None:
     """`-j N` counts nodes, and the resource determines the workers on each."""
     assert parse_job_size(h, j) == expected
 
@@ -105,7 +105,7 @@ def test_worker_count_defaults_to_the_resources_gpus(h: str, j: str, expected: J
         ("gpu.smal", "1", "unknown named resource: gpu.smal"),
     ],
 )
-def test_resource_without_gpus_needs_worker_count(h: str, j: str, message: str) -> None:
+def test_resource_without_gpus_requires_a_worker_count(h: str, j: str, message: str) -> None:
     """Malformed sizes are rejected too."""
     with pytest.raises(UsageError) as caught:
         parse_job_size(h, j)
@@ -125,12 +125,12 @@ def test_resource_without_gpus_needs_worker_count(h: str, j: str, message: str) 
         ("a/b/c", "a", "b/c"),
     ],
 )
-def test_name_is_split_at_first_slash(name: str, experiment: str, run: str) -> None:
+def test_job_name_is_split_at_first_slash(name: str, experiment: str, run: str) -> None:
     """The form is EXPERIMENT/RUN. A missing part is taken from the script."""
     assert parse_name(name, "dir/my.train.py", None) == Name(experiment, run)
 
 
-def test_name_of_module_is_its_last_part() -> None:
+def test_default_name_is_last_part_of_module_path() -> None:
     assert parse_name("foo/", None, "a.b.c") == Name("foo", "c")
     assert (role_name(None, "c"), role_name("c", None)) == ("c", "c")
 

@@ -41,7 +41,9 @@ MERGED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("overlay", "expected"), MERGED)
-def test_overlays_are_applied(overlay: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_overlays_are_merged_into_the_object(
+    overlay: dict[str, Any], expected: dict[str, Any]
+) -> None:
     before = copy.deepcopy(POD)
     assert applied(POD, overlay, "pod") == expected
     assert before == POD
@@ -56,12 +58,12 @@ def test_overlays_are_applied(overlay: dict[str, Any], expected: dict[str, Any])
         ({"spec": {"__join__:containers": [{}]}}, "merges lists of dicts"),
     ],
 )
-def test_overlay_that_does_not_fit_is_rejected(overlay: dict[str, Any], said: str) -> None:
+def test_overlay_of_wrong_type_is_rejected(overlay: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said.replace("(", r"\(")):
         applied(POD, overlay, "pod")
 
 
-def test_overlays_for_a_role_accumulate() -> None:
+def test_several_overlays_for_one_role_are_combined() -> None:
     """The last operator for a field wins."""
     role = specs.Role("r", "i")
     set_overlay(role, "kubernetes", "V1Pod", {"spec": {"a": {"x": 1}, "l": [1], PUT("p"): 1}})
@@ -72,7 +74,7 @@ def test_overlays_for_a_role_accumulate() -> None:
     assert get_overlay(role, "slurm", "V1Pod") == {}
 
 
-def test_unnamed_kind_is_treated_as_the_whole_overlay() -> None:
+def test_metadata_without_a_kind_is_used_as_the_overlay() -> None:
     """TorchX users write `metadata={"kubernetes": {"spec": …}}`."""
     role = specs.Role("r", "i", metadata={"kubernetes": {"spec": {"a": 1}}})
     assert get_overlay(role, "kubernetes", "V1Pod") == {"spec": {"a": 1}}

@@ -29,7 +29,7 @@ SECRET = "hunter2"
         "KEY",
     ],
 )  # fmt: skip
-def test_redacts_variable_with_secret_name(name: str) -> None:
+def test_redacts_variable_whose_name_suggests_a_secret(name: str) -> None:
     assert redaction.is_secret(name)
     assert redact_env({name: SECRET}) == {name: HIDDEN}
     assert redact_env({name: ""}) == {name: ""}
@@ -42,7 +42,7 @@ def test_redacts_variable_with_secret_name(name: str) -> None:
      "SASL_MECHANISM", "CONNECTION", "STRING", "CONNECTIONS", "DSNAME", "SASKIA", "HOOK",
      "num_key_value_heads", "pattern", "PATCH", "compass", "KEYS", "--key"],
 )  # fmt: skip
-def test_keeps_variable_with_similar_name(name: str) -> None:
+def test_keeps_variable_whose_name_only_resembles_a_secret(name: str) -> None:
     assert not redaction.is_secret(name)
 
 
@@ -125,7 +125,7 @@ def test_keeps_names_with_token_like_prefixes() -> None:
     assert redact_text(text) == text
 
 
-def test_redacts_word_after_secret_flag() -> None:
+def test_redacts_separate_word_after_secret_flag() -> None:
     """The word may look like anything."""
     words = [
         "a.py",
@@ -143,7 +143,7 @@ def test_redacts_word_after_secret_flag() -> None:
     ]  # fmt: skip
 
 
-def test_keeps_token_counts() -> None:
+def test_keeps_settings_about_token_counts() -> None:
     """Settings about a model's tokens are kept, and so is a user name before a password."""
     words = ["--max-tokens", "512", "--tokens", SECRET, "--user", f"u:{SECRET}"]
     assert redact_argv(words) == [
@@ -152,7 +152,7 @@ def test_keeps_token_counts() -> None:
     assert redact_env({"MAX_TOKENS": "512"}) == {"MAX_TOKENS": "512"}
 
 
-def test_keeps_directories_and_ports() -> None:
+def test_keeps_directories_and_ports_that_resemble_secrets() -> None:
     """PWD is a directory, and -p is a port, a number or a partition as often as a password."""
     found = redact_env({"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": SECRET})
     assert found == {"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": HIDDEN}
@@ -163,7 +163,7 @@ def test_keeps_directories_and_ports() -> None:
     ]  # fmt: skip
 
 
-def test_redacts_all_parts_of_app() -> None:
+def test_redacts_secrets_in_all_parts_of_app() -> None:
     """Everything else is kept."""
     role = specs.Role(
         name="r",
@@ -185,7 +185,7 @@ def test_redacts_all_parts_of_app() -> None:
     assert SECRET in json.dumps(to_json(app))
 
 
-def test_keeps_only_relevant_environment() -> None:
+def test_keeps_only_relevant_environment_variables() -> None:
     """None of its secrets is kept."""
     found = redaction.redact_environment(
         {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1", "TORCH_TOKEN": SECRET, "HF_HOME": "/x",
@@ -195,7 +195,7 @@ def test_keeps_only_relevant_environment() -> None:
 
 
 @given(st.text(alphabet="ab-_= '\",;/:@1", max_size=40))
-def test_keeps_text_without_secrets(text: str) -> None:
+def test_leaves_text_without_secrets_unchanged(text: str) -> None:
     """Text with neither a secret's name nor a password is unchanged."""
     if "://" not in text:
         assert redact_text(text) == text

@@ -37,7 +37,7 @@ def mode(path: Path) -> int:
         ({"HOME": "/h", "XDG_STATE_HOME": "/x", "RELIGHT_STATE_DIR": "/r"}, "/r/jobs"),
     ],
 )
-def test_records_are_stored_below_xdg_or_relight_state_dir(
+def test_job_records_are_stored_under_xdg_or_relight_state_dir(
     variables: dict[str, str], expected: str
 ) -> None:
     assert records.root(Environment(variables)) == expected
@@ -47,7 +47,7 @@ def test_relative_relight_state_dir_is_relative_to_cwd(place: Path) -> None:
     assert records.root(Environment({"RELIGHT_STATE_DIR": "s"})) == str(place / "s" / "jobs")
 
 
-def test_record_round_trips_and_is_private(tmp_path: Path) -> None:
+def test_job_record_round_trips_and_is_private(tmp_path: Path) -> None:
     """Only the user can read it, and no other files remain in the directory."""
     record = whole("a-1", more={"x": [1, None, "ü\udcff"]})
     records.write("a-1", record)
@@ -94,7 +94,7 @@ def test_jobs_are_listed_newest_first() -> None:
          {"state": "BOGUS"}, {"handle": ""}, {"handle": "local"}, {"handle": "local://s/a/b"},
          {"handle": 1}, {"submitted": None}))],
 )  # fmt: skip
-def test_corrupt_record_is_skipped(tmp_path: Path, text: str) -> None:
+def test_corrupt_job_record_is_skipped(tmp_path: Path, text: str) -> None:
     """An unrelated or truncated file doesn't hide other jobs."""
     records.write("good-1", whole("good-1"))
     folder = tmp_path / "state" / "jobs" / "bad-1"
@@ -109,7 +109,7 @@ def test_corrupt_record_is_skipped(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [200, 700, 100_000])
-def test_deeply_nested_record_is_skipped(tmp_path: Path, depth: int) -> None:
+def test_deeply_nested_job_record_is_skipped(tmp_path: Path, depth: int) -> None:
     """Either json can't read it, or it couldn't write it again."""
     records.write("good-1", whole("good-1"))
     deep = json.dumps(whole("bad-1"))[:-1] + f', "x": {"[" * depth}{"]" * depth}}}'
@@ -118,7 +118,7 @@ def test_deeply_nested_record_is_skipped(tmp_path: Path, depth: int) -> None:
     assert [record["id"] for record in records.every()] == ["good-1"]
 
 
-def test_too_deeply_nested_record_is_one_line_error() -> None:
+def test_writing_too_deeply_nested_record_gives_one_line_error() -> None:
     deep: Any = []
     for _ in range(5000):
         deep = [deep]
@@ -128,14 +128,14 @@ def test_too_deeply_nested_record_is_one_line_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a\0b", "-a", ".a", "ü", "a b"])
-def test_invalid_id_is_rejected(name: str) -> None:
+def test_invalid_job_id_is_rejected(name: str) -> None:
     """An id can only refer to its own directory."""
     with pytest.raises(UsageError, match="is not a job id"):
         records.path(name)
     assert records.find_by_handle("local", name) is None
 
 
-def test_error_names_unusable_state_directory(tmp_path: Path) -> None:
+def test_error_shows_unusable_state_directory(tmp_path: Path) -> None:
     """The hint names the variable that overrides it."""
     (tmp_path / "state").write_text("")
     with pytest.raises(MachineError, match=f"{tmp_path}/state/jobs/a-1: Not a dir") as caught:
@@ -143,7 +143,7 @@ def test_error_names_unusable_state_directory(tmp_path: Path) -> None:
     assert "RELIGHT_STATE_DIR" in caught.value.hint
 
 
-def test_record_is_found_by_scheduler_id() -> None:
+def test_job_record_is_found_by_scheduler_job_id() -> None:
     """The same id on another scheduler belongs to another job."""
     records.write("a-1", whole("a-1", scheduler="slurm", app_id="77"))
     assert (records.find_by_handle("slurm", "77") or {})["id"] == "a-1"
@@ -152,7 +152,7 @@ def test_record_is_found_by_scheduler_id() -> None:
 
 
 @given(st.text(max_size=150))
-def test_id_is_valid_in_file_and_host_names(name: str) -> None:
+def test_job_id_is_valid_in_file_names_and_hostnames(name: str) -> None:
     """This holds for any app name, and includes length limits."""
     found = records.new_id(name)
     assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*-[bcdfghjklmnpqrstvwxz][a-z0-9]+", found)

@@ -141,21 +141,21 @@ def test_resource_lookup_is_case_insensitive(name: str) -> None:
         ("trn1.32xlarge", "aws_trn1.32xlarge"),
     ],
 )
-def test_suggests_closest_resource(wrong: str, right: str) -> None:
+def test_error_suggests_closest_resource_name(wrong: str, right: str) -> None:
     with pytest.raises(UsageError) as caught:
         resource(h=wrong)
     assert caught.value.message == f"unknown named resource: {wrong}"
     assert caught.value.hint == f"did you mean {right}?"
 
 
-def test_lists_all_names_if_none_is_close() -> None:
+def test_error_lists_all_resource_names_if_none_is_close() -> None:
     with pytest.raises(UsageError) as caught:
         resource(h="zzzzzzzz")
     assert all(row[0] in caught.value.hint for row in ROWS if row[0] not in ("NULL", "MISSING"))
 
 
 @given(st.text(max_size=40))
-def test_any_name_is_a_resource_or_a_usage_error(name: str) -> None:
+def test_any_name_gives_a_resource_or_a_usage_error(name: str) -> None:
     """No text makes the lookup fail in any other way."""
     try:
         found = specs.named_resources[name]
@@ -176,7 +176,7 @@ def test_explicit_zero_is_not_replaced_by_default() -> None:
     assert resource(cpu=4, gpu=2, h="gpu.small").cpu == 8
 
 
-def test_copy_can_add_capabilities() -> None:
+def test_resource_copy_can_add_capabilities() -> None:
     """`Resource.copy` doesn't change the original."""
     original = specs.Resource(1, 2, 3, {"a": 1}, {"d": 1})
     copy = specs.Resource.copy(original, b=2)
@@ -200,7 +200,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("variable", ["RELIGHT_NAMED_RESOURCES", "TORCHX_CUSTOM_NAMED_RESOURCES"])
-def test_user_module_adds_named_resources(
+def test_user_module_can_add_named_resources(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     """A variable names the module. The module may add names and redefine existing ones."""
@@ -232,7 +232,9 @@ def test_invalid_resource_module_is_rejected(
         sys.modules.pop("not_ours", None)
 
 
-def test_packages_add_named_resources(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_packages_can_add_named_resources(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The group relight.named_resources adds names. Existing ones keep their meaning."""
     from relight.base.env import Environment
 

@@ -20,7 +20,7 @@ FAILED, SUCCEEDED, CANCELLED = AppState.FAILED, AppState.SUCCEEDED, AppState.CAN
         ([(FAILED, None)], 1),
     ],
 )
-def test_job_exits_with_code_of_the_replica_that_caused_it(
+def test_job_exit_code_comes_from_replica_that_caused_the_failure(
     ends: list[tuple[AppState, int | None]], exit_code: int
 ) -> None:
     """A replica stopped with SIGTERM or SIGKILL because another one failed doesn't count."""

@@ -183,7 +183,7 @@ ALL = {f"node{a}>node{b}" for a in (1, 2, 3) for b in (1, 2, 3) if a != b}
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_hosts_connect_by_name(lab: Lab, family: socket.AddressFamily) -> None:
+def test_hosts_can_connect_to_each_other_by_name(lab: Lab, family: socket.AddressFamily) -> None:
     """Names resolve to IPv4 and IPv6 addresses."""
     serve(lab["node1"], SERVER)
     client = """
@@ -212,7 +212,7 @@ def test_program_sees_only_its_own_host(tmp_path: Path) -> None:
     assert socket.gethostname() == before
 
 
-def test_cut_host_neither_sends_nor_receives(lab: Lab) -> None:
+def test_disconnected_host_neither_sends_nor_receives(lab: Lab) -> None:
     """The other hosts can still reach each other."""
     peers = Peers(lab)
     lab.cut("node3")
@@ -222,7 +222,7 @@ def test_cut_host_neither_sends_nor_receives(lab: Lab) -> None:
     assert peers.reached("cut", last="mended") == {"node1>node2", "node2>node1"}
 
 
-def test_block_is_one_way(lab: Lab) -> None:
+def test_block_drops_packets_in_one_direction_only(lab: Lab) -> None:
     peers = Peers(lab)
     lab.block("node1", "node2")
     peers.send("blocked")
@@ -231,7 +231,7 @@ def test_block_is_one_way(lab: Lab) -> None:
     assert peers.reached("blocked", last="healed") == ALL - {"node1>node2"}
 
 
-def test_partition_separates_groups(lab: Lab) -> None:
+def test_network_partition_separates_host_groups(lab: Lab) -> None:
     """The partition lasts until it is healed."""
     peers = Peers(lab)
     lab.partition(["node1"], ["node2", "node3"])
@@ -250,7 +250,7 @@ def test_host_outside_all_groups_reaches_every_group(lab: Lab) -> None:
     assert peers.reached("apart", last="together") == ALL - {"node1>node2", "node2>node1"}
 
 
-def test_packets_in_flight_are_cut(lab: Lab) -> None:
+def test_packets_in_flight_are_dropped_when_host_is_disconnected(lab: Lab) -> None:
     """A delayed packet that was sent before the cut doesn't arrive after it."""
     peers = Peers(lab)
     lab.set(delay_ms=300)
@@ -290,7 +290,7 @@ except OSError as error:
 
 
 @pytest.mark.parametrize(("loss", "low", "high"), [(0.0, 0, 0), (0.05, 51, 149)])
-def test_packet_loss_rate_is_as_configured(lab: Lab, loss: float, low: int, high: int) -> None:
+def test_packet_loss_rate_matches_configuration(lab: Lab, loss: float, low: int, high: int) -> None:
     """5 % of 2,000 datagrams are lost, within five standard deviations, or none without loss."""
     count = serve(lab["node1"], COUNT)
     lab.set(loss=loss, host="node2")
@@ -313,7 +313,7 @@ def test_jitter_preserves_order(lab: Lab) -> None:
     assert json.loads(count.communicate(timeout=LIMIT_S)[0]) == list(range(300))
 
 
-def test_delay_and_jitter_are_added(lab: Lab) -> None:
+def test_delay_and_jitter_are_added_to_round_trip_time(lab: Lab) -> None:
     """A round trip takes at least the delay in both directions, and varies by the jitter."""
     serve(lab["node1"], ECHO)
     plain = json.loads(run(lab["node2"], ROUND_TRIPS, "node1"))
@@ -327,7 +327,7 @@ def test_delay_and_jitter_are_added(lab: Lab) -> None:
     assert max(shaken) - min(shaken) > 30
 
 
-def test_two_labs_are_isolated(lab: Lab) -> None:
+def test_two_labs_are_isolated_from_each_other(lab: Lab) -> None:
     """Both labs use the same names, addresses, and ports."""
     with Lab(hosts=["node1", "node2"]) as other:
         one, two = Peers(lab), Peers(other)
@@ -366,7 +366,7 @@ def users_of(namespace: str) -> list[str]:
     return found
 
 
-def test_killed_owner_leaves_nothing(tmp_path: Path) -> None:
+def test_killed_lab_owner_leaves_nothing_behind(tmp_path: Path) -> None:
     """The owner's processes, hosts, and switch are gone."""
     owner = f"""
 import json, os, subprocess, sys
@@ -407,7 +407,7 @@ def test_closing_a_lab_ends_its_processes() -> None:
     assert state(pid) in ("", "Z")
 
 
-def test_dead_switch_is_reported(lab: Lab) -> None:
+def test_dead_network_switch_is_reported(lab: Lab) -> None:
     """A Lab must not claim that a rule is in effect when it isn't."""
     lab.switch.kill()
     lab.switch.wait(LIMIT_S)
@@ -437,7 +437,7 @@ print(netlab.lab_unavailable())
     ],
     ids=["user", "no SYS_ADMIN", "no NET_ADMIN", "no ip", "no tun"],
 )
-def test_lab_unavailable_names_what_is_missing(prefix: list[str], reason: str) -> None:
+def test_error_states_what_the_network_lab_is_missing(prefix: list[str], reason: str) -> None:
     python = os.path.realpath(sys.executable)
     command = [*prefix, python, "-I", "-S", "-c", WHY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)

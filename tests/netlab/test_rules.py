@@ -66,7 +66,7 @@ def call(host: Host, kind: int, address: str, port: int, size: int, wait_s: floa
 
 
 @pytest.mark.parametrize("address", ["10.77.0.1", "fd77::1"])
-def test_firewall_answers_only_on_listed_ports(lab: Lab, address: str) -> None:
+def test_firewall_allows_only_listed_ports(lab: Lab, address: str) -> None:
     """Other ports don't respond; the host itself can reach everything."""
     serve(lab["node1"], SERVE)
     serve(lab["node2"], SERVE)
@@ -84,7 +84,7 @@ def test_firewall_answers_only_on_listed_ports(lab: Lab, address: str) -> None:
     assert answers(outside, socket.SOCK_STREAM, address, 7001)
 
 
-def test_packets_above_sender_limit_are_lost(lab: Lab) -> None:
+def test_packets_larger_than_the_senders_limit_are_dropped(lab: Lab) -> None:
     """Smaller packets arrive, and other hosts may send larger ones."""
     serve(lab["node1"], SERVE)
     serve(lab["node2"], SERVE)

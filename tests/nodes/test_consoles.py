@@ -51,7 +51,7 @@ def start_stuck(here: OneMachine, job: Job, stderr: BinaryIO) -> "subprocess.Pop
     )
 
 
-def test_node_with_blocked_console_restarts_and_stops(tmp_path: Path) -> None:
+def test_node_with_blocked_console_can_still_restart_and_stop(tmp_path: Path) -> None:
     """The job restarts after a worker on another node fails, and one signal ends the stuck node."""
     meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
     (tmp_path / "loud.py").write_text(LOUD)

@@ -63,7 +63,9 @@ def test_workers_survive_restart_of_killed_coordinator(lab: Lab, tmp_path: Path)
 
 
 @pytest.mark.needs_hosts
-def test_node_absent_for_two_coordinators_is_not_a_member(lab: Lab, tmp_path: Path) -> None:
+def test_generation_of_absent_node_is_not_confused_with_running_one(
+    lab: Lab, tmp_path: Path
+) -> None:
     """The absent node's generation has the same number and size as the running one, which also has
     a free place. The two are not confused: the node's worker does not run alongside a group that it
     was never in.
@@ -144,7 +146,7 @@ def test_one_coordinator_serves_many_jobs(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_hosts
-def test_head_with_token_rejects_agents_without_it(lab: Lab, tmp_path: Path) -> None:
+def test_coordinator_with_token_rejects_agents_without_it(lab: Lab, tmp_path: Path) -> None:
     """A head that has a token turns away agents without it, and reports that."""
     token = tmp_path / "token"
     token.write_text("secret\n")
@@ -156,7 +158,7 @@ def test_head_with_token_rejects_agents_without_it(lab: Lab, tmp_path: Path) -> 
     assert "refused a connection" in path.read_text()
 
 
-def test_bad_coordinator_flags_are_refused_before_binding(
+def test_invalid_coordinator_flags_are_rejected_before_port_is_bound(
     launch: Launch,
 ) -> None:
     """The message suggests what to write instead."""
@@ -185,7 +187,7 @@ def test_bad_coordinator_flags_are_refused_before_binding(
 
 
 @pytest.mark.needs_hosts
-def test_blocked_console_does_not_stop_workers(lab: Lab, tmp_path: Path) -> None:
+def test_blocked_coordinator_console_does_not_stop_workers(lab: Lab, tmp_path: Path) -> None:
     """Workers keep running although the head's stderr is a full pipe and a stranger connects."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -221,7 +223,7 @@ def test_blocked_console_does_not_stop_workers(lab: Lab, tmp_path: Path) -> None
 
 
 @pytest.mark.needs_hosts
-def test_rare_heartbeats_in_one_job_do_not_delay_another(lab: Lab, tmp_path: Path) -> None:
+def test_rare_heartbeats_in_one_job_do_not_delay_another_job(lab: Lab, tmp_path: Path) -> None:
     """The first job checks for lost nodes so rarely that this test would not last long enough. In
     the other job, with the defaults, a stopped node is lost nevertheless. Closed connections
     are noticed in both jobs.

@@ -29,7 +29,7 @@ def end_one_by_one(job: Job, agents: list[AgentOn]) -> None:
     assert [agent.wait() for agent in agents] == [0] * len(agents), job.report()
 
 
-def test_done_nodes_are_not_considered_lost(tmp_path: Path) -> None:
+def test_finished_nodes_are_not_considered_lost(tmp_path: Path) -> None:
     with OneMachine() as here:
         meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
         job = Job(here, tmp_path, *meet, "--nnodes=3", CONF)
@@ -39,7 +39,7 @@ def test_done_nodes_are_not_considered_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_hosts
-def test_done_endpoint_host_keeps_voting(lab: Lab, tmp_path: Path) -> None:
+def test_finished_endpoint_host_keeps_voting(lab: Lab, tmp_path: Path) -> None:
     """An endpoint host whose workers are done keeps voting for the others' coordinator."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3", CONF))
     agents = [job.start(f"node{number}") for number in (1, 2, 3)]
@@ -48,7 +48,7 @@ def test_done_endpoint_host_keeps_voting(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_job_succeeds_after_losing_a_done_coordinator(tmp_path: Path, number: int) -> None:
+def test_job_succeeds_after_losing_a_finished_coordinator(tmp_path: Path, number: int) -> None:
     """The next coordinator learns from the running nodes which nodes have succeeded."""
     with OneMachine() as here:
         meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
@@ -67,7 +67,7 @@ def test_job_succeeds_after_losing_a_done_coordinator(tmp_path: Path, number: in
             assert "generation 1" not in agent.text
 
 
-def test_late_coordinator_does_not_wait_for_departed_done_node(
+def test_restarted_coordinator_does_not_wait_for_node_that_finished(
     tmp_path: Path,
 ) -> None:
     """A `relight coordinator` keeps nothing on disk, but learns of done nodes from the others."""
@@ -109,7 +109,9 @@ os.write(1, b"has saved\\n")
 
 
 @pytest.mark.needs_hosts
-def test_preempted_coordinator_stays_while_others_checkpoint(lab: Lab, tmp_path: Path) -> None:
+def test_preempted_coordinator_stays_until_other_nodes_have_checkpointed(
+    lab: Lab, tmp_path: Path
+) -> None:
     """Without it, the workers on the other node would be frozen and could not save."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     (tmp_path / "saves.py").write_text(SAVES_OR_FAILS)

@@ -43,7 +43,7 @@ def test_worker_failure_restarts_all_nodes_together(lab: Lab, tmp_path: Path) ->
         assert "Traceback" in report
 
 
-def test_restart_below_maximum_does_not_wait_for_more_nodes(lab: Lab, tmp_path: Path) -> None:
+def test_restart_below_maximum_size_does_not_wait_for_more_nodes(lab: Lab, tmp_path: Path) -> None:
     """2 of at most 3 nodes are present. A restart does not wait for the last call, which takes
     longer than the test (torchrun: 30 s).
     """
@@ -115,7 +115,7 @@ def test_survivors_below_minimum_wait_for_replacement(lab: Lab, tmp_path: Path) 
     assert [agent.wait() for agent in together] == [0, 0, 0]
 
 
-def test_too_few_nodes_end_job_after_join_timeout(lab: Lab, tmp_path: Path) -> None:
+def test_job_with_too_few_nodes_ends_after_join_timeout(lab: Lab, tmp_path: Path) -> None:
     """The job ends with exit code 3 on all nodes."""
     job = Job(lab, tmp_path, *c10d("node1", "2", "--rdzv-conf=join_timeout=3"))
     agents = [job.start("node1"), job.start("node2")]
@@ -126,7 +126,7 @@ def test_too_few_nodes_end_job_after_join_timeout(lab: Lab, tmp_path: Path) -> N
     assert re.search(text, agents[0].text), agents[0].text
 
 
-def test_terminated_node_leaves_and_others_continue(lab: Lab, tmp_path: Path) -> None:
+def test_node_leaves_on_sigterm_and_others_continue(lab: Lab, tmp_path: Path) -> None:
     """An agent that receives SIGTERM exits with code 143. The others continue immediately, without
     using the restart budget.
     """
@@ -140,7 +140,7 @@ def test_terminated_node_leaves_and_others_continue(lab: Lab, tmp_path: Path) ->
     assert (agents[0].wait(), agents[2].wait()) == (0, 0)
 
 
-def test_remote_workers_outlive_the_coordinator(lab: Lab, tmp_path: Path) -> None:
+def test_workers_on_other_nodes_outlive_the_coordinator(lab: Lab, tmp_path: Path) -> None:
     """Workers on other nodes keep running; a new agent at the endpoint takes its group rank."""
     job, agents = begin(lab, tmp_path, "3", 3)
     job.kill(agents[0])
@@ -198,7 +198,7 @@ def test_only_one_side_of_a_partition_runs(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_done_node_exits_when_another_fails_permanently(lab: Lab, tmp_path: Path) -> None:
+def test_finished_node_exits_when_another_node_fails_permanently(lab: Lab, tmp_path: Path) -> None:
     """The node that is done exits with the failure's exit code. It does not wait for the exit
     barrier, whose timeout is longer than the test (torchrun: 300 s).
     """
@@ -210,7 +210,7 @@ def test_done_node_exits_when_another_fails_permanently(lab: Lab, tmp_path: Path
     assert "rank 1 raised ValueError" in agents[0].text
 
 
-def test_node_without_the_script_fails_alone(lab: Lab, tmp_path: Path) -> None:
+def test_node_without_the_script_does_not_fail_the_job(lab: Lab, tmp_path: Path) -> None:
     """That node fails before it joins, and the others wait for one that has the script."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1")
@@ -223,7 +223,7 @@ def test_node_without_the_script_fails_alone(lab: Lab, tmp_path: Path) -> None:
     assert (first.wait(), second.wait()) == (0, 0)
 
 
-def test_node_with_different_nnodes_is_refused(lab: Lab, tmp_path: Path) -> None:
+def test_node_with_different_nnodes_is_rejected(lab: Lab, tmp_path: Path) -> None:
     """A node that was started with a different size is refused, and both sizes are reported."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1")
@@ -250,7 +250,7 @@ while time.monotonic() < end and not os.path.exists("stop"):
 """
 
 
-def test_newcomers_wait_for_a_checkpoint(lab: Lab, tmp_path: Path) -> None:
+def test_workers_checkpoint_before_new_nodes_are_admitted(lab: Lab, tmp_path: Path) -> None:
     """With --membership-change=at-checkpoint, workers save and exit before the group grows."""
     (tmp_path / "saving.py").write_text(CHECKPOINTING)
     flags = ("--rdzv-conf=last_call_timeout=1", "--membership-change=at-checkpoint")
@@ -322,7 +322,7 @@ def test_grace_period_is_the_same_on_all_nodes(lab: Lab, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["worker", long("warm")])
-def test_spawner_holds_the_heartbeat_socket_and_workers_do_not(
+def test_heartbeat_socket_is_held_by_spawner_but_not_by_workers(
     lab: Lab, tmp_path: Path, kind: str
 ) -> None:
     """So the machine rejects datagrams to this port once the spawner has exited, and not before."""

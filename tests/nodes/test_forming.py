@@ -53,7 +53,9 @@ while True:
     "endpoint",
     [long("10.77.0.1:29400"), "node1", long("node1:1234"), "[fd77::1]:29400"],
 )
-def test_nodes_meet_at_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoint: str) -> None:
+def test_nodes_rendezvous_at_endpoint_given_by_any_name(
+    lab: Lab, tmp_path: Path, endpoint: str
+) -> None:
     """The nodes meet and finish together at an address, a name from /etc/hosts, or IPv6."""
     job = Job(lab, tmp_path, *c10d(endpoint, "3", "--nproc-per-node=2"))
     agents = [job.start(host) for host in ("node3", "node1", "node2")]
@@ -76,7 +78,7 @@ def test_rank_0_runs_on_endpoint_host_on_request(lab: Lab, tmp_path: Path) -> No
     assert job.stop() == [0, 0, 0]
 
 
-def test_uneven_nodes_and_roles_get_the_right_ranks(lab: Lab, tmp_path: Path) -> None:
+def test_nodes_with_different_sizes_and_roles_get_correct_ranks(lab: Lab, tmp_path: Path) -> None:
     """Ranks, role ranks, and local sizes are correct if nodes differ."""
     job = Job(lab, tmp_path, *c10d("node1", "3"))
     agents = [
@@ -140,7 +142,9 @@ def test_loopback_endpoint_accepts_nodes_from_other_machines(
     assert job.stop() == [0, 0]
 
 
-def test_hosts_mapping_their_name_to_loopback_elect_a_coordinator(lab: Lab, tmp_path: Path) -> None:
+def test_hosts_that_map_their_name_to_loopback_elect_a_coordinator(
+    lab: Lab, tmp_path: Path
+) -> None:
     """Debian's /etc/hosts maps the machine's own name to 127.0.1.1."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3"))
     for number in (1, 2, 3):
@@ -175,7 +179,7 @@ def test_workers_use_address_and_port_given_to_their_node(lab: Lab, tmp_path: Pa
     assert job.stop() == [0, 0]
 
 
-def test_second_node_with_same_rank_is_refused(lab: Lab, tmp_path: Path) -> None:
+def test_second_node_with_same_rank_is_rejected(lab: Lab, tmp_path: Path) -> None:
     """The second node with the same rank is refused by name; the job continues with the first."""
     job = Job(lab, tmp_path, "--nnodes=2", "--master-addr=10.77.0.1")
     first = job.start("node1", "--node-rank=0")
@@ -188,7 +192,7 @@ def test_second_node_with_same_rank_is_refused(lab: Lab, tmp_path: Path) -> None
     assert (first.wait(), right.wait()) == (0, 0)
 
 
-def test_waiting_for_nodes_is_explained(lab: Lab, tmp_path: Path) -> None:
+def test_waiting_node_reports_which_nodes_are_present(lab: Lab, tmp_path: Path) -> None:
     """A line names the nodes present and how long the group will wait; then exit code 3."""
     flags = c10d("node1", "3", "--rdzv-conf=join_timeout=3")
     job = Job(lab, tmp_path, *flags)
@@ -201,7 +205,7 @@ def test_waiting_for_nodes_is_explained(lab: Lab, tmp_path: Path) -> None:
         assert "gave up after 3 s" in agent.text
 
 
-def test_node_gives_up_if_nobody_hosts_the_endpoint(lab: Lab, tmp_path: Path) -> None:
+def test_node_gives_up_if_no_node_hosts_the_endpoint(lab: Lab, tmp_path: Path) -> None:
     """If nobody hosts the endpoint, a node reports that and gives up with exit code 3."""
     job = Job(lab, tmp_path, *c10d("node4", "2", "--rdzv-conf=join_timeout=2"))
     agent = job.start("node1")
@@ -209,7 +213,7 @@ def test_node_gives_up_if_nobody_hosts_the_endpoint(lab: Lab, tmp_path: Path) ->
     assert "no coordinator at node4:29400" in agent.text
 
 
-def test_foreign_program_on_endpoint_port_is_named(lab: Lab, tmp_path: Path) -> None:
+def test_unrelated_program_on_endpoint_port_is_reported(lab: Lab, tmp_path: Path) -> None:
     """A program that accepts the connection but sends nothing is reported, and nothing hangs."""
     script = "import socket, time; s = socket.create_server(('10.77.0.1', 29400)); time.sleep(100)"
     lab["node1"].start([sys.executable, "-c", script])
@@ -220,7 +224,7 @@ def test_foreign_program_on_endpoint_port_is_named(lab: Lab, tmp_path: Path) -> 
         assert "is it relight?" in agent.text
 
 
-def test_elastic_job_starts_after_last_call(lab: Lab, tmp_path: Path) -> None:
+def test_elastic_job_starts_after_last_call_timeout(lab: Lab, tmp_path: Path) -> None:
     """With 2:4 and two nodes, the group forms if no other node arrives within last_call_timeout."""
     flags = c10d("node1", "2:4", "--rdzv-conf=last_call_timeout=1")
     job = Job(lab, tmp_path, *flags)
@@ -229,7 +233,7 @@ def test_elastic_job_starts_after_last_call(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0]
 
 
-def test_newcomers_are_admitted_together_and_spares_wait(lab: Lab, tmp_path: Path) -> None:
+def test_new_nodes_are_admitted_together_and_spares_wait(lab: Lab, tmp_path: Path) -> None:
     """Two that arrive together cause one new generation; one above the maximum becomes a spare."""
     flags = c10d("node1", "1:3", "--rdzv-conf=last_call_timeout=4")
     job = Job(lab, tmp_path, *flags)
@@ -250,7 +254,7 @@ def test_newcomers_are_admitted_together_and_spares_wait(lab: Lab, tmp_path: Pat
     assert [agent.wait() for agent in (first, more[1], spare)] == [0, 0, 0]
 
 
-def test_two_jobs_at_one_endpoint_are_isolated(lab: Lab, tmp_path: Path) -> None:
+def test_two_jobs_at_one_endpoint_do_not_affect_each_other(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1")
@@ -266,7 +270,7 @@ def test_two_jobs_at_one_endpoint_are_isolated(lab: Lab, tmp_path: Path) -> None
     assert len(agents) == 4
 
 
-def test_jobs_waiting_at_one_endpoint_learn_of_each_other(lab: Lab, tmp_path: Path) -> None:
+def test_jobs_waiting_at_one_endpoint_report_each_other(lab: Lab, tmp_path: Path) -> None:
     """Two nodes that were meant to form one job would wait forever if their ids differ."""
     flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1")
     job = Job(lab, tmp_path, *flags)
@@ -288,7 +292,7 @@ def test_jobs_waiting_at_one_endpoint_learn_of_each_other(lab: Lab, tmp_path: Pa
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.1.1", "localhost"])
-def test_nodes_waiting_at_their_own_loopback_are_warned(
+def test_node_waiting_at_its_own_loopback_address_prints_a_note(
     lab: Lab, tmp_path: Path, endpoint: str
 ) -> None:
     """Each node hosts an endpoint on its own machine, and would otherwise wait silently."""

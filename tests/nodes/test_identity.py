@@ -89,7 +89,7 @@ def test_endpoint_address_distinguishes_hosts_with_the_same_name(
         assert job.stop() == [0, 0]
 
 
-def test_agents_with_equal_pids_are_different_nodes(lab: Lab, tmp_path: Path) -> None:
+def test_agents_with_equal_pids_are_distinct_nodes(lab: Lab, tmp_path: Path) -> None:
     """Such agents run in containers, on one host or on several."""
     job = Job(lab, tmp_path, *c10d("node1", "3", "--max-restarts=1"))
     agents = [job.start(host, under=OWN_PIDS) for host in ("node1", "node1", "node2")]
@@ -101,7 +101,7 @@ def test_agents_with_equal_pids_are_different_nodes(lab: Lab, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
-def test_unresolvable_hostname_is_harmless(tmp_path: Path, host: str) -> None:
+def test_unresolvable_hostname_does_not_affect_a_job(tmp_path: Path, host: str) -> None:
     """Nobody looks up a node's own hostname, whether or not it hosts the endpoint."""
     with lab_with_hostnames({host: "no-such-name"}) as lab:
         job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
@@ -115,7 +115,7 @@ def test_unresolvable_hostname_is_harmless(tmp_path: Path, host: str) -> None:
 
 
 @pytest.mark.parametrize("order", [("node2", "node1", "node3"), ("node1", "node1", "node2")])
-def test_endpoint_may_resolve_to_loopback_on_its_host(
+def test_endpoint_may_resolve_to_loopback_on_its_own_host(
     lab: Lab, tmp_path: Path, order: tuple[str, ...]
 ) -> None:
     """Debian maps a host's own name to 127.0.1.1. Other hosts can connect anyway, and the workers
@@ -134,7 +134,7 @@ def test_endpoint_may_resolve_to_loopback_on_its_host(
     assert job.stop() == [0, 0, 0]
 
 
-def test_workers_use_the_endpoint_network(lab: Lab, tmp_path: Path) -> None:
+def test_workers_communicate_over_the_network_of_the_endpoint(lab: Lab, tmp_path: Path) -> None:
     for number, name in enumerate(HOSTS, 1):
         check(lab, name, "ip", "addr", "add", f"10.88.0.{number}/24", "dev", "eth0")
         check(lab, name, "ip", "addr", "add", f"172.17.0.1{number}/32", "dev", "lo")
@@ -146,7 +146,7 @@ def test_workers_use_the_endpoint_network(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0]
 
 
-def test_local_addr_of_first_node_reaches_the_others(lab: Lab, tmp_path: Path) -> None:
+def test_local_addr_of_first_node_becomes_master_addr_everywhere(lab: Lab, tmp_path: Path) -> None:
     check(lab, "node1", "ip", "addr", "add", "10.88.0.1/24", "dev", "eth0")
     job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
     agents = [job.start("node1", "--local-addr=10.88.0.1"), job.start("node2")]
@@ -156,7 +156,7 @@ def test_local_addr_of_first_node_reaches_the_others(lab: Lab, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("shift", [long("20"), "-600", long("600")])
-def test_clock_skew_is_harmless(lab: Lab, tmp_path: Path, shift: str) -> None:
+def test_clock_skew_does_not_affect_a_job(lab: Lab, tmp_path: Path, shift: str) -> None:
     """If a clock is off by seconds or minutes, a group still forms, a lost node is still noticed,
     and the earliest failure is still reported first.
     """
@@ -187,7 +187,7 @@ def test_clock_skew_is_harmless(lab: Lab, tmp_path: Path, shift: str) -> None:
         assert abs(told - float(shift)) < LIMIT_S, report  # according to that host's clock
 
 
-def test_three_agents_on_one_host_meet_at_localhost(lab: Lab, tmp_path: Path) -> None:
+def test_three_agents_on_one_host_rendezvous_at_localhost(lab: Lab, tmp_path: Path) -> None:
     job = Job(lab, tmp_path, *c10d("localhost", "3", "--nproc-per-node=2"))
     agents = [job.start("node1") for _ in range(3)]
     job.until_runs(agents, 3)
@@ -228,7 +228,9 @@ def test_identical_nodes_report_no_mismatch(lab: Lab, tmp_path: Path) -> None:
     assert not any("differ" in agent.text for agent in agents)
 
 
-def test_mismatched_restart_budget_reports_which_applies(lab: Lab, tmp_path: Path) -> None:
+def test_node_with_different_restart_budget_reports_which_one_applies(
+    lab: Lab, tmp_path: Path
+) -> None:
     """The job has one budget; a node that asks for a different one reports which one applies."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1", "--max-restarts=1")

@@ -63,18 +63,20 @@ def endure_bad_network(lab: Lab, tmp_path: Path, seconds: float) -> None:
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_packet_loss_and_jitter_do_not_lose_nodes(lab: Lab, tmp_path: Path) -> None:
+def test_packet_loss_and_jitter_do_not_cause_node_loss(lab: Lab, tmp_path: Path) -> None:
     """No node is lost and no worker stalls with 5 % loss, 200 ms of jitter, and all cores busy."""
     endure_bad_network(lab, tmp_path, 10)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(4200)
-def test_hour_of_packet_loss_and_jitter_does_not_lose_nodes(lab: Lab, tmp_path: Path) -> None:
+def test_hour_of_packet_loss_and_jitter_does_not_cause_node_loss(lab: Lab, tmp_path: Path) -> None:
     endure_bad_network(lab, tmp_path, 3600)
 
 
-def test_distant_nodes_form_group_restart_and_detect_lost_node(lab: Lab, tmp_path: Path) -> None:
+def test_distant_nodes_form_a_group_restart_and_detect_a_lost_node(
+    lab: Lab, tmp_path: Path
+) -> None:
     """Packets take 150 ms each way; the lost node is one whose agent was killed."""
     lab.set(delay_ms=150)
     job, agents = begin(lab, tmp_path, "2:3", 3)
@@ -86,7 +88,7 @@ def test_distant_nodes_form_group_restart_and_detect_lost_node(lab: Lab, tmp_pat
     assert job.stop() == [0, -9, 0]
 
 
-def test_distant_lossy_hosts_keep_their_coordinator(lab: Lab, tmp_path: Path) -> None:
+def test_distant_hosts_with_packet_loss_keep_their_coordinator(lab: Lab, tmp_path: Path) -> None:
     """With 10 % packet loss and 200 ms each way, three endpoint hosts keep their coordinator, and
     their workers run nearly all the time.
     """
@@ -106,7 +108,7 @@ def test_distant_lossy_hosts_keep_their_coordinator(lab: Lab, tmp_path: Path) ->
     assert job.stop() == [0, 0, 0]
 
 
-def test_node_distant_from_all_endpoint_hosts_joins(lab: Lab, tmp_path: Path) -> None:
+def test_node_distant_from_all_endpoint_hosts_can_join(lab: Lab, tmp_path: Path) -> None:
     """Packets take 600 ms, so no connection opens within the first timeout of a second."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "4"))
     lab.set(delay_ms=600, host="node4")
@@ -151,7 +153,7 @@ def test_missing_and_resumed_heartbeats_are_reported(lab: Lab, tmp_path: Path) -
     assert job.stop() == [0, 0, 0]
 
 
-def test_node_cut_off_for_good_freezes_before_others_continue(lab: Lab, tmp_path: Path) -> None:
+def test_permanently_isolated_node_freezes_before_others_continue(lab: Lab, tmp_path: Path) -> None:
     job, agents = begin(lab, tmp_path, "2:3", 3, conf=QUICK)
     lab.cut("node3")
     job.until_says(agents[2], "workers are frozen")
@@ -164,7 +166,7 @@ def test_node_cut_off_for_good_freezes_before_others_continue(lab: Lab, tmp_path
     assert job.stop() == [0, 0, 0]
 
 
-def test_network_cut_at_job_end_keeps_exit_code_0(lab: Lab, tmp_path: Path) -> None:
+def test_network_cut_at_end_of_job_does_not_change_exit_code_0(lab: Lab, tmp_path: Path) -> None:
     job, agents = begin(lab, tmp_path, "3", 3)
     lab.cut("node3")
     job.tell("stop")

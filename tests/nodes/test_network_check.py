@@ -14,7 +14,7 @@ PORT = 29400
 CHECK = ("--health-check=network", "--rdzv-conf=last_call_timeout=0.5")
 
 
-def test_firewalled_host_is_excluded_and_named(lab: Lab, tmp_path: Path) -> None:
+def test_firewalled_host_is_excluded_and_reported(lab: Lab, tmp_path: Path) -> None:
     """Three of four nodes run as if it had never joined; all report which one is excluded."""
     lab.wall("node3", [PORT])
     job = Job(lab, tmp_path, *c10d(f"node1:{PORT}", "3:4", *CHECK))
@@ -40,7 +40,7 @@ def test_excluded_endpoint_host_keeps_coordinating(lab: Lab, tmp_path: Path) -> 
     assert job.stop() == [EXIT_MACHINE, 0, 0]
 
 
-def test_unreachable_newcomer_does_not_disturb_the_job(lab: Lab, tmp_path: Path) -> None:
+def test_unreachable_new_node_does_not_disturb_the_job(lab: Lab, tmp_path: Path) -> None:
     lab.wall("node3", [PORT])
     job = Job(lab, tmp_path, *c10d(f"node1:{PORT}", "2:3", *CHECK))
     agents = [job.start(f"node{number}") for number in (1, 2)]

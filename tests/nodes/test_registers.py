@@ -50,7 +50,7 @@ def register_flags(backend: str, where: str, job: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("flags", [ETCD, "file"], indirect=True)
-def test_nodes_meet_through_a_registry(
+def test_nodes_rendezvous_through_a_registry(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
     """Three nodes find each other, train, and finish; the same id can be reused immediately."""
@@ -63,7 +63,7 @@ def test_nodes_meet_through_a_registry(
         (tmp_path / "stop").unlink()
 
 
-def test_others_continue_without_killed_coordinator(
+def test_other_nodes_continue_after_coordinator_is_killed(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
     """If the coordinating node is killed, the others continue without it and without a restart."""
@@ -80,7 +80,7 @@ def test_others_continue_without_killed_coordinator(
     assert [agent.wait() for agent in others] == [0, 0]
 
 
-def test_workers_do_not_notice_coordinator_failover(
+def test_coordinator_failover_does_not_affect_workers(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
     """A second `relight coordinator` takes over."""
@@ -104,7 +104,7 @@ def test_workers_do_not_notice_coordinator_failover(
     assert second[0].wait(LIMIT_S) == 0
 
 
-def test_coordinator_paused_past_its_lease_cannot_act(
+def test_coordinator_paused_beyond_its_lease_cannot_act(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
     """The coordinator is replaced while stopped, and its group has ended when it continues."""
@@ -176,7 +176,9 @@ def test_registry_outage_does_not_stop_workers(
 
 @pytest.mark.needs_etcd
 @pytest.mark.needs_root
-def test_coordinator_lost_on_full_disk_is_replaced(here: OneMachine, tmp_path: Path) -> None:
+def test_lost_coordinator_is_replaced_even_if_registry_disk_is_full(
+    here: OneMachine, tmp_path: Path
+) -> None:
     """The next coordinator writes its record once, and keeps it."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -201,7 +203,7 @@ def test_coordinator_lost_on_full_disk_is_replaced(here: OneMachine, tmp_path: P
 
 
 @pytest.mark.needs_etcd
-def test_coordinator_lost_while_etcd_is_full_is_replaced_later(
+def test_coordinator_lost_while_etcd_is_full_is_replaced_afterwards(
     here: OneMachine, tmp_path: Path
 ) -> None:
     """While the NOSPACE alarm is set, etcd accepts no record: the nodes report that, and wait.
@@ -238,7 +240,7 @@ def test_coordinator_lost_while_etcd_is_full_is_replaced_later(
 
 
 @pytest.mark.needs_root
-def test_node_on_full_registry_disk_reports_it_and_exits_3(
+def test_node_reports_full_registry_disk_and_exits_with_code_3(
     here: OneMachine, tmp_path: Path
 ) -> None:
     """A node does not become the coordinator with a record that it can write but not renew."""
@@ -257,7 +259,7 @@ def test_node_on_full_registry_disk_reports_it_and_exits_3(
     assert f"{disk}/meet is full: {os.strerror(errno.ENOSPC)}" in agent.text
 
 
-def test_loss_of_etcd_leader_goes_unnoticed(here: OneMachine, tmp_path: Path) -> None:
+def test_losing_the_etcd_leader_does_not_disturb_the_job(here: OneMachine, tmp_path: Path) -> None:
     """One of three etcd members, the leader, is killed; workers continue, and nodes can join."""
     with EtcdCluster(tmp_path / "etcd") as cluster:
         flags = register_flags("etcd", cluster.endpoint, "job")
@@ -277,7 +279,9 @@ def test_loss_of_etcd_leader_goes_unnoticed(here: OneMachine, tmp_path: Path) ->
 
 @pytest.mark.needs_hosts
 @pytest.mark.long
-def test_hosts_sharing_only_a_disk_meet_and_survive_host_loss(lab: Lab, tmp_path: Path) -> None:
+def test_hosts_sharing_only_a_directory_rendezvous_and_survive_host_loss(
+    lab: Lab, tmp_path: Path
+) -> None:
     """On separate hosts that have only a directory in common, nodes find each other's addresses. If
     the coordinator's machine is cut off, the others continue after `lease_ttl`.
     """
@@ -335,7 +339,7 @@ def test_node_refused_by_firewall_does_not_take_over(
 @pytest.mark.needs_iptables
 @pytest.mark.needs_etcd
 @pytest.mark.needs_hosts
-def test_coordinator_isolated_by_firewall_freezes(
+def test_coordinator_isolated_by_firewall_freezes_its_workers(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path
 ) -> None:
     """A firewall on the coordinator's host starts to refuse everything, including the registry's
@@ -354,7 +358,9 @@ def test_coordinator_isolated_by_firewall_freezes(
     assert [agent.wait() for agent in agents[1:]] == [0, 0]
 
 
-def test_node_with_different_token_reports_its_rejection(here: OneMachine, tmp_path: Path) -> None:
+def test_node_with_different_token_reports_that_it_was_rejected(
+    here: OneMachine, tmp_path: Path
+) -> None:
     """A node with a different token reports that it was refused, even if the others have ended."""
     flags = register_flags("file", str(tmp_path / "meet"), "job")
     conf = "--rdzv-conf=last_call_timeout=1,join_timeout=6"
@@ -368,7 +374,9 @@ def test_node_with_different_token_reports_its_rejection(here: OneMachine, tmp_p
     assert re.search("error: .* the last one refused this node: .*token", bad.text)
 
 
-def test_missing_registry_ends_job_after_join_timeout(here: OneMachine, tmp_path: Path) -> None:
+def test_job_with_unreachable_registry_ends_after_join_timeout(
+    here: OneMachine, tmp_path: Path
+) -> None:
     """The node reports its wait for the registry and the reason; the exit code is 3."""
     flags = register_flags("etcd", "127.0.0.1:1", "job")
     job = Job(here, tmp_path, *flags, "--nnodes=2", "--rdzv-conf=join_timeout=4")

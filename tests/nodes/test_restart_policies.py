@@ -10,7 +10,7 @@ from nodes.jobs import Job, c10d
 pytestmark = [pytest.mark.slow, pytest.mark.needs_hosts]
 
 
-def test_smart_ends_job_on_repeated_failure_of_remote_rank(lab: Lab, tmp_path: Path) -> None:
+def test_smart_policy_ends_job_on_repeated_failure_of_remote_rank(lab: Lab, tmp_path: Path) -> None:
     """Ranks keep their hosts, and neither of these hosts is the coordinator's."""
     flags = ("--max-restarts=10", "--restart-policy=smart")
     job = Job(lab, tmp_path, *c10d("node1", "3"), *flags)
@@ -25,7 +25,9 @@ def test_smart_ends_job_on_repeated_failure_of_remote_rank(lab: Lab, tmp_path: P
     assert all(f"exit code 1; {why}" in agent.text for agent in agents), job.report()
 
 
-def test_windowed_budget_spans_hosts_and_outlives_coordinator(lab: Lab, tmp_path: Path) -> None:
+def test_windowed_restart_budget_spans_hosts_and_outlives_coordinator(
+    lab: Lab, tmp_path: Path
+) -> None:
     """Two restarts per hour are used up on two hosts. The next coordinator does not know when they
     took place, and still counts them.
     """

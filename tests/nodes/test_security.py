@@ -132,7 +132,7 @@ def assert_undisturbed(job: Job, agents: list[AgentOn], by: str = "") -> None:
 
 
 @pytest.mark.parametrize("theirs", ["wrong", ""])
-def test_only_nodes_with_the_token_meet(lab: Lab, tmp_path: Path, theirs: str) -> None:
+def test_only_nodes_with_the_token_can_join(lab: Lab, tmp_path: Path, theirs: str) -> None:
     """A node with a different token, or none, reports the reason and exits."""
     job, agents = begin(lab, tmp_path, RELIGHT_TOKEN="right")
     variables = {"RELIGHT_TOKEN": theirs} if theirs else {}
@@ -160,7 +160,7 @@ def test_node_with_token_does_not_join_job_without_one(lab: Lab, tmp_path: Path)
     assert job.stop()[:2] == [0, 0]
 
 
-def test_token_file_works_like_the_variable(lab: Lab, tmp_path: Path) -> None:
+def test_token_file_is_equivalent_to_token_variable(lab: Lab, tmp_path: Path) -> None:
     """token_file is equivalent to RELIGHT_TOKEN; surrounding white space is ignored."""
     (tmp_path / "token").write_text("  right\n")
     job = Job(lab, tmp_path, *c10d("node1", "2"))
@@ -207,7 +207,9 @@ def certificates(directory: Path, authority: str, *names: str) -> None:
 
 
 @pytest.mark.needs_openssl
-def test_only_nodes_with_certificates_from_one_authority_meet(lab: Lab, tmp_path: Path) -> None:
+def test_only_nodes_with_certificates_from_same_authority_can_join(
+    lab: Lab, tmp_path: Path
+) -> None:
     """A node without TLS, or with a certificate from another authority, reports that."""
     certificates(tmp_path, "ca", "node")
     certificates(tmp_path, "other-ca", "other")
@@ -229,7 +231,7 @@ def test_only_nodes_with_certificates_from_one_authority_meet(lab: Lab, tmp_path
     assert not any("no token" in agent.text for agent in agents), "TLS keeps strangers out"
 
 
-def test_strangers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:
+def test_unauthorized_peers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:
     """Another host sends noise, silence, floods, and false claims at the same time. The workers
     keep running, no node is lost, and a permitted node can still join.
     """
@@ -376,7 +378,9 @@ RECORD = {"stop_signal": [], "at": {}, "rank": 0, "exitcode": 1e400, "report": {
     ],
     ids=["records", "a long reason", "invalid text", "several in one", "another place"],
 )
-def test_member_sending_garbage_is_lost(lab: Lab, tmp_path: Path, lies: list[object]) -> None:
+def test_member_that_sends_garbage_is_treated_as_lost(
+    lab: Lab, tmp_path: Path, lies: list[object]
+) -> None:
     """The node had joined properly; the others continue without it."""
     job, agents = begin(lab, tmp_path)
     # The group with the liar is generation 1. It may have ended before an agent has reported it.
@@ -402,7 +406,9 @@ def test_rejected_node_does_not_form_a_group(lab: Lab, tmp_path: Path) -> None:
     assert "generation" not in wrong.text
 
 
-def test_job_waits_while_another_token_holds_the_endpoint(lab: Lab, tmp_path: Path) -> None:
+def test_job_waits_while_job_with_another_token_holds_the_endpoint(
+    lab: Lab, tmp_path: Path
+) -> None:
     """The second job gets the endpoint once the first one has ended."""
     first, agents = begin(lab, tmp_path, RELIGHT_TOKEN="first")
     place = tmp_path / "second"

@@ -108,7 +108,7 @@ def end(job: Job, codes: list[int], *gone: Rank) -> None:
     job.until(lambda: not any(Path(f"/proc/{rank.pid}").exists() for rank in gone), "no process")
 
 
-@pytest.mark.long  # test_only_hanging_rank_on_two_nodes_is_replaced shows it on one machine
+@pytest.mark.long  # test_only_hung_rank_is_replaced_in_two_node_job shows it on one machine
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_surviving_ranks_keep_their_processes_on_both_hosts(
     lab: Lab, tmp_path: Path, number: int
@@ -126,7 +126,9 @@ def test_surviving_ranks_keep_their_processes_on_both_hosts(
 
 
 @pytest.mark.parametrize("how", ["crash", long("kill"), long("cut")])
-def test_ranks_stay_when_host_is_lost(lab: Lab, tmp_path: Path, how: str) -> None:
+def test_surviving_ranks_keep_their_processes_when_host_is_lost(
+    lab: Lab, tmp_path: Path, how: str
+) -> None:
     """The machine crashes, its agent and workers are killed, or its network is cut permanently."""
     job = begin(lab, tmp_path, "2:3", 3)
     before = ranks(job, 3)

@@ -56,7 +56,7 @@ def test_resumed_coordinator_steps_down(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_minority_with_former_coordinator_freezes(lab: Lab, tmp_path: Path) -> None:
+def test_minority_partition_with_former_coordinator_freezes(lab: Lab, tmp_path: Path) -> None:
     """The side with one of three hosts does not run, although the coordinator was there."""
     job, agents, coordinator = begin(lab, tmp_path, "1:4")
     lonely = [coordinator.host, "node4"]

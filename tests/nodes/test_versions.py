@@ -141,7 +141,9 @@ def line_of(agent: "subprocess.Popen[bytes]", pattern: str) -> str:
     raise AssertionError(seen)
 
 
-def test_previous_version_joins_this_coordinator(record: dict[str, Any], agent: Any) -> None:
+def test_agent_of_previous_version_can_join_current_coordinator(
+    record: dict[str, Any], agent: Any
+) -> None:
     """A failure on the older node restarts the job, which ends successfully on both nodes."""
     port = free_ports(1)[0]
     here = agent(f"127.0.0.1:{port}", 1)
@@ -151,7 +153,9 @@ def test_previous_version_joins_this_coordinator(record: dict[str, Any], agent: 
     assert "2 workers on 2 nodes" in here.stderr.read().decode()
 
 
-def test_this_version_joins_previous_coordinator(record: dict[str, Any], agent: Any) -> None:
+def test_current_agent_can_join_coordinator_of_previous_version(
+    record: dict[str, Any], agent: Any
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(LIMIT_S)
         here = agent(f"127.0.0.1:{server.getsockname()[1]}", 0)
@@ -171,7 +175,7 @@ def hello(version: str | None) -> bytes:
 @pytest.mark.parametrize(
     ("version", "named"), [("9.8.7", r"relight 9\.8\.7"), (None, "another version of relight")]
 )
-def test_agent_with_different_protocol_is_refused_with_a_reason(
+def test_agent_with_different_protocol_is_rejected_with_a_reason(
     version: str | None, named: str, agent: Any
 ) -> None:
     """The coordinator reports its version and the remedy; the agent learns the version it needs."""

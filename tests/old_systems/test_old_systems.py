@@ -68,8 +68,8 @@ sys.exit(3 if (rank, attempt) == ("1", "0") else 0)
 """
 
 
-def test_simulated_systems_lack_what_they_claim() -> None:
-    """Grandchildren lack it too, both in Python and in the kernel."""
+def test_simulated_old_systems_lack_the_expected_system_calls() -> None:
+    """Grandchildren lack them too, both in Python and in the kernel."""
     program = """if 1:
     import errno, os, signal, sys
     for call in (lambda: os.pidfd_open(1), lambda: os.memfd_create("x")):
@@ -89,7 +89,9 @@ def test_simulated_systems_lack_what_they_claim() -> None:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_job_runs_and_restarts(name: str, launch: Launch, script: Callable[[str], Path]) -> None:
+def test_job_runs_and_restarts_on_old_systems(
+    name: str, launch: Launch, script: Callable[[str], Path]
+) -> None:
     """Two workers start, one of them fails, and both restart."""
     result = launch(
         "run", "--nproc-per-node=2", "--max-restarts=1", script(FAILS_ONCE), **SYSTEMS[name]
@@ -102,7 +104,7 @@ def test_job_runs_and_restarts(name: str, launch: Launch, script: Callable[[str]
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("kind", ["cold", "warm"])
-def test_nothing_outlives_agent(
+def test_no_process_or_directory_outlives_the_agent(
     kind: str,
     number: int,
     system: dict[str, str],
@@ -132,7 +134,7 @@ def test_nothing_outlives_agent(
 
 
 @pytest.mark.parametrize("victim", ["guard", "spawner"])
-def test_nothing_outlives_killed_guard_or_spawner(
+def test_no_worker_outlives_a_killed_guard_or_spawner(
     victim: str, system: dict[str, str], tmp_path: Path, start: Start, marker: str
 ) -> None:
     """The agent notices and reports the loss."""
@@ -158,7 +160,7 @@ def runtime(tmp_path: Path, system: dict[str, str]) -> Iterator[dict[str, str]]:
     subprocess.run([*RELIGHT, "warm", "stop"], env=clean_environment(**environment), check=False)
 
 
-def test_warm_processes_serve_jobs_and_stop(
+def test_warm_process_serves_jobs_and_stops_on_request(
     runtime: dict[str, str], tmp_path: Path, launch: Launch, script: Callable[[str], Path]
 ) -> None:
     """A warm process forks the workers of two jobs, which restart, and ends on request."""
@@ -205,7 +207,7 @@ OPTIONAL_FILES = (
         *(pytest.param((), (path,), id=path, marks=pytest.mark.long) for path in OPTIONAL_FILES),
     ],
 )
-def test_job_runs_without_optional_calls_and_files(
+def test_job_runs_without_optional_system_calls_and_files(
     calls: tuple[str, ...],
     files: tuple[str, ...],
     tmp_path: Path,
@@ -231,7 +233,7 @@ def test_job_runs_without_optional_calls_and_files(
 
 
 @pytest.mark.parametrize("module", ["_ctypes", "_ssl"])
-def test_missing_required_module_is_named(
+def test_error_shows_the_missing_required_module(
     module: str, launch: Launch, tmp_path: Path, script: Callable[[str], Path]
 ) -> None:
     """A Python lacks a module if a library's headers were missing when it was built."""
@@ -256,7 +258,7 @@ def test_missing_required_module_is_named(
         for each in ("3.12", "3.13", "3.14")
     ],
 )
-def test_job_restarts_on_each_python(
+def test_job_restarts_on_each_python_version(
     version: str, name: str, launch: Launch, script: Callable[[str], Path]
 ) -> None:
     """The agent also runs on that Python; workers are cold or warm."""

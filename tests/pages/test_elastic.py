@@ -23,7 +23,7 @@ SLOWLY = ("--steps=100000", "--pause=0.01")
 pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 
 
-def test_page_shows_code_of_the_script() -> None:
+def test_elastic_page_shows_the_code_of_the_example_script() -> None:
     shown = [block.text for block in blocks(PAGE.read_text()) if block.language == "python"]
     assert len(shown) > 1
     for text in shown:
@@ -46,7 +46,7 @@ def pid_of_rank(rank: int, events: Path) -> int:
 
 
 @pytest.mark.long
-def test_kill_preemption_and_resize_lose_no_steps(
+def test_training_loses_no_steps_on_kill_preemption_or_resize(
     start: Start, launch: Launch, tmp_path: Path
 ) -> None:
     """Training resumes from the last checkpoint each time, and ends with the right weights."""
@@ -72,7 +72,7 @@ def test_kill_preemption_and_resize_lose_no_steps(
 
 
 @pytest.mark.long
-def test_losing_and_adding_a_node_loses_no_step(start: Start, tmp_path: Path) -> None:
+def test_training_loses_no_steps_when_a_node_is_replaced(start: Start, tmp_path: Path) -> None:
     """One of two nodes is killed with all its processes, and another one joins."""
     out = tmp_path / "out"
     flags = ("--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=elastic",

@@ -47,7 +47,7 @@ WITH_LONG_ONES = [
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_each_block_has_a_known_language(name: str) -> None:
+def test_each_code_block_has_a_known_language(name: str) -> None:
     """A shell block runs or states why not; documentation/blocks.py describes the marks."""
     for block in blocks_of(name):
         plain = not block.language and not any(map(COMMAND.match, block.text.splitlines()))
@@ -55,7 +55,7 @@ def test_each_block_has_a_known_language(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_relight_commands_in_pages_exist(name: str) -> None:
+def test_relight_commands_on_pages_exist(name: str) -> None:
     """Their flags and values also exist, even in blocks that don't run."""
     for block in blocks_of(name):
         if block.language not in SHELLS | {"console"}:
@@ -93,13 +93,13 @@ def run_blocks(name: str, folder: Path, *, long: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_COMMANDS)
-def test_commands_of_page_run(name: str, tmp_path: Path) -> None:
+def test_commands_on_page_run_successfully(name: str, tmp_path: Path) -> None:
     run_blocks(name, tmp_path, long=False)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", WITH_LONG_ONES)
-def test_long_commands_of_page_run(name: str, tmp_path: Path) -> None:
+def test_long_running_commands_on_page_run_successfully(name: str, tmp_path: Path) -> None:
     run_blocks(name, tmp_path, long=True)
 
 
@@ -130,20 +130,20 @@ def test_links_point_to_existing_files_and_headings(name: str) -> None:
     assert broken == []
 
 
-def test_readme_figures_match_results() -> None:
+def test_readme_figures_match_benchmark_results() -> None:
     """`python -m benchmarks.readme` writes them."""
     text = readme.README.read_text()
     assert readme.filled(text) == text
 
 
-def test_picture_is_drawn_from_recording() -> None:
+def test_readme_picture_matches_the_recording() -> None:
     """`python -m documentation.picture` draws it."""
     assert picture.PICTURE.read_text() == picture.draw(CAST.read_text())
     assert picture.PICTURE.stat().st_size < 10_000
     ElementTree.parse(picture.PICTURE)  # browsers don't show a picture that is invalid XML
 
 
-def test_failure_guide_is_current() -> None:
+def test_failure_guide_is_up_to_date() -> None:
     """`python -m documentation.failures` writes it."""
     assert failures.PAGE.read_text() == failures.page()
 
@@ -168,13 +168,13 @@ def test_failure_guide_covers_all_exit_codes() -> None:
 
 
 @pytest.mark.needs_torch
-def test_flags_page_is_current() -> None:
+def test_flags_page_is_up_to_date() -> None:
     """`python -m documentation.from_torchrun` writes it, with the flags from torchrun's parser."""
     assert from_torchrun.PAGE.read_text() == from_torchrun.page()
 
 
 @pytest.mark.long
-def test_site_builds_without_warnings_and_has_every_page(tmp_path: Path) -> None:
+def test_site_builds_without_warnings_and_includes_every_page(tmp_path: Path) -> None:
     """Links and anchors work, and the navigation includes every page."""
     assert site.build(tmp_path) == ""
     shown = (tmp_path / "index.html").read_text()

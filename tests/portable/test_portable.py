@@ -40,7 +40,7 @@ def used() -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(used()))
-def test_linux_and_portable_have_same_functions(name: str) -> None:
+def test_linux_and_portable_modules_have_the_same_functions(name: str) -> None:
     """Every function that the launcher uses from `system` has the same arguments."""
     one, other = getattr(linux, name), getattr(portable, name)
     if inspect.isfunction(one):
@@ -127,7 +127,7 @@ def test_single_node_job_runs_on_macos(
         (("warm",), "relight warm"),
     ],
 )
-def test_linux_only_features_are_rejected_by_name(
+def test_error_states_which_feature_requires_linux(
     words: tuple[str, ...], what: str, launch: Launch
 ) -> None:
     """The error is one line, and nothing is started."""
@@ -138,7 +138,7 @@ def test_linux_only_features_are_rejected_by_name(
     assert hint.startswith("hint: ")
 
 
-def test_preload_on_macos_prints_a_note(launch: Launch, tmp_path: Path) -> None:
+def test_preload_flag_on_macos_prints_a_note(launch: Launch, tmp_path: Path) -> None:
     """--preload only makes restarts faster, so the job runs without it."""
     (tmp_path / "train.py").write_text("print('trained')")
     result = launch("run", "--preload=json", "train.py", command=MACOS)
@@ -155,7 +155,7 @@ def test_job_without_status_socket_runs_silently(launch: Launch, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", exceptions.REASONS)
-def test_each_exception_names_an_existing_test(name: str) -> None:
+def test_each_listed_exception_is_an_existing_test(name: str) -> None:
     """`make portable` skips these."""
     file, _, test = name.partition("[")[0].partition("::")
     assert f"def {test}" in (HERE.parent / file).read_text()
@@ -166,7 +166,7 @@ def holders(agent: int) -> list[int]:
 
 
 @pytest.mark.parametrize("who", ["agent", "holder", "both", "all of their name", "one is stopped"])
-def test_guardian_ends_leftover_processes(
+def test_guardian_terminates_leftover_processes(
     who: str, start: Start, tmp_path: Path, marker: str
 ) -> None:
     """Workers, their descendants and the guardian end when the agent, the spawner or both are
@@ -196,7 +196,7 @@ def test_guardian_ends_leftover_processes(
     wait_for(lambda: not pipes(guardian))
 
 
-def test_children_are_killed_before_their_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_processes_are_killed_before_their_parents(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this process is killed midway, the guardian must find the remaining ones, and only its
     parent can find a process in its own session.
     """
@@ -239,7 +239,7 @@ WATCHES = "import sys; from relight.processes.guardian import watch; watch(*map(
 
 
 @pytest.mark.parametrize("holder_is", ["stopped", "gone"])
-def test_late_guardian_still_ends_leftover_processes(holder_is: str, start: Start) -> None:
+def test_late_guardian_still_terminates_leftover_processes(holder_is: str, start: Start) -> None:
     """It wakes a stopped parent even if the agent exited before the guardian's first check. It
     ends workers even if the parent had exited before the agent's exit was noticed.
     """
@@ -295,7 +295,7 @@ def test_workers_run_without_guardian(tmp_path: Path, launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("words", [("run", "--no-python"), ("submit", "utils.sh")])
-def test_escaped_daemon_does_not_delay_end(
+def test_escaped_daemon_does_not_delay_end_of_job(
     words: tuple[str, ...], marker: str, launch: Launch, tmp_path: Path
 ) -> None:
     """A process that can't be found is left behind, together with its end of a pipe."""
@@ -318,7 +318,7 @@ relight.launch(work, sys.argv[1])
 """
 
 
-def test_launch_ends_with_its_caller(start: Start, tmp_path: Path, marker: str) -> None:
+def test_launched_job_ends_when_its_caller_exits(start: Start, tmp_path: Path, marker: str) -> None:
     """This holds even if the caller is killed."""
     script = tmp_path / "launches.py"
     script.write_text(LAUNCHES)
@@ -330,7 +330,7 @@ def test_launch_ends_with_its_caller(start: Start, tmp_path: Path, marker: str) 
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "coordinator", "doctor"])
-def test_unsupported_system_is_rejected_in_one_line(command: str, launch: Launch) -> None:
+def test_unsupported_system_is_rejected_with_one_line_error(command: str, launch: Launch) -> None:
     """The error names the supported systems."""
     result = launch(command, "train.py", command=WINDOWS)
     assert (result.returncode, result.stdout) == (2, "")
@@ -362,7 +362,9 @@ class Come(StorePort):
         pass
 
 
-def test_arrivals_are_counted_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrived_workers_are_counted_without_proc_filesystem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The store knows how many workers have arrived, but not which ones."""
     monkeypatch.setattr(missing_at_init.os.path, "isdir", lambda path: False)
     place = Place(0, 1, 0, 4, 4, "default", 0, 4)

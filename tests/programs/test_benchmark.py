@@ -33,14 +33,14 @@ def digests(*values: str) -> Digests:
         ("abcd", None, "differ: torch"),
     ],
 )
-def test_restart_must_compute_the_same_as_a_cold_start(
+def test_warm_results_are_compared_with_those_of_a_cold_start(
     ours: str, cold: str | None, expected: str
 ) -> None:
     seen = None if cold is None else sample(digests(*cold))
     assert verdict(sample(digests(*ours)), seen) == expected
 
 
-def test_table_compares_medians() -> None:
+def test_result_table_compares_medians() -> None:
     same = digests(*"abab")
     samples = {
         "a program": {
@@ -60,7 +60,7 @@ def test_table_compares_medians() -> None:
 @pytest.mark.needs_torch
 @pytest.mark.timeout(6 * LIMIT_S)
 @pytest.mark.parametrize("program", ["transformers Trainer", "DataLoader, spawned"])
-def test_warm_restart_computes_the_same(program: str, tmp_path: Path) -> None:
+def test_warm_restart_computes_the_same_results(program: str, tmp_path: Path) -> None:
     """Installed packages include these programs; the others would have to be downloaded."""
     subprocess.run(
         [

@@ -41,7 +41,9 @@ def printed(command: tuple[str, ...], logs: Path, *arguments: str) -> list[str]:
         ("ignite_train.py", "torch,torch._dynamo,ignite.distributed,ignite.engine"),
     ],
 )
-def test_losses_are_identical_cold_and_warm(program: str, preload: str, tmp_path: Path) -> None:
+def test_losses_are_identical_for_cold_and_warm_starts(
+    program: str, preload: str, tmp_path: Path
+) -> None:
     """The programs use Lightning, transformers' Trainer, and ignite; one also runs on torchrun."""
     script = str(HERE / program)
     expected = printed((*RELIGHT, "run"), tmp_path / "cold", script)
@@ -50,7 +52,7 @@ def test_losses_are_identical_cold_and_warm(program: str, preload: str, tmp_path
         assert printed(TORCHRUN, tmp_path / "torchrun", script) == expected
 
 
-def test_accelerate_test_script_passes(tmp_path: Path) -> None:
+def test_script_that_accelerate_ships_for_testing_passes(tmp_path: Path) -> None:
     """The package's own launcher test passes cold and warm, with gloo."""
     module = ("-m", "accelerate.test_utils.scripts.test_script")
     cold = printed((*RELIGHT, "run"), tmp_path / "cold", *module)
@@ -90,7 +92,9 @@ with open(f"/proc/{os.getppid()}/cmdline") as file:
     ],
     ids=lambda command: command[0],
 )
-def test_launch_scripts_run_unchanged_under_exec(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_launch_scripts_run_unchanged_under_relight_exec(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
     """The scripts are `accelerate launch`, Lightning's `fabric run`, and ones that resemble
     LLaMA-Factory's launcher and torchtitan's run_train.sh.
     """

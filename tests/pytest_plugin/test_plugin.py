@@ -51,7 +51,9 @@ def output(result: pytest.RunResult) -> str:
     return result.stdout.str()
 
 
-def test_test_runs_on_each_rank_with_own_fixtures(run: Run, pytester: pytest.Pytester) -> None:
+def test_distributed_test_runs_on_each_rank_with_its_own_fixtures(
+    run: Run, pytester: pytest.Pytester
+) -> None:
     """Fixtures of all scopes, parameters, and test classes work."""
     pytester.makeconftest("""
         import os, pytest
@@ -79,13 +81,13 @@ class TestClass:
     def test_method(self):
         assert self.x == os.environ["RANK"]
 
-def test_without_the_mark():
+def test_without_distributed_mark():
     assert RANK is None
 """)
     result.assert_outcomes(passed=5)
 
 
-def test_assertion_failing_on_one_rank_is_shown_in_full(run: Run) -> None:
+def test_assertion_that_fails_on_one_rank_is_shown_in_full(run: Run) -> None:
     """The report has pytest's details, the rank, and each rank's output."""
     result = run("""
 @two
@@ -157,7 +159,7 @@ def leaves():
 @two
 def test_leaves(leaves): pass
 
-def test_nothing_was_started(): assert not os.path.exists("started")
+def test_no_process_was_started(): assert not os.path.exists("started")
 """,
         "-rs",
     )
@@ -184,7 +186,7 @@ def test_it():
     assert "/pluggy/" not in text
 
 
-def test_rank_that_exits_fails_test(run: Run) -> None:
+def test_distributed_test_fails_if_a_rank_exits(run: Run) -> None:
     """The rank's last output is shown, and the summary names the rank."""
     result = run("""
 def last_words(of):
@@ -248,7 +250,7 @@ def test_hangs():
 
 
 @pytest.mark.long
-def test_test_ending_after_its_timeout_fails(run: Run) -> None:
+def test_distributed_test_that_ends_after_its_timeout_fails(run: Run) -> None:
     """The launcher's signal may end the hanging call, or the call may end slightly later."""
     result = run("""
 import ctypes
@@ -292,7 +294,7 @@ def test_partly():
 
 
 @pytest.mark.parametrize("end", ["pytest.exit('stop all')", "raise KeyboardInterrupt('stop all')"])
-def test_exit_on_a_rank_ends_the_run(run: Run, end: str) -> None:
+def test_pytest_exit_on_one_rank_ends_the_run(run: Run, end: str) -> None:
     result = run(f"""
 @two
 def test_it():
@@ -340,7 +342,7 @@ def test_it():
     assert len(text) < 2_000_000
 
 
-def test_setup_plan_needs_no_ranks(run: Run) -> None:
+def test_setup_plan_option_starts_no_ranks(run: Run) -> None:
     """Neither --setup-plan nor --setup-only starts any."""
     text = """
 @pytest.fixture
@@ -360,7 +362,7 @@ def test_it(broken): pass
     assert "fixture 'broken' not found" in output(result).splitlines()[-2]
 
 
-def test_rank_waiting_for_failed_one_is_stopped_immediately(run: Run) -> None:
+def test_rank_waiting_for_a_failed_rank_is_stopped_immediately(run: Run) -> None:
     """The report shows the assertion, not its effect on the other rank."""
     result = run("""
 @two
@@ -374,7 +376,7 @@ def test_it():
     assert "had not finished" not in output(result)
 
 
-def test_invalid_argument_is_rejected_by_name(run: Run) -> None:
+def test_error_shows_the_invalid_mark_argument(run: Run) -> None:
     wrong = {
         "word_size=2": "no argument word_size; did you mean world_size?",
         "world_size=0": "world_size=0: expected the number of ranks, at least 1",
@@ -409,7 +411,7 @@ async def test_async(): pass
     assert "not for async functions" in output(result)
 
 
-def test_mark_is_registered_and_documented(run: Run) -> None:
+def test_distributed_mark_is_registered_and_documented(run: Run) -> None:
     """The plug-in need not be named anywhere."""
     strict = "--strict-markers", "--strict-config"
     result = run("@two\ndef test_it(): pass\n", *strict, has_all_plugins=True)
@@ -460,7 +462,7 @@ def test_it(): assert code.f(RANK)
     assert line.split()[-1] == "100%", output(result)
 
 
-def test_junit_has_failure_and_duration(run: Run, pytester: pytest.Pytester) -> None:
+def test_junit_report_includes_failure_and_duration(run: Run, pytester: pytest.Pytester) -> None:
     run("@two\ndef test_it():\n    time.sleep(0.3)\n    assert RANK == '9'\n", "--junitxml=x.xml")
     case = next(ET.parse(pytester.path / "x.xml").iter("testcase"))
     failure = case.find("failure")
@@ -468,7 +470,7 @@ def test_junit_has_failure_and_duration(run: Run, pytester: pytest.Pytester) -> 
     assert float(case.attrib["time"]) > 0.3
 
 
-def test_plugin_loads_nothing_without_the_mark(pytester: pytest.Pytester) -> None:
+def test_plugin_loads_no_modules_without_distributed_mark(pytester: pytest.Pytester) -> None:
     """The plug-in is installed for all projects in the environment."""
     pytester.makepyfile("""
         import sys
@@ -482,7 +484,7 @@ def test_plugin_loads_nothing_without_the_mark(pytester: pytest.Pytester) -> Non
     pytester.runpytest_subprocess(timeout=LIMIT_S).assert_outcomes(passed=1)
 
 
-def test_second_test_starts_warm_and_run_leaves_nothing_behind(
+def test_second_test_starts_warm_and_no_process_is_left_behind(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The warm process ends with pytest."""
@@ -494,7 +496,7 @@ import json, subprocess
 @two
 def test_one(): pass
 
-def test_the_process_is_there():
+def test_warm_process_exists():
     end = time.monotonic() + 180
     while time.monotonic() < end:
         found = json.loads(subprocess.run([sys.executable, "-m", "relight", "warm", "--json"],

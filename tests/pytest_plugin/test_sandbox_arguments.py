@@ -21,7 +21,9 @@ from relight.pytest_plugin.sandbox import SandboxRunner
         ({"env": {"A": 1}}, "env: A=1: expected a string"),
     ],
 )
-def test_invalid_argument_is_rejected(tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
+def test_invalid_sandbox_argument_is_rejected(
+    tmp_path: Path, arguments: dict[str, Any], said: str
+) -> None:
     """The argument is named, and no host has been created."""
     with pytest.raises(UsageError, match=said):
         SandboxRunner(tmp_path)(**{"hosts": 1, "script": "train.py", **arguments})

@@ -46,7 +46,7 @@ def test_version_is_defined_in_one_place(built: Built) -> None:
     assert "version" not in PROJECT
 
 
-def test_wheel_has_exactly_the_package_files(built: Built) -> None:
+def test_wheel_contains_exactly_the_package_files(built: Built) -> None:
     """The type marker and the licence are included; tests and caches are not."""
     with zipfile.ZipFile(built[0]) as archive:
         names = archive.namelist()
@@ -81,7 +81,7 @@ def test_twine_accepts_wheel_and_sdist(built: Built) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def test_job_runs_from_wheel_and_from_launcher_file(built: Built, tmp_path: Path) -> None:
+def test_job_runs_from_installed_wheel_and_from_launcher_file(built: Built, tmp_path: Path) -> None:
     """The environment is otherwise empty. `make dist` does this with each Python."""
     programs = install(built[0], sys.executable, tmp_path / "environment")
     assert run_job(programs / "relight", programs, tmp_path) == EXPECTED
@@ -89,7 +89,7 @@ def test_job_runs_from_wheel_and_from_launcher_file(built: Built, tmp_path: Path
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
-def test_build_names_its_commit(built: Built, tmp_path: Path) -> None:
+def test_wheel_reports_the_commit_it_was_built_from(built: Built, tmp_path: Path) -> None:
     """The wheel, built from the sdist, reports it in `relight --version`."""
     command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -99,8 +99,10 @@ def test_build_names_its_commit(built: Built, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [each for each in VERSIONS if each != PRESENT])
-def test_job_runs_on_each_other_python(version: str, built: Built, tmp_path: Path) -> None:
-    """Only available Pythons are used; `make dist` also installs the wheel for each one."""
+def test_job_runs_on_every_other_available_python_version(
+    version: str, built: Built, tmp_path: Path
+) -> None:
+    """`make dist` also installs the wheel for each version."""
     if not (python := interpreter(version)):
         pytest.skip(f"no Python {version} here")
     (programs := tmp_path / "bin").mkdir()
@@ -110,7 +112,7 @@ def test_job_runs_on_each_other_python(version: str, built: Built, tmp_path: Pat
         assert run_job(command, programs, tmp_path) == EXPECTED
 
 
-def test_nothing_claims_relight_is_on_pypi() -> None:
+def test_no_hint_or_page_claims_that_relight_is_on_pypi() -> None:
     """Until it is, hints and pages describe what works from a clone or a wheel."""
     said = re.compile(r"(?:pip|pipx|uv pip|uv tool) (?:install|run) ['\"]?relight\b(?!-)")
     files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"),

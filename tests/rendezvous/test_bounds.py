@@ -24,12 +24,12 @@ from relight.rendezvous.conf import parse
         "lease_ttl=1e9",
     ],
 )
-def test_setting_too_large_for_any_clock_is_refused(text: str) -> None:
+def test_duration_too_large_for_any_clock_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"--rdzv-conf: {text}: expected")):
         parse((tuple(text.split("=")),), "file")
 
 
-def test_product_of_settings_is_bounded() -> None:
+def test_product_of_interval_and_attempts_is_limited() -> None:
     pairs = (("keep_alive_interval", f"{MAX_SECONDS:.0f}"), ("keep_alive_max_attempt", "2"))
     with pytest.raises(UsageError, match="must be at most 2000000 s"):
         parse(pairs, "file")
@@ -39,7 +39,7 @@ def run(launch: Launch, *flags: str) -> "subprocess.CompletedProcess[str]":
     return launch("run", "--nnodes=2", *flags, "--no-python", "true")
 
 
-def test_static_rendezvous_refuses_a_path(launch: Launch) -> None:
+def test_static_rendezvous_rejects_a_path_as_endpoint(launch: Launch) -> None:
     """The static backend reports that it can't rendezvous in a directory."""
     result = run(launch, "--rdzv-endpoint=/tmp/x")
     assert result.returncode == 2
@@ -65,7 +65,7 @@ def test_job_without_id_gets_note_about_other_jobs(launch: Launch, tmp_path: Pat
         (["nosuchscript.py"], "no such file: nosuchscript.py"),
     ],
 )
-def test_doctor_refuses_what_run_refuses(
+def test_doctor_rejects_the_same_settings_as_run(
     launch: Callable[..., object], argv: list[str], says: str
 ) -> None:
     result = launch("doctor", *argv)

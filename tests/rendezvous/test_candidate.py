@@ -38,7 +38,7 @@ class FullRegister:
         pass
 
 
-def test_unrenewable_lock_elects_no_coordinator() -> None:
+def test_no_coordinator_is_elected_if_lock_cannot_be_renewed() -> None:
     """Otherwise each process would coordinate briefly in turn, forever."""
     loop, register, candidacy = Loop(), FullRegister(), Candidacy(15.0)
     answers: list[Answer] = []

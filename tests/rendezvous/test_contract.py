@@ -105,7 +105,7 @@ def test_reading_a_record_does_not_renew_it(new: New) -> None:
     wait_for(lapsed, "the end of the record", LIMIT_S)
 
 
-def test_second_requester_learns_the_holder(new: New) -> None:
+def test_second_requester_is_given_the_current_holder(new: New) -> None:
     """The lock has one holder, and tells everybody else its value and revision."""
     first, second = new(), new()
     mine = first.hold("first", LONG_S)
@@ -114,7 +114,7 @@ def test_second_requester_learns_the_holder(new: New) -> None:
     assert first.hold("first", LONG_S) == mine
 
 
-def test_exactly_one_of_many_threads_wins(new: New) -> None:
+def test_exactly_one_of_many_threads_acquires_the_lock(new: New) -> None:
     """Of many concurrent requests, one acquires the lock, and all of them learn which."""
     registers = [new() for _ in range(8)]
     barrier = threading.Barrier(len(registers))
@@ -138,7 +138,9 @@ def test_exactly_one_of_many_threads_wins(new: New) -> None:
         registers[winner[0]].release()
 
 
-def test_exactly_one_of_many_processes_wins(hold_in_process: Callable[..., Holder]) -> None:
+def test_exactly_one_of_many_processes_acquires_the_lock(
+    hold_in_process: Callable[..., Holder],
+) -> None:
     """One of several processes acquires the lock and keeps it."""
     holders = [hold_in_process(f"p{number}", LONG_S) for number in range(4)]
     for holder in holders:
@@ -150,7 +152,7 @@ def test_exactly_one_of_many_processes_wins(hold_in_process: Callable[..., Holde
 
 
 @pytest.mark.slow
-def test_renewals_keep_lock_beyond_ttl(new: New) -> None:
+def test_renewed_lock_is_held_beyond_its_ttl(new: New) -> None:
     holder, other = new(), new()
     ttl_s = 1.5
 
@@ -174,7 +176,7 @@ def test_renewals_keep_lock_beyond_ttl(new: New) -> None:
 
 
 @pytest.mark.parametrize("ttl_s", [0.7, 1.5])
-def test_lock_is_free_after_ttl_and_not_before(new: New, ttl_s: float) -> None:
+def test_lock_expires_after_its_ttl_and_not_before(new: New, ttl_s: float) -> None:
     """A lock that is not renewed can be acquired, but never before its time to live has passed."""
     first, second = new(), new()
     first.hold("first", ttl_s)
@@ -185,7 +187,7 @@ def test_lock_is_free_after_ttl_and_not_before(new: New, ttl_s: float) -> None:
     assert first.hold("", ttl_s).revision != made.revision
 
 
-def test_lapsed_record_reads_as_free(new: New) -> None:
+def test_lock_reads_as_free_after_record_has_expired(new: New) -> None:
     """Once a record's time to live has passed, every node sees a free lock."""
     first, second = new(), new()
     first.hold("first", 2 * SHORT_S)
@@ -201,7 +203,7 @@ def test_lock_stays_held_after_close(new: New) -> None:
     assert second.hold("second", LONG_S).value == "first"
 
 
-def test_release_frees_the_lock(new: New) -> None:
+def test_lock_is_free_after_release(new: New) -> None:
     """After a release, the lock is free immediately, and the next record is newer."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
@@ -212,7 +214,7 @@ def test_release_frees_the_lock(new: New) -> None:
     assert again.revision != before.revision
 
 
-def test_only_the_holder_can_release(new: New) -> None:
+def test_only_the_holder_can_release_the_lock(new: New) -> None:
     first, second = new(), new()
     mine = first.hold("first", LONG_S)
     second.release()
@@ -221,7 +223,7 @@ def test_only_the_holder_can_release(new: New) -> None:
     assert first.hold("", LONG_S) == mine
 
 
-def test_evicted_holder_learns_of_eviction_on_next_request(new: New) -> None:
+def test_evicted_holder_notices_eviction_on_its_next_request(new: New) -> None:
     """The record disappears immediately."""
     first, second = new(), new()
     dead = first.hold("first", LONG_S)
@@ -232,7 +234,7 @@ def test_evicted_holder_learns_of_eviction_on_next_request(new: New) -> None:
     assert first.hold("first", LONG_S) == taken._replace(ours=False)
 
 
-def test_evicted_holder_returns_with_a_new_revision(new: New) -> None:
+def test_evicted_holder_gets_new_revision_when_it_reacquires_lock(new: New) -> None:
     """The revision shows the holder that it was evicted in the meantime."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
@@ -242,7 +244,7 @@ def test_evicted_holder_returns_with_a_new_revision(new: New) -> None:
     assert after.revision != before.revision
 
 
-def test_eviction_never_hits_a_successor(new: New) -> None:
+def test_eviction_never_removes_a_successor(new: New) -> None:
     """The successor may even be the same holder with the same value."""
     first, second = new(), new()
     second.evict(NOBODY)
@@ -286,7 +288,7 @@ def test_dead_holder_is_evicted(new: New) -> None:
     assert others[0].hold("second", LONG_S).ours
 
 
-def test_new_value_keeps_the_holder(new: New) -> None:
+def test_holder_can_change_its_value_and_keep_the_lock(new: New) -> None:
     """A holder may change its value and time to live, and remains the holder."""
     first, second = new(), new()
     mine = first.hold("one", LONG_S)
@@ -307,7 +309,7 @@ def test_shorter_ttl_on_renewal_takes_effect(new: New) -> None:
 @pytest.mark.parametrize(
     "value", ["10.0.0.1:29400", 'a"b\\c', "zwölf ☃ 🎈", " x ", "x" * 1000, "🎈" * 1000, "%41&=+;"]
 )
-def test_value_round_trips_to_other_nodes(new: New, value: str) -> None:
+def test_other_nodes_read_the_value_exactly_as_written(new: New, value: str) -> None:
     """Other nodes read a value of up to 1000 characters as it was written."""
     first, second = new(), new()
     first.hold(value, LONG_S)
@@ -315,7 +317,7 @@ def test_value_round_trips_to_other_nodes(new: New, value: str) -> None:
     assert first.hold(value, LONG_S).ours
 
 
-def test_every_id_has_its_own_lock(place: Place, registers: Callable[[Place], LeaderLock]) -> None:
+def test_each_id_has_its_own_lock(place: Place, registers: Callable[[Place], LeaderLock]) -> None:
     """Ids may contain any characters."""
     ids = ["a b", "a%20b", "a+b", "a_b", "..", ".", "ä", "a\udcff", "%", "a?b", "a#b", "a;b", "☃",
            "a\nb", "x" * 300, "x" * 301, "lock", "A", "a"]  # fmt: skip
@@ -345,7 +347,9 @@ def test_killed_holder_is_replaced_after_ttl(
 
 
 @pytest.mark.slow
-def test_never_two_concurrent_holders(place: Place, hold_in_process: Callable[..., Holder]) -> None:
+def test_lock_never_has_two_concurrent_holders(
+    place: Place, hold_in_process: Callable[..., Holder]
+) -> None:
     """However holders are killed and replaced, two never act concurrently, and one soon acts."""
     rng = random.Random(5)
     holders = [hold_in_process(f"p{number}", SHORT_S) for number in range(3)]

@@ -176,7 +176,7 @@ def test_job_without_flags_uses_cluster_environment(
         (RANKS, "--standalone", "nnodes=1:1 addr=127.0.0.1"),
     ],
 )  # fmt: skip
-def test_flags_take_precedence_over_the_cluster(
+def test_flags_take_precedence_over_cluster_environment(
     variables: dict[str, str], flags: str, expected: str
 ) -> None:
     """The user's settings, even in a PET_ variable, are kept; the rest comes from the cluster."""
@@ -227,7 +227,9 @@ def test_flags_take_precedence_over_the_cluster(
           "OMPI_MCA_orte_num_nodes": "1"}, ""),
     ],
 )  # fmt: skip
-def test_single_node_cluster_changes_nothing(variables: dict[str, str], note: str) -> None:
+def test_single_node_cluster_environment_has_no_effect(
+    variables: dict[str, str], note: str
+) -> None:
     """A single-node job, a worker's environment, and an incomplete environment have no effect."""
     plain, before = resolve({})
     spec, notes = resolve(variables)
@@ -235,7 +237,7 @@ def test_single_node_cluster_changes_nothing(variables: dict[str, str], note: st
     assert notes == before if not note else note in notes[0]
 
 
-def test_single_node_steps_with_ranks_form_one_job() -> None:
+def test_single_node_srun_steps_with_ranks_form_one_job() -> None:
     """`srun -N1` for each node, with RANK and WORLD_SIZE, forms one job."""
     one = {**STEP, **dict.fromkeys((*OF_ONE_NODE, "SLURM_NNODES"), "1"), "SLURM_NODEID": "0"}
     one["SLURM_STEP_NODELIST"] = "gpu09"
@@ -287,7 +289,7 @@ def test_single_node_steps_with_ranks_form_one_job() -> None:
         ({**INDEXED, "NNODES": "2"}, "", "JOB_COMPLETION_INDEX=3 is not below NNODES=2"),
     ],
 )  # fmt: skip
-def test_contradictory_variables_are_an_error(
+def test_contradictory_cluster_variables_are_an_error(
     variables: dict[str, str], flags: str, message: str
 ) -> None:
     """Contradictory or impossible variables are reported by name."""
@@ -296,7 +298,7 @@ def test_contradictory_variables_are_an_error(
     assert message in caught.value.message
 
 
-def test_one_agent_per_gpu_error_shows_one_per_node_command() -> None:
+def test_error_for_one_agent_per_gpu_shows_command_for_one_per_node() -> None:
     for variables, remedy in (
         ({**STEP, "SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_TASKS_PER_NODE": "8(x4)"},
          "srun --ntasks-per-node=1 relight run"),
@@ -317,21 +319,21 @@ def test_one_agent_per_gpu_error_shows_one_per_node_command() -> None:
         "--nnodes=4 --master-addr=x --node-rank=1",
     ],
 )
-def test_broken_environment_is_ignored_if_flags_suffice(flags: str) -> None:
+def test_invalid_cluster_environment_is_ignored_if_flags_suffice(flags: str) -> None:
     broken = {**STEP, "SLURM_NODEID": "nonsense"}
     spec, _ = resolve(broken, *flags.split())
     plain, _ = resolve({}, *flags.split())
     assert spec == plain
 
 
-def test_localhost_master_is_reached_by_its_host_name() -> None:
+def test_localhost_as_master_addr_is_replaced_by_hostname() -> None:
     """Other nodes reach a master at its own name if MASTER_ADDR is `localhost`."""
     variables = {**PYTORCHJOB, "MASTER_ADDR": "localhost", "RANK": "0"}
     assert resolve(variables)[0].master_addr == "train-3"
     assert resolve(without(variables, "KUBERNETES_SERVICE_HOST"))[0].master_addr == "localhost"
 
 
-def test_pod_without_domain_reports_missing_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_without_dns_domain_reports_missing_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the Service, other pods can't be found."""
     monkeypatch.setattr("socket.getfqdn", lambda: "train-3")
     spec, notes = resolve(INDEXED, "--nnodes=4")
@@ -339,7 +341,7 @@ def test_pod_without_domain_reports_missing_service(monkeypatch: pytest.MonkeyPa
     assert any("headless Service" in note for note in notes)
 
 
-def test_verbose_shows_source_of_each_value(
+def test_verbose_flag_shows_source_of_each_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """-v prints a line for each value, including values from flags and PET_ variables."""
@@ -357,7 +359,7 @@ def test_verbose_shows_source_of_each_value(
     assert "nnodes=2, from the command line" in notes
 
 
-def test_note_shows_that_environment_sets_job_size() -> None:
+def test_note_says_that_environment_determines_job_size() -> None:
     """Even without -v, one line shows that the job is larger than the command line suggests."""
     _, notes = resolve(STEP)
     assert notes[0] == "4 nodes according to Slurm (-v shows the variables used)"
@@ -371,7 +373,7 @@ def test_workers_are_not_counted_as_nodes() -> None:
     assert not any("overrides" in note for note in notes)
 
 
-def test_port_depends_only_on_the_job() -> None:
+def test_default_port_depends_only_on_the_job() -> None:
     ports = {}
     for job in range(100):
         variables = {**STEP, "SLURM_JOB_ID": str(job)}
@@ -389,7 +391,7 @@ def test_port_depends_only_on_the_job() -> None:
         st.one_of(st.sampled_from(["0", "1", "4", "a[1-4]", "1(x4)", ""]), st.text(max_size=8)),
     )
 )
-def test_arbitrary_environment_gives_spec_or_usage_error(variables: dict[str, str]) -> None:
+def test_arbitrary_environment_gives_launch_spec_or_usage_error(variables: dict[str, str]) -> None:
     """Any variables result in a launch spec or a user error."""
     try:
         detect(variables, set(), "node1")
@@ -407,7 +409,7 @@ def test_arbitrary_environment_gives_spec_or_usage_error(variables: dict[str, st
         ("gpu-a100-[9-11],login", ["gpu-a100-9", "gpu-a100-10", "gpu-a100-11", "login"]),
     ],
 )
-def test_expands_slurm_hostlists(text: str, hosts: list[str]) -> None:
+def test_slurm_hostlists_are_expanded(text: str, hosts: list[str]) -> None:
     assert hostlist.expand(text) == hosts
 
 
@@ -431,7 +433,7 @@ def test_expands_slurm_hostlists(text: str, hosts: list[str]) -> None:
         "a[1[2]]",
     ],
 )
-def test_malformed_hostlist_is_refused(text: str) -> None:
+def test_malformed_hostlist_is_rejected(text: str) -> None:
     """Anything but a host list of reasonable length is refused immediately."""
     with pytest.raises(ValueError):
         hostlist.expand(text)
@@ -446,11 +448,11 @@ def test_malformed_hostlist_is_refused(text: str) -> None:
         ("gpu-a[3:100]-07,gpu-b@0(2)", ["gpu-a100-07", "gpu-b"]),
     ],
 )
-def test_expands_open_mpi_hostlists(text: str, hosts: list[str]) -> None:
+def test_open_mpi_hostlists_are_expanded(text: str, hosts: list[str]) -> None:
     assert hostlist.expand_orte(text) == hosts
 
 
 @given(st.lists(st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True), min_size=1, max_size=9))
-def test_names_without_brackets_expand_to_themselves(names: Iterable[str]) -> None:
+def test_hostnames_without_brackets_are_left_unchanged(names: Iterable[str]) -> None:
     names = list(names)
     assert hostlist.expand(",".join(names)) == names

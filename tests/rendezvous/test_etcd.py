@@ -63,7 +63,7 @@ def hold(register: LeaderLock, value: str, ttl_s: float = LONG_S) -> Record:
 
 @pytest.mark.parametrize("how", [Fate(lose_reply=True), Fate(lose_request=True)])
 @pytest.mark.parametrize("number", range(6))
-def test_single_lost_reply_does_not_change_the_holder(
+def test_losing_any_single_response_does_not_change_the_holder(
     place: Place, proxy: Proxy, registers: New, number: int, how: Fate
 ) -> None:
     """Whichever response is lost, the holder keeps the lock, and nobody else acquires it."""
@@ -79,7 +79,7 @@ def test_single_lost_reply_does_not_change_the_holder(
 
 @pytest.mark.parametrize("how", [Fate(lose_reply=True), Fate(lose_request=True)])
 @pytest.mark.parametrize("number", range(5))
-def test_lock_recognizes_its_own_record_after_outage(
+def test_lock_recognizes_its_own_record_after_etcd_outage(
     place: Place, proxy: Proxy, registers: New, number: int, how: Fate
 ) -> None:
     """While unreachable, the lock raises an error; afterwards it recognizes its own record."""
@@ -99,7 +99,7 @@ def test_lock_recognizes_its_own_record_after_outage(
     assert second.hold("second", LONG_S).ours
 
 
-def test_change_takes_effect_even_if_reply_is_lost(
+def test_change_takes_effect_even_if_response_is_lost(
     place: Place, proxy: Proxy, registers: New
 ) -> None:
     """If the response to a new value or time is lost, the change still takes effect."""
@@ -114,7 +114,7 @@ def test_change_takes_effect_even_if_reply_is_lost(
         assert second.hold("other", LONG_S) == mine._replace(value=value, ours=False)
 
 
-def test_repeated_eviction_does_not_hit_the_successor(
+def test_repeated_eviction_does_not_remove_the_successor(
     place: Place, proxy: Proxy, registers: New
 ) -> None:
     """The response to the first eviction was lost."""
@@ -131,7 +131,7 @@ def test_repeated_eviction_does_not_hit_the_successor(
     assert second.hold("second", LONG_S) == alive._replace(ours=False)
 
 
-def test_overtaken_eviction_does_not_hit_the_new_hold(
+def test_delayed_eviction_does_not_remove_a_reacquired_lock(
     place: Place, proxy: Proxy, registers: New
 ) -> None:
     """A holder that acquires the lock again before the eviction arrives keeps it."""
@@ -150,7 +150,7 @@ def test_overtaken_eviction_does_not_hit_the_new_hold(
     assert second.hold("second", LONG_S) == again[0]._replace(ours=False)
 
 
-def test_late_request_holds_lock_no_longer_than_its_ttl(
+def test_request_that_arrives_late_expires_after_its_ttl(
     place: Place, proxy: Proxy, registers: New
 ) -> None:
     """A request may arrive after its sender has given up and released the lock. It then holds the
@@ -174,7 +174,7 @@ def test_late_request_holds_lock_no_longer_than_its_ttl(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_never_two_holders_on_a_bad_network(
+def test_lock_never_has_two_holders_on_an_unreliable_network(
     place: Place, server: EtcdServer, registers: New, seed: int
 ) -> None:
     """Requests are lost, delayed, and duplicated, and holders stall and release the lock."""
@@ -219,7 +219,9 @@ def test_never_two_holders_on_a_bad_network(
 
 
 @pytest.mark.slow
-def test_holder_survives_loss_of_any_member(cluster: EtcdCluster, registers: New) -> None:
+def test_holder_keeps_lock_after_loss_of_any_etcd_member(
+    cluster: EtcdCluster, registers: New
+) -> None:
     """Whichever member is lost and returns, the holder keeps the lock and can verify that."""
     place = Place("etcd", cluster.endpoint, f"member {random.random()}")
     first, second = registers(place), registers(place)
@@ -234,7 +236,9 @@ def test_holder_survives_loss_of_any_member(cluster: EtcdCluster, registers: New
 
 
 @pytest.mark.slow
-def test_holder_survives_loss_of_the_leader(cluster: EtcdCluster, registers: New) -> None:
+def test_holder_keeps_lock_after_loss_of_the_etcd_leader(
+    cluster: EtcdCluster, registers: New
+) -> None:
     """The next election succeeds."""
     place = Place("etcd", cluster.endpoint, f"leader {random.random()}")
     first, second = registers(place), registers(place)
@@ -249,7 +253,9 @@ def test_holder_survives_loss_of_the_leader(cluster: EtcdCluster, registers: New
 
 
 @pytest.mark.slow
-def test_frozen_member_costs_one_timeout(cluster: EtcdCluster, registers: New) -> None:
+def test_frozen_etcd_member_delays_request_by_only_one_timeout(
+    cluster: EtcdCluster, registers: New
+) -> None:
     """If a running member does not respond, another one is asked after a single timeout."""
     place = Place("etcd", cluster.endpoint, f"frozen {random.random()}")
     first = registers(place)
@@ -268,7 +274,9 @@ def test_frozen_member_costs_one_timeout(cluster: EtcdCluster, registers: New) -
 
 
 @pytest.mark.slow
-def test_holder_survives_restart_of_all_members(cluster: EtcdCluster, registers: New) -> None:
+def test_holder_keeps_lock_after_restart_of_all_etcd_members(
+    cluster: EtcdCluster, registers: New
+) -> None:
     """While etcd is down, every call raises an error; if it returns in time, the holder remains."""
     place = Place("etcd", cluster.endpoint, f"all {random.random()}")
     first, second = registers(place), registers(place)
@@ -290,7 +298,9 @@ def test_holder_survives_restart_of_all_members(cluster: EtcdCluster, registers:
 
 
 @pytest.mark.slow
-def test_member_without_majority_grants_nothing(cluster: EtcdCluster, registers: New) -> None:
+def test_etcd_member_without_majority_does_not_grant_the_lock(
+    cluster: EtcdCluster, registers: New
+) -> None:
     """A member without a majority neither grants the lock nor reports its holder."""
     place = Place("etcd", cluster.endpoint, f"minority {random.random()}")
     first = registers(place)
@@ -312,7 +322,7 @@ def _rotated(cluster: EtcdCluster, first: int) -> str:
 # API versions.
 
 
-def test_both_etcd_backends_share_a_record(server: EtcdServer, registers: New) -> None:
+def test_etcd_and_etcd_v2_backends_share_one_record(server: EtcdServer, registers: New) -> None:
     """Some settings of etcd and etcd-v2 have different names, but both use the v3 API."""
     mine = registers(Place("etcd", server.endpoint, "both")).hold("one", LONG_S)
     other = registers(Place("etcd-v2", server.endpoint, "both"))
@@ -326,7 +336,7 @@ def test_own_address_is_taken_from_etcd_connection(server: EtcdServer, registers
     assert register.own_address == "127.0.0.1"
 
 
-def test_keys_are_below_etcd_prefix_and_deleted_with_the_record(
+def test_keys_are_under_etcd_prefix_and_deleted_with_the_record(
     server: EtcdServer, registers: New
 ) -> None:
     """Operators can read the keys, which are deleted together with the record."""
@@ -339,7 +349,7 @@ def test_keys_are_below_etcd_prefix_and_deleted_with_the_record(
     assert server.ctl("get", "--prefix", "/my/") == ""
 
 
-def test_unused_leases_are_revoked(server: EtcdServer, registers: New) -> None:
+def test_unused_etcd_leases_are_revoked(server: EtcdServer, registers: New) -> None:
     """Leases that are no longer in use don't accumulate."""
 
     def leases() -> set[str]:
@@ -367,7 +377,7 @@ def test_holder_with_revoked_lease_reacquires_the_lock(server: EtcdServer, regis
     assert second.hold("second", LONG_S) == after._replace(ours=False)
 
 
-def test_foreign_key_is_reported_and_kept(server: EtcdServer, registers: New) -> None:
+def test_key_that_is_not_a_record_is_reported_and_kept(server: EtcdServer, registers: New) -> None:
     """If the key holds something other than a record, it is kept, and an error names it."""
     key = "/torchelastic/p2p/foreign/coordinator"
     register = registers(Place("etcd", server.endpoint, "foreign"))

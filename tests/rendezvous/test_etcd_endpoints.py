@@ -72,7 +72,7 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
 
 
 @pytest.mark.parametrize("name", list(REPLIES))
-def test_garbage_response_names_the_endpoint(
+def test_error_for_garbage_response_names_the_endpoint(
     impostor: Callable[[bytes], str], name: str, registers: New
 ) -> None:
     """Whatever responds instead of etcd, the result is a one-line error that names the endpoint."""
@@ -111,20 +111,22 @@ def test_error_lists_every_endpoint_tried(registers: New) -> None:
         ("[::1", "expected"),
     ],
 )
-def test_invalid_endpoint_is_refused_up_front(endpoint: str, says: str) -> None:
+def test_invalid_etcd_endpoint_is_rejected_up_front(endpoint: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         etcd.open(endpoint, "job", {})
 
 
 @pytest.mark.needs_etcd
-def test_member_urls_are_accepted(server: EtcdServer, registers: New) -> None:
+def test_etcd_member_urls_are_accepted_as_endpoints(server: EtcdServer, registers: New) -> None:
     """Members may be given as the URLs that etcd itself prints."""
     place = Place("etcd", f"http://{server.endpoint}/,http://127.0.0.1:1", "urls")
     assert registers(place).hold("value", 20).ours
 
 
 @pytest.mark.needs_etcd
-def test_endpoint_may_be_a_name_or_ipv6_address(server: EtcdServer, registers: New) -> None:
+def test_etcd_endpoint_may_be_a_hostname_or_ipv6_address(
+    server: EtcdServer, registers: New
+) -> None:
     """An IPv6 address is written in brackets."""
     port = server.ports[0]
     assert registers(Place("etcd", f"localhost:{port}", "names")).hold("", LONG_S) == NOBODY
@@ -133,7 +135,7 @@ def test_endpoint_may_be_a_name_or_ipv6_address(server: EtcdServer, registers: N
     assert registers(Place("etcd", f"[::1]:1,127.0.0.1:{port}", "names")).hold("", 9) == NOBODY
 
 
-def test_invalid_protocol_is_refused_when_opened() -> None:
+def test_invalid_protocol_is_rejected_when_lock_is_opened() -> None:
     with pytest.raises(UsageError, match="protocol=ftp"):
         etcd.open("host", "job", {"protocol": "ftp"})
 
@@ -141,7 +143,7 @@ def test_invalid_protocol_is_refused_when_opened() -> None:
 @pytest.mark.parametrize(
     "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"HTTP/1.1 200"]
 )
-def test_slowly_dripping_member_times_out(registers: New, head: bytes) -> None:
+def test_member_that_responds_byte_by_byte_times_out(registers: New, head: bytes) -> None:
     """A member that only sends a byte now and then times out like a silent one."""
     ended = threading.Event()
 

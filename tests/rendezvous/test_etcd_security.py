@@ -65,7 +65,7 @@ def pairs(backend: str, files: Certificates, *, client: bool = True) -> dict[str
 # TLS.
 
 
-def test_client_certificate_allows_lock_over_tls(
+def test_node_with_client_certificate_can_hold_lock_over_tls(
     tls: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     """A node with a CA file and its own certificate can hold the lock over TLS."""
@@ -80,7 +80,7 @@ def test_client_certificate_allows_lock_over_tls(
     assert named.hold("", LONG_S).value == "first"
 
 
-def test_server_without_client_certificates_is_verified(
+def test_server_is_verified_even_without_client_certificate(
     tmp_path: Path, files: Certificates, backend: str, registers: New
 ) -> None:
     with EtcdServer(tmp_path / "etcd", certificates=files) as server:
@@ -88,7 +88,7 @@ def test_server_without_client_certificates_is_verified(
         assert registers(place, **pairs(backend, files, client=False)).hold("a", LONG_S).ours
 
 
-def test_server_from_another_authority_is_refused(
+def test_server_certificate_from_another_authority_is_rejected(
     tls: EtcdServer, strangers: Certificates, backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, tls.endpoint, "tls"), **pairs(backend, strangers))
@@ -97,7 +97,7 @@ def test_server_from_another_authority_is_refused(
     assert f"{NAMES[backend]['ca']}=FILE" in e.value.hint
 
 
-def test_system_authorities_apply_without_a_ca(
+def test_system_authorities_are_used_if_no_ca_file_is_given(
     tls: EtcdServer, backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, tls.endpoint, "tls"), protocol="https")
@@ -105,7 +105,7 @@ def test_system_authorities_apply_without_a_ca(
         register.hold("a", LONG_S)
 
 
-def test_certificate_for_another_host_is_refused(
+def test_server_certificate_for_another_host_is_rejected(
     tls: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     """The certificate comes from the right authority, but names a different host."""
@@ -116,7 +116,7 @@ def test_certificate_for_another_host_is_refused(
 
 
 @pytest.mark.parametrize("of_whom", ["nobody", "strangers"])
-def test_missing_or_foreign_client_certificate_is_reported(
+def test_missing_or_untrusted_client_certificate_is_reported(
     tls: EtcdServer,
     files: Certificates,
     strangers: Certificates,
@@ -148,7 +148,7 @@ def _refusal(register: LeaderLock) -> UsageError:
     raise AssertionError("no refusal")
 
 
-def test_tls_to_plain_server_names_the_setting(
+def test_error_for_tls_to_plain_server_names_the_setting(
     server: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, server.endpoint, "tls"), **pairs(backend, files))
@@ -157,7 +157,7 @@ def test_tls_to_plain_server_names_the_setting(
     assert caught.value.hint == "--rdzv-conf=protocol=http"
 
 
-def test_plain_http_to_tls_server_names_the_setting(
+def test_error_for_plain_http_to_tls_server_names_the_setting(
     tls: EtcdServer, backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, tls.endpoint, "tls"))
@@ -166,7 +166,7 @@ def test_plain_http_to_tls_server_names_the_setting(
     assert caught.value.hint == "--rdzv-conf=protocol=https"
 
 
-def test_one_bad_member_of_several_is_harmless(
+def test_unusable_etcd_member_does_no_harm_if_another_works(
     tls: EtcdServer, server: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     """A member that can't be used does no harm as long as another one works."""
@@ -176,7 +176,7 @@ def test_one_bad_member_of_several_is_harmless(
     assert register.hold("a", LONG_S).ours
 
 
-def test_invalid_certificate_files_are_refused_by_setting(
+def test_error_for_invalid_certificate_file_names_the_setting(
     files: Certificates, strangers: Certificates, backend: str, tmp_path: Path
 ) -> None:
     """Invalid files are detected before anything starts."""
@@ -218,7 +218,7 @@ def user(tmp_path: Path) -> Callable[..., dict[str, str]]:
     return settings
 
 
-def test_user_with_password_holds_evicts_and_releases(
+def test_user_with_password_can_hold_evict_and_release_lock(
     users: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     place = Place("etcd", users.endpoint, "user")
@@ -232,7 +232,7 @@ def test_user_with_password_holds_evicts_and_releases(
 
 
 @pytest.mark.slow
-def test_expired_session_is_replaced_silently(
+def test_expired_etcd_session_is_replaced_silently(
     users: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     """A session that has expired, or that a restarted server doesn't know, is replaced silently."""
@@ -262,14 +262,14 @@ def test_wrong_password_is_not_shown_in_error(
         assert "guessed" not in caught.value.message + caught.value.hint
 
 
-def test_missing_user_error_names_the_settings(users: EtcdServer, registers: New) -> None:
+def test_error_for_missing_user_names_the_settings(users: EtcdServer, registers: New) -> None:
     register = registers(Place("etcd", users.endpoint, "nobody"))
     with pytest.raises(UsageError, match="requires a user and a password") as caught:
         register.hold("a", LONG_S)
     assert "etcd_user=NAME,etcd_password_file=FILE" in caught.value.hint
 
 
-def test_missing_permission_names_the_key(
+def test_error_for_missing_permission_names_the_key(
     users: EtcdServer, registers: New, tmp_path: Path
 ) -> None:
     """A user who lacks permission for the job's keys learns which key it is."""
@@ -281,7 +281,7 @@ def test_missing_permission_names_the_key(
         register.hold("a", LONG_S)
 
 
-def test_server_without_users_accepts_everybody(
+def test_etcd_server_without_users_accepts_every_node(
     server: EtcdServer, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     """Even nodes that send a password are accepted."""
@@ -289,7 +289,7 @@ def test_server_without_users_accepts_everybody(
     assert register.hold("a", LONG_S).ours
 
 
-def test_missing_or_empty_password_file_is_refused(tmp_path: Path) -> None:
+def test_missing_or_empty_password_file_is_rejected(tmp_path: Path) -> None:
     """The file is checked before anything starts."""
     empty = tmp_path / "empty"
     empty.write_text("\n")
@@ -302,7 +302,9 @@ def test_missing_or_empty_password_file_is_refused(tmp_path: Path) -> None:
 # Disabled APIs.
 
 
-def test_missing_gateway_error_explains_how_to_start_etcd(tmp_path: Path, registers: New) -> None:
+def test_error_for_missing_gateway_explains_how_to_start_etcd(
+    tmp_path: Path, registers: New
+) -> None:
     """The error explains how to start etcd with the JSON gateway."""
     with EtcdServer(tmp_path / "etcd", flags=["--enable-grpc-gateway=false"]) as server:
         register = registers(Place("etcd", server.endpoint, "job"))

@@ -60,7 +60,7 @@ def python() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
         process.communicate(timeout=LIMIT_S)
 
 
-def test_directory_is_private_and_keeps_only_an_empty_lock(
+def test_directory_is_private_and_keeps_only_an_empty_lock_file(
     shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
     """Only this user can access the directory; after the job, only an empty lock file remains."""
@@ -85,7 +85,7 @@ def test_existing_directory_keeps_its_permissions(
     assert stat.S_IMODE(shared.stat().st_mode) == 0o755
 
 
-def test_calls_succeed_after_directory_is_removed(
+def test_lock_calls_succeed_after_directory_is_removed(
     shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
     """If the directory is removed, the next node to request the lock acquires it; no call fails."""
@@ -98,7 +98,7 @@ def test_calls_succeed_after_directory_is_removed(
     assert after.revision != before.revision
 
 
-def test_newcomer_waits_full_ttl_of_old_record(
+def test_new_node_waits_for_the_full_ttl_of_an_old_record(
     new: Callable[[], LeaderLock],
 ) -> None:
     """A new node waits for the full time to live, however old the record is."""
@@ -111,7 +111,7 @@ def test_newcomer_waits_full_ttl_of_old_record(
     assert third.hold("third", SHORT_S).value == "second"
 
 
-def test_longer_of_two_ttls_applies(new: Callable[[], LeaderLock]) -> None:
+def test_longer_ttl_applies_if_nodes_use_different_ttls(new: Callable[[], LeaderLock]) -> None:
     """A node with a shorter time to live than the holder's waits for the holder's."""
     first, second = new(), new()
     first.hold("first", LONG_S)
@@ -120,7 +120,9 @@ def test_longer_of_two_ttls_applies(new: Callable[[], LeaderLock]) -> None:
     assert second.hold("second", SHORT_S).value == "first"
 
 
-def test_file_times_are_ignored(shared: Path, new: Callable[[], LeaderLock]) -> None:
+def test_modification_time_of_record_is_ignored(
+    shared: Path, new: Callable[[], LeaderLock]
+) -> None:
     """A record is treated the same whether its file time is in the future or in the past."""
     first, second = new(), new()
     for moment in (0, 2**33):
@@ -141,7 +143,7 @@ def test_file_times_are_ignored(shared: Path, new: Callable[[], LeaderLock]) -> 
     ],
     ids=lambda text: repr(text[:70]),
 )  # fmt: skip
-def test_unreadable_record_is_replaced_after_ttl(
+def test_unreadable_lock_record_is_replaced_after_ttl(
     shared: Path, new: Callable[[], LeaderLock], text: str
 ) -> None:
     """An unreadable record counts as held until it was unchanged for a full time to live."""
@@ -160,7 +162,7 @@ def test_unreadable_record_is_replaced_after_ttl(
     assert second.hold("second", SHORT_S).value == "first"
 
 
-def test_unreadable_record_can_be_evicted(shared: Path, new: Callable[[], LeaderLock]) -> None:
+def test_unreadable_lock_record_can_be_evicted(shared: Path, new: Callable[[], LeaderLock]) -> None:
     """An eviction removes only the record that was seen, and no later one."""
     shared.mkdir()
     (shared / "job").write_text("what")
@@ -182,7 +184,7 @@ time.sleep(100)
 """
 
 
-def test_stuck_lock_error_names_its_holder(
+def test_error_for_stuck_file_lock_names_the_holding_process(
     shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """The error names the process that keeps the file lock; killing that process frees it."""
@@ -198,7 +200,7 @@ def test_stuck_lock_error_names_its_holder(
     assert register.hold("a", LONG_S).ours
 
 
-def test_lock_held_by_another_thread_is_an_error(
+def test_file_lock_held_by_another_thread_is_an_error(
     shared: Path, new: Callable[[], LeaderLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If another thread in this process doesn't release it, an error is raised."""
@@ -222,7 +224,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_killed_holder_leaves_intact_record_and_free_lock(
+def test_killed_holder_leaves_intact_record_and_unlocked_file(
     shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """A holder killed while writing leaves a complete record and an unlocked file."""
@@ -242,7 +244,7 @@ def test_killed_holder_leaves_intact_record_and_free_lock(
 
 
 @pytest.mark.slow
-def test_resumed_holder_notices_its_replacement(
+def test_resumed_holder_notices_that_it_was_replaced(
     shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """A holder that was stopped and replaced does not retake the lock when it resumes."""
@@ -284,7 +286,7 @@ def test_holder_frozen_while_writing_does_not_overwrite_successor(
 
 
 @pytest.mark.parametrize("endpoint", ["", "shared", "./shared", "~/shared", "host:29400", "/a\0b"])
-def test_relative_path_is_refused_up_front(endpoint: str) -> None:
+def test_relative_path_is_rejected_up_front(endpoint: str) -> None:
     """A relative path may differ on each node, so it is refused before anything starts."""
     with pytest.raises(UsageError, match="expected the full path of a directory"):
         file.open(endpoint, "job", {})
@@ -415,7 +417,7 @@ assert not open(f"{path}/shared/job").read().endswith(" ")
 
 
 @pytest.mark.needs_mounts
-def test_full_disk_does_not_end_a_hold(tmp_path: Path) -> None:
+def test_lock_can_be_renewed_and_taken_over_on_full_disk(tmp_path: Path) -> None:
     """On a full disk, a record can be renewed in place, and so can a lost holder's record be
     replaced; only a new record needs room.
     """

@@ -49,7 +49,7 @@ RANKS = {"MASTER_ADDR": "h", "NNODES": "2", "NODE_RANK": "1"}
         {**RANKS, "MASTER_ADDR": "\udcff"},
     ],
 )
-def test_absurd_values_are_refused_in_a_short_line(variables: dict[str, str]) -> None:
+def test_absurd_values_are_rejected_with_a_short_error(variables: dict[str, str]) -> None:
     """An impossible value is refused by one short line from relight."""
     with pytest.raises(UsageError) as caught:
         detect(variables, set(), "host")
@@ -58,18 +58,18 @@ def test_absurd_values_are_refused_in_a_short_line(variables: dict[str, str]) ->
 
 
 @pytest.mark.parametrize("daemon", [f"1.{LONG};x", "1.²;x"])
-def test_absurd_daemon_number_counts_as_none(daemon: str) -> None:
+def test_absurd_daemon_number_is_ignored(daemon: str) -> None:
     """An impossible daemon number is ignored, so rank 0's host is unknown."""
     found = detect({**MPI, "OMPI_MCA_orte_local_daemon_uri": daemon}, set(), "host")
     assert found.host is None
 
 
 @pytest.mark.parametrize("step", [LONG, "²"])
-def test_absurd_step_number_is_not_an_srun_step(step: str) -> None:
+def test_absurd_step_number_is_not_treated_as_an_srun_step(step: str) -> None:
     assert detect({**STEP, "SLURM_STEP_ID": step}, set(), "host").nnodes is None
 
 
-def test_hostlist_is_limited_to_slurm_maximum() -> None:
+def test_hostlist_is_limited_to_slurm_maximum_length() -> None:
     """The maximum number of hosts in Slurm is accepted, and one more is refused."""
     assert len(hostlist.expand(f"n[1-{hostlist.MAX_HOSTS}]")) == hostlist.MAX_HOSTS
     with pytest.raises(ValueError, match="more than 65536 hosts"):

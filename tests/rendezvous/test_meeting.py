@@ -21,7 +21,7 @@ def arrange_job(*flags: str, **variables: str) -> tuple[Meeting, GroupSettings]:
 
 
 @pytest.mark.parametrize(("hosts", "count"), [("node1", 1), ("node1,node2,node3", 0)])
-def test_ineffective_takeover_alone_gives_a_note(hosts: str, count: int) -> None:
+def test_takeover_alone_setting_without_effect_causes_a_note(hosts: str, count: int) -> None:
     """Only an endpoint with several hosts elects a coordinator."""
     flags = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={hosts}", "--rdzv-id=j"]
     flags.append("--rdzv-conf=takeover=alone")
@@ -33,7 +33,7 @@ def test_ineffective_takeover_alone_gives_a_note(hosts: str, count: int) -> None
     ("conf", "variable", "seconds"),
     [("", "", 300), ("", "7", 7), ("", "0", 0), ("exit_barrier_timeout=0", "7", 0)],
 )
-def test_exit_barrier_is_set_by_rdzv_conf_or_torchrun_variable(
+def test_exit_barrier_timeout_comes_from_rdzv_conf_or_torchrun_variable(
     conf: str, variable: str, seconds: float
 ) -> None:
     """--rdzv-conf takes precedence over torchrun's variable; both can be 0."""
@@ -52,7 +52,7 @@ def test_exit_barrier_is_set_by_rdzv_conf_or_torchrun_variable(
         ("is_host=1", "etcd", False),
     ],
 )
-def test_rank_0_is_at_the_endpoint_if_the_user_names_its_node(
+def test_rank_0_is_on_endpoint_host_only_if_settings_request_it(
     conf: str, backend: str, first: bool
 ) -> None:
     meeting, _ = arrange_job(f"--rdzv-conf={conf}", f"--rdzv-backend={backend}")
@@ -65,7 +65,7 @@ def test_job_without_id_has_no_display_name() -> None:
     assert arrange_job("--rdzv-id=none")[0].who == "the job"
 
 
-def test_invalid_exit_barrier_is_refused() -> None:
+def test_invalid_exit_barrier_timeout_is_rejected() -> None:
     with pytest.raises(UsageError, match=f"{BARRIER}=-1: expected a number of seconds from 0"):
         arrange_job(**{BARRIER: "-1"})
 
@@ -79,7 +79,7 @@ def test_read_timeout_limits_search_for_endpoint(conf: str, seconds: float) -> N
 
 
 @pytest.mark.parametrize("endpoint", ["store", "sub/store"])
-def test_c10d_file_store_maps_to_file_backend(
+def test_c10d_file_store_is_mapped_to_file_backend(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A c10d file store becomes the backend `file`, with a relative path made absolute."""

@@ -12,7 +12,7 @@ PLUGIN = str(Path(__file__).with_name("plugin"))
 
 
 @pytest.mark.slow
-def test_nodes_meet_through_a_plug_in(tmp_path: Path) -> None:
+def test_nodes_rendezvous_through_a_plug_in(tmp_path: Path) -> None:
     """Two nodes find each other through an SQLite file, and a killed coordinator is replaced."""
     where = f"--rdzv-endpoint={tmp_path}/meet.db"
     flags = ("--rdzv-backend=sqlite", where, "--rdzv-id=job", "--nnodes=1:3")
@@ -36,24 +36,24 @@ def refusal(launch: Launch, *flags: str) -> str:
     return result.stderr
 
 
-def test_unknown_backend_error_lists_known_names(launch: Launch) -> None:
+def test_error_for_unknown_backend_lists_known_backends(launch: Launch) -> None:
     """The error lists all known backends, including plug-ins."""
     text = refusal(launch, "--rdzv-backend=sqlit", "--rdzv-endpoint=/x.db")
     assert "static, c10d, etcd, etcd-v2, file, broken, sqlite; did you mean sqlite?" in text
     assert "relight.rendezvous" in text
 
 
-def test_broken_plug_in_is_a_one_line_error(launch: Launch) -> None:
+def test_broken_plug_in_gives_one_line_error(launch: Launch) -> None:
     text = refusal(launch, "--rdzv-backend=broken", "--rdzv-endpoint=/x")
     assert "can't load the plug-in relight_nowhere:open: ModuleNotFoundError" in text
 
 
-def test_plug_in_can_refuse_endpoint_up_front(launch: Launch) -> None:
+def test_plug_in_can_reject_endpoint_up_front(launch: Launch) -> None:
     text = refusal(launch, "--rdzv-backend=sqlite", "--rdzv-endpoint=/x")
     assert "--rdzv-endpoint=/x: expected the path of a .db file" in text
 
 
-def test_unknown_backend_is_refused_for_a_single_node(launch: Launch) -> None:
+def test_unknown_backend_is_rejected_even_for_a_single_node(launch: Launch) -> None:
     """A single node needs no rendezvous, but the backend is checked nevertheless."""
     result = launch("run", "--rdzv-backend=c10", "--no-python", "true")
     assert result.returncode == 2

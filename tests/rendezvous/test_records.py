@@ -37,7 +37,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD.keys())
-def test_malformed_record_is_refused(text: str) -> None:
+def test_malformed_coordinator_record_is_rejected(text: str) -> None:
     assert CoordinatorAddress.parse(text) is None
 
 
@@ -83,7 +83,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         process.wait(LIMIT_S)
 
 
-def test_agents_continue_when_invalid_record_lapses(
+def test_agents_continue_once_an_invalid_record_has_expired(
     tmp_path: Path, start: Callable[..., Path]
 ) -> None:
     """Agents and coordinators report an invalid record, and continue once it has lapsed."""
@@ -97,7 +97,7 @@ def test_agents_continue_when_invalid_record_lapses(
     assert "Traceback" not in agent.read_text() + standby.read_text()
 
 
-def test_loopback_refusal_does_not_evict_another_host(
+def test_connection_refused_at_loopback_does_not_evict_another_host(
     tmp_path: Path, start: Callable[..., Path]
 ) -> None:
     """A connection refused at a loopback address proves nothing about another machine, so that
@@ -116,7 +116,7 @@ def test_loopback_refusal_does_not_evict_another_host(
         assert " on port " not in standby.read_text()
 
 
-def test_fifo_in_place_of_record_is_refused_immediately(tmp_path: Path, launch: Launch) -> None:
+def test_fifo_in_place_of_record_is_rejected_immediately(tmp_path: Path, launch: Launch) -> None:
     """A FIFO would block the process that opens it."""
     (tmp_path / "meet").mkdir()
     os.mkfifo(tmp_path / "meet" / "job")
@@ -126,7 +126,7 @@ def test_fifo_in_place_of_record_is_refused_immediately(tmp_path: Path, launch: 
     assert "job in it is not a regular file\nhint: remove it" in result.stderr
 
 
-def test_directory_without_files_is_refused_immediately(launch: Launch) -> None:
+def test_directory_that_cannot_contain_files_is_rejected_immediately(launch: Launch) -> None:
     result = launch("run", "--rdzv-backend=file", "--rdzv-endpoint=/proc", "--rdzv-id=job",
                     "--nnodes=2", "--no-python", "true")  # fmt: skip
     assert result.returncode == 2
@@ -174,7 +174,7 @@ def plug_ins(tmp_path: Path) -> str:
         ("none", "Register.hold returned None, not a Record"),
     ],
 )
-def test_misbehaving_plug_in_is_named(
+def test_error_names_the_misbehaving_plug_in(
     plug_ins: str, launch: Launch, verb: str, backend: str, says: str
 ) -> None:
     """No workers are started."""
@@ -187,7 +187,7 @@ def test_misbehaving_plug_in_is_named(
 
 
 @pytest.mark.slow
-def test_blocking_plug_in_is_named(plug_ins: str, launch: Launch) -> None:
+def test_error_names_plug_in_that_never_returns(plug_ins: str, launch: Launch) -> None:
     """A backend call that never returns is named, and the join timeout applies."""
     flags = ("--rdzv-backend=blocks", "--rdzv-endpoint=/x", "--rdzv-id=job", "--nnodes=2")
     result = launch("run", *flags, "--rdzv-conf=join_timeout=7", "--no-python", "true",

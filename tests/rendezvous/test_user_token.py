@@ -18,7 +18,7 @@ def found(state: Path, kind: str = "nfs4") -> str:
     return user_token.find(Environment({"RELIGHT_STATE_DIR": str(state)}), str(mounts))
 
 
-def test_token_is_created_once_on_shared_file_system(tmp_path: Path) -> None:
+def test_user_token_is_created_once_on_shared_file_system(tmp_path: Path) -> None:
     """Agents on all nodes create it at the same time."""
     paths: list[str] = []
     threads = [
@@ -38,7 +38,7 @@ def test_token_is_created_once_on_shared_file_system(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ext4", "overlay", "tmpfs"])
-def test_no_token_is_created_on_local_file_system(tmp_path: Path, kind: str) -> None:
+def test_no_user_token_is_created_on_local_file_system(tmp_path: Path, kind: str) -> None:
     """Other nodes could not read it."""
     assert found(tmp_path / "state", kind) == ""
     assert not (tmp_path / "state").exists()
@@ -60,6 +60,6 @@ def test_token_file_must_be_private(tmp_path: Path, mode: int, content: str, cou
     assert found(tmp_path, "ext4") == (str(path) if counts else "")
 
 
-def test_unwritable_directory_has_no_token(tmp_path: Path) -> None:
+def test_no_user_token_is_created_in_unwritable_directory(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     assert found(tmp_path / "state") == ""

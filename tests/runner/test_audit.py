@@ -18,7 +18,7 @@ def told(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_commands_report_their_actions_to_the_handler(launch: Launch, tmp_path: Path) -> None:
+def test_commands_report_their_actions_to_the_event_handler(launch: Launch, tmp_path: Path) -> None:
     log = tmp_path / "audit"
     variables = {"PYTHONPATH": PLUGIN, "EVENTS_FILE": str(log), "HOME": str(tmp_path),
                  "PET_EVENT_LOG_HANDLER": "logs"}  # fmt: skip
@@ -39,7 +39,9 @@ def test_commands_report_their_actions_to_the_handler(launch: Launch, tmp_path: 
     assert isinstance(agent, dict) and agent["user"] == getpass.getuser()
 
 
-def test_site_settings_choose_the_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_site_settings_select_the_event_handler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", PLUGIN)
     monkeypatch.setenv("EVENTS_FILE", str(tmp_path / "audit"))
     site = Site(run={"event-log-handler": "logs"})
@@ -60,7 +62,7 @@ def test_site_settings_choose_the_handler(tmp_path: Path, monkeypatch: pytest.Mo
         ("blocks", "no audit record of submit: it took longer than 0.5 s"),
     ],
 )
-def test_failing_handler_is_reported_in_one_line(
+def test_failing_event_handler_is_reported_in_one_line(
     name: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", PLUGIN)

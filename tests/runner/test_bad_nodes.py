@@ -65,7 +65,7 @@ def test_bad_nodes_directory_accepts_an_expiry(
 
 
 @pytest.mark.parametrize("text", ["/x,", "/x,7", ",7d", "/x,0d", "/x,d7"])
-def test_invalid_directory_is_refused(text: str) -> None:
+def test_invalid_bad_nodes_directory_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="expected DIR or DIR,TIME"):
         parse_bad_nodes(text)
 
@@ -79,13 +79,13 @@ def test_bad_node_is_remembered_until_it_expires(place: BadNodesDirectory) -> No
     assert bad_nodes.current(place) == []
 
 
-def test_next_record_removes_expired_records(place: BadNodesDirectory) -> None:
+def test_adding_a_record_removes_expired_records(place: BadNodesDirectory) -> None:
     remember(place._replace(expiry_s=-1.0), "gpu-1")
     remember(place, "gpu-2")
     assert os.listdir(place.path) == [f"gpu-2.{os.getuid()}.json"]
 
 
-def test_records_from_several_users_count_once(place: BadNodesDirectory) -> None:
+def test_node_recorded_by_several_users_is_listed_once(place: BadNodesDirectory) -> None:
     """The record that lasts longest counts; forgetting a node removes all of its records."""
     remember(place)
     record = json.loads(Path(place.path, f"gpu-17.{os.getuid()}.json").read_text())
@@ -106,7 +106,7 @@ def test_records_from_several_users_count_once(place: BadNodesDirectory) -> None
         ("gpu-17.1.json", lambda record: [record]),
     ],
 )
-def test_malformed_records_are_ignored(
+def test_malformed_bad_node_records_are_ignored(
     place: BadNodesDirectory, name: str, change: Callable[[dict[str, object]], object]
 ) -> None:
     remember(place)
@@ -130,12 +130,12 @@ def test_bad_nodes_are_added_to_excluded_nodes(place: BadNodesDirectory) -> None
     assert excluded(place, Cluster(list), ["gpu-18"])[0] == ["gpu-18", "gpu-17"]
 
 
-def test_bad_nodes_from_other_schedulers_are_kept(place: BadNodesDirectory) -> None:
+def test_bad_nodes_recorded_on_other_schedulers_are_not_excluded(place: BadNodesDirectory) -> None:
     bad_nodes.remember(place, "x", Environment({"RELIGHT_NODE_NAME": "gpu-17"}))
     assert excluded(place, Cluster(str), None) == (None, [])
 
 
-def test_scheduler_decides_what_it_can_exclude(place: BadNodesDirectory) -> None:
+def test_scheduler_determines_which_nodes_can_be_excluded(place: BadNodesDirectory) -> None:
     """Slurm refuses a job that excludes an unknown node."""
     remember(place)
     remember(place, "gone")
@@ -144,7 +144,7 @@ def test_scheduler_decides_what_it_can_exclude(place: BadNodesDirectory) -> None
     assert excluded(place, cluster, None)[0] == "gpu-17"
 
 
-def test_missing_directory_only_gives_a_note(tmp_path: Path) -> None:
+def test_missing_bad_nodes_directory_only_causes_a_note(tmp_path: Path) -> None:
     value, notes = excluded(BadNodesDirectory(str(tmp_path / "no"), 1.0), Cluster(str), None)
     assert value is None
     assert notes == [
@@ -152,7 +152,7 @@ def test_missing_directory_only_gives_a_note(tmp_path: Path) -> None:
     ]
 
 
-def test_command_lists_and_forgets_bad_nodes(
+def test_nodes_command_lists_and_forgets_bad_nodes(
     place: BadNodesDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RELIGHT_BAD_NODES", place.path)
@@ -181,7 +181,7 @@ def test_command_lists_and_forgets_bad_nodes(
         pytest.param("disk=9T", "", False, id="a full disk"),
     ],
 )
-def test_only_site_health_check_marks_node_bad(
+def test_only_health_check_configured_by_site_marks_a_node_as_bad(
     launch: Launch, tmp_path: Path, place: BadNodesDirectory, check: str, config: str,
     is_remembered: bool,
 ) -> None:  # fmt: skip
@@ -197,7 +197,7 @@ def test_only_site_health_check_marks_node_bad(
     assert len(os.listdir(place.path)) == is_remembered
 
 
-def test_broken_driver_and_memory_errors_mark_node_bad(tmp_path: Path) -> None:
+def test_broken_driver_and_memory_errors_mark_a_node_as_bad(tmp_path: Path) -> None:
     """GPUs that are in use by other processes don't."""
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     for text, is_proof in (

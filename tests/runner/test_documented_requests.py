@@ -58,7 +58,7 @@ def requested(name: str, place: Path) -> str:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_documented_request_is_current(name: str, tmp_path: Path) -> None:
+def test_documented_request_is_up_to_date(name: str, tmp_path: Path) -> None:
     """REWRITE_DOCS=1 rewrites the documents."""
     path = FOLDER / f"{name}.{SUFFIXES.get(name, 'sh')}"
     text = requested(name, tmp_path)
@@ -70,7 +70,7 @@ def test_documented_request_is_current(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_page_has_required_sections(name: str) -> None:
+def test_scheduler_page_has_required_sections(name: str) -> None:
     page = (FOLDER.parent / f"{name.replace('_', '-')}.md").read_text()
     heads = [line for line in page.splitlines() if line.startswith("## ")]
     assert heads[:3] == ["## Requirements", "## The command", "## Resources it creates"]

@@ -57,7 +57,7 @@ def test_jobs_from_one_process_share_a_session() -> None:
     assert found["RELIGHT_INTERNAL_SESSION_ID"] == found["TORCHX_INTERNAL_SESSION_ID"] == "outer"
 
 
-def test_runner_session_is_in_both_handles() -> None:
+def test_runner_session_is_part_of_both_job_id_variables() -> None:
     (found, _) = injected(session="nightly")
     assert found["TORCHX_JOB_ID"] == found["RELIGHT_JOB_ID"] == "local://nightly/${app_id}"
 
@@ -72,7 +72,7 @@ def test_runner_session_is_in_both_handles() -> None:
         ("", {}, None),
     ],
 )
-def test_parent_is_given_or_from_environment(
+def test_parent_job_is_explicit_or_taken_from_environment(
     said: str, env: dict[str, str], expected: str | None
 ) -> None:
     """Otherwise, the variable is unset."""
@@ -80,7 +80,7 @@ def test_parent_is_given_or_from_environment(
     assert found.get("TORCHX_PARENT_RUN_ID") == found.get("RELIGHT_PARENT_RUN_ID") == expected
 
 
-def test_trackers_from_settings_reach_job() -> None:
+def test_trackers_from_settings_are_passed_to_job() -> None:
     (found, _) = injected(
         {"torchx:tracker": {"mlflow": "", "files": ""}, "tracker:files": {"config": "/c.txt"}}
     )
@@ -103,7 +103,7 @@ def test_trackers_from_environment_override_settings() -> None:
     assert "TORCHX_TRACKER_MLFLOW_CONFIG" not in found
 
 
-def test_tracker_may_be_a_function_of_a_module() -> None:
+def test_tracker_may_be_a_function_in_a_module() -> None:
     """Such a tracker can't be configured, because its name can't be part of a variable name."""
     (found, _) = injected({"torchx:tracker": {"mine.trackers:make": ""}})
     assert found["TORCHX_TRACKERS"] == "mine.trackers:make"

@@ -40,7 +40,7 @@ LOST = "lost: the other nodes continue without it"
 RUNNING = AppState.RUNNING
 
 
-def test_node_outside_of_the_latest_group_is_lost(tmp_path: Path) -> None:
+def test_node_missing_from_the_latest_group_is_reported_as_lost(tmp_path: Path) -> None:
     for host in ("n1", "n2", "n3"):
         formed(tmp_path, host, at=1.0, generation=1, nodes=3)
     assert errors(tmp_path, RUNNING, RUNNING, RUNNING) == ["", "", ""]
@@ -55,14 +55,14 @@ def test_node_outside_of_the_latest_group_is_lost(tmp_path: Path) -> None:
     assert errors(tmp_path, RUNNING, RUNNING, RUNNING) == ["", "", ""]
 
 
-def test_spare_and_unstarted_nodes_are_not_lost(tmp_path: Path) -> None:
+def test_spare_and_unstarted_nodes_are_not_reported_as_lost(tmp_path: Path) -> None:
     for host in ("n1", "n2"):
         formed(tmp_path, host, at=1.0, generation=1, nodes=2)
     assert errors(tmp_path, RUNNING, RUNNING, RUNNING) == ["", "", ""]
     assert errors(tmp_path / "none", RUNNING) == [""]
 
 
-def test_logs_of_an_earlier_attempt_do_not_count(tmp_path: Path) -> None:
+def test_logs_from_an_earlier_attempt_are_ignored(tmp_path: Path) -> None:
     """A requeued job starts again with generation 1."""
     for host in ("n1", "n2"):
         formed(tmp_path, host, at=1.0, generation=5, nodes=2)

@@ -29,7 +29,7 @@ def resolved(text: str, file: dict[str, Any] | None = None) -> dict[str, Any]:
     return values
 
 
-def test_each_option_has_its_default() -> None:
+def test_each_run_option_has_its_default() -> None:
     assert resolved("") == {option.name: option.default for option in OPTIONS}
 
 
@@ -61,7 +61,7 @@ def test_each_option_has_its_default() -> None:
         ("pull=never", "pull", "never"),
     ],
 )
-def test_text_converts_to_option_type(text: str, name: str, value: object) -> None:
+def test_option_text_is_converted_to_option_type(text: str, name: str, value: object) -> None:
     """Names may be spelled like_this, like-this, or likeThis."""
     found = resolved(text)
     assert found[name] == value
@@ -69,7 +69,7 @@ def test_text_converts_to_option_type(text: str, name: str, value: object) -> No
     assert {**found, name: None} == {**resolved(""), name: None}
 
 
-def test_pairs_are_separated_by_commas_or_semicolons() -> None:
+def test_option_pairs_are_separated_by_commas_or_semicolons() -> None:
     """The last separator before a `=` is used."""
     found = resolved("log_dir=/a,b,n=2;hosts=x;y,env=A:1")
     assert (found["log_dir"], found["n"]) == ("/a,b", 2)
@@ -97,7 +97,7 @@ def test_pairs_are_separated_by_commas_or_semicolons() -> None:
         ("n=1=2", "two '='", "for values with ="),
     ],
 )
-def test_invalid_text_is_rejected_by_name(text: str, message: str, hint: str) -> None:
+def test_error_for_invalid_option_text_names_the_option(text: str, message: str, hint: str) -> None:
     """The error names the expected type or the closest name."""
     with pytest.raises(UsageError) as caught:
         resolved(text)
@@ -105,14 +105,14 @@ def test_invalid_text_is_rejected_by_name(text: str, message: str, hint: str) ->
     assert hint in caught.value.hint
 
 
-def test_given_option_overrides_file() -> None:
+def test_option_given_by_user_overrides_settings_file() -> None:
     """The option's spelling doesn't matter."""
     file = {"logDir": "/file", "n": "7", "quiet": "yes"}
     found = resolved("log_dir=/said", file)
     assert (found["log_dir"], found["n"], found["quiet"]) == ("/said", 7, True)
 
 
-def test_unknown_option_in_file_gives_a_note() -> None:
+def test_unknown_option_in_settings_file_causes_a_note() -> None:
     """The file may have been written for another version."""
     values, notes = options.resolve("s", OPTIONS, {}, {"log_dri": "/a", "n": "2"})
     assert (values["n"], notes) == (2, ["in the settings: s has no option log_dri"])
@@ -120,7 +120,7 @@ def test_unknown_option_in_file_gives_a_note() -> None:
         options.resolve("s", OPTIONS, {}, {"n": "x"})
 
 
-def test_missing_required_option_is_requested() -> None:
+def test_error_asks_for_the_missing_required_option() -> None:
     """The option may come from any source."""
     with pytest.raises(UsageError, match="s needs the option queue: the queue's name") as caught:
         options.resolve("s", NEEDED, {})
@@ -130,7 +130,7 @@ def test_missing_required_option_is_requested() -> None:
 
 
 @pytest.mark.parametrize("text", ["#FIXME:(str) the queue's name", "#FIXME"])
-def test_configure_placeholder_is_not_a_value(text: str) -> None:
+def test_placeholder_written_by_configure_is_not_accepted_as_value(text: str) -> None:
     with pytest.raises(UsageError, match="s needs the option queue"):
         options.resolve("s", NEEDED, {}, {"queue": text})
 
@@ -140,14 +140,16 @@ def test_configure_placeholder_is_not_a_value(text: str) -> None:
     [("n", 2, 2), ("share", 2, 2.0), ("hosts", ("a",), ["a"]), ("env", {"A": "1"}, {"A": "1"}),
      ("quiet", True, True), ("log_dir", None, None), ("n", "2", 2)],
 )  # fmt: skip
-def test_python_values_may_be_typed_or_text(name: str, value: object, found: object) -> None:
+def test_option_values_in_python_may_be_typed_or_strings(
+    name: str, value: object, found: object
+) -> None:
     assert options.resolve("s", OPTIONS, {name: value})[0][name] == found
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("n", True), ("n", 1.5), ("quiet", 1), ("hosts", {"a"}), ("log_dir", 3)]
 )
-def test_python_value_of_wrong_type_is_rejected(name: str, value: object) -> None:
+def test_python_option_value_of_wrong_type_is_rejected(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=f"^{name}="):
         options.resolve("s", OPTIONS, {name: value})
 
@@ -167,11 +169,11 @@ def test_arbitrary_text_is_parsed_or_rejected(text: str) -> None:
 
 
 @given(st.dictionaries(st.from_regex(r"\A[a-z]{1,5}\Z"), st.text(alphabet="ab,;: x1=", max_size=9)))
-def test_quoted_values_arrive_unchanged(values: dict[str, str]) -> None:
+def test_quoted_option_values_are_passed_unchanged(values: dict[str, str]) -> None:
     assert options.parse(",".join(f"{key}='{value}'" for key, value in values.items())) == values
 
 
-def test_tilde_in_option_is_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_in_option_value_expands_to_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     """No shell expands `~` in -cfg or in a settings file."""
     monkeypatch.setenv("HOME", "/h")
     assert resolved("log_dir=~/logs")["log_dir"] == "/h/logs"

@@ -54,7 +54,7 @@ def state_files(tmp_path: Path) -> list[str]:
     return [str(path) for path in (tmp_path / "state").rglob("*")]
 
 
-def test_dry_run_leaves_nothing(
+def test_dry_run_submits_nothing_and_writes_no_files(
     runner: Runner, scheduler: scripted.Scripted, tmp_path: Path
 ) -> None:
     """The dry run shows what would be sent."""
@@ -93,7 +93,9 @@ def test_submitted_job_has_scheduler_id_and_record(
     assert runner.describe(record["id"]) == record
 
 
-def test_prepared_job_is_sent_once_as_shown(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_prepared_job_is_submitted_once_and_exactly_as_shown(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
     job = runner.dryrun(*ECHO)
     handle = runner.submit(job)
     assert scheduler.jobs["1"] is job.request
@@ -103,7 +105,9 @@ def test_prepared_job_is_sent_once_as_shown(runner: Runner, scheduler: scripted.
     assert list(scheduler.jobs) == ["1"]
 
 
-def test_app_may_replace_component(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_app_can_be_passed_instead_of_component(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
     """The app itself is not changed."""
     app = specs.AppDef("mine", [specs.Role("r", "", entrypoint="true", args=["${app_id}"])])
     handle = runner.submit(app)
@@ -149,7 +153,7 @@ def test_rejected_job_leaves_no_record(
         ({"app": "dist.ddp", "args": ["--script", "no.py"]}, "no such file: no.py"),
     ],
 )  # fmt: skip
-def test_invalid_job_is_not_sent(
+def test_invalid_job_is_not_submitted(
     runner: Runner, scheduler: scripted.Scripted, tmp_path: Path, call: Any, message: str
 ) -> None:
     """Each error is a UsageError."""
@@ -160,7 +164,7 @@ def test_invalid_job_is_not_sent(
     assert state_files(tmp_path) == []
 
 
-def test_status_comes_from_scheduler(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_job_status_comes_from_scheduler(runner: Runner, scheduler: scripted.Scripted) -> None:
     """An unknown job raises an error."""
     handle = runner.submit(*ECHO)
     assert runner.status(handle).state is AppState.RUNNING
@@ -171,7 +175,7 @@ def test_status_comes_from_scheduler(runner: Runner, scheduler: scripted.Scripte
         runner.status("nosuch://a/b")
 
 
-def test_forgotten_job_keeps_final_state_or_is_unknown(
+def test_job_forgotten_by_scheduler_keeps_final_state_or_is_unknown(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
     first, second = runner.submit(*ECHO), runner.submit(*ECHO)
@@ -186,7 +190,7 @@ def test_forgotten_job_keeps_final_state_or_is_unknown(
     assert runner.status(second).state is AppState.UNKNOWN
 
 
-def test_wait_returns_final_status(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_wait_returns_the_final_job_status(runner: Runner, scheduler: scripted.Scripted) -> None:
     """`wait` polls until the job has ended."""
     handle = runner.submit(*ECHO)
     scheduler.states = [AppState.PENDING, AppState.RUNNING, AppState.FAILED]
@@ -196,8 +200,10 @@ def test_wait_returns_final_status(runner: Runner, scheduler: scripted.Scripted)
     assert runner.describe(handle)["state"] == "FAILED"
 
 
-def test_describe_has_current_state(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """Like `status`, it queries the scheduler; without a response, it shows the request."""
+def test_job_description_includes_current_state(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
+    """Like `status`, `describe` queries the scheduler; without a response, it shows the request."""
     handle = runner.submit(*ECHO)
     scheduler.states = [AppState.PENDING, AppState.RUNNING]
     assert [runner.describe(handle)["state"] for _ in range(2)] == ["PENDING", "RUNNING"]
@@ -206,13 +212,17 @@ def test_describe_has_current_state(runner: Runner, scheduler: scripted.Scripted
     assert (found["state"], found["name"]) == ("UNKNOWN", "echo")
 
 
-def test_user_name_is_known_without_variables(scheduler: scripted.Scripted, runner: Runner) -> None:
+def test_user_name_is_found_without_environment_variables(
+    scheduler: scripted.Scripted, runner: Runner
+) -> None:
     """If USER is not set, as in containers, the system is asked."""
     runner.env = Environment({})
     assert runner.describe(runner.submit(*ECHO))["user"] == pwd.getpwuid(os.getuid()).pw_name
 
 
-def test_wait_timeout_leaves_job_running(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_job_keeps_running_after_wait_times_out(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
     """The timeout raises an error."""
     handle = runner.submit(*ECHO)
     with pytest.raises(TimeoutError, match=r"scripted://relight/1 is RUNNING after 0\.05 s"):
@@ -234,7 +244,7 @@ def test_cancel_stops_running_job(runner: Runner, scheduler: scripted.Scripted) 
         runner.cancel("scripted://relight/9")
 
 
-def test_submit_cancel_and_delete_are_audited_once(
+def test_submit_cancel_and_delete_are_each_audited_once(
     runner: Runner, scheduler: scripted.Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del scheduler
@@ -293,7 +303,7 @@ def test_job_being_submitted_can_be_cancelled_and_deleted(
         assert records.every() == []
 
 
-def test_deleted_job_is_gone_from_scheduler_and_records(
+def test_deleted_job_is_removed_from_scheduler_and_records(
     runner: Runner, scheduler: scripted.Scripted, tmp_path: Path
 ) -> None:
     handle = runner.submit(*ECHO)
@@ -305,7 +315,7 @@ def test_deleted_job_is_gone_from_scheduler_and_records(
             call(handle)
 
 
-def test_log_query_reaches_scheduler_and_regex_filters(
+def test_log_query_is_passed_to_scheduler_and_filtered_by_regex(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
     handle = runner.submit("utils.echo", ["--num_replicas", "3"])
@@ -334,7 +344,7 @@ def test_log_query_reaches_scheduler_and_regex_filters(
         ("/echo/0,3", None),
     ],
 )
-def test_handle_may_name_roles_and_replicas(
+def test_handle_can_refer_to_roles_and_replicas(
     runner: Runner, part: str, expected: list[tuple[str, int]] | None
 ) -> None:
     """Nonexistent ones are rejected."""
@@ -379,7 +389,9 @@ def test_jobs_on_unreachable_scheduler_are_still_listed(
     }  # fmt: skip
 
 
-def test_unreadable_job_does_not_hide_others(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_unreadable_job_does_not_hide_other_jobs(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
     """The unreadable job's cluster or queue may no longer exist."""
     lost, known = runner.submit(*ECHO), runner.submit(*ECHO)
     scheduler.refused = {"1"}
@@ -419,7 +431,7 @@ def test_runner_session_is_in_handles_and_variables(scheduler: scripted.Scripted
     assert env["RELIGHT_JOB_ID"] == "scripted://nightly/${app_id}"
 
 
-def test_scheduler_is_given_or_from_settings_or_local(
+def test_scheduler_is_explicit_or_from_settings_and_defaults_to_local(
     scheduler: scripted.Scripted,
 ) -> None:
     """`auto` picks the most likely scheduler."""
@@ -433,7 +445,7 @@ def test_scheduler_is_given_or_from_settings_or_local(
         assert runner.dryrun(*ECHO, scheduler="auto").scheduler == "scripted"
 
 
-def test_settings_fill_in_missing_values(scheduler: scripted.Scripted) -> None:
+def test_missing_options_are_taken_from_settings(scheduler: scripted.Scripted) -> None:
     """Unknown names cause a note."""
     sections = {
         "scripted": {"queue": "file", "nope": "1"},
@@ -450,13 +462,15 @@ def test_settings_fill_in_missing_values(scheduler: scripted.Scripted) -> None:
         assert scheduler.stop_signal[-1] == ("list", {"queue": "file", "secret": None})
 
 
-def test_workspace_is_noted_if_scheduler_takes_none(runner: Runner, place: Path) -> None:
+def test_note_is_printed_if_scheduler_does_not_use_workspace(runner: Runner, place: Path) -> None:
     """The directory must exist nevertheless."""
     notes = runner.dryrun(*ECHO, workspace=str(place)).notes
     assert "scripted takes no workspace, because the job runs where the files are" in notes
 
 
-def test_runner_may_have_own_environment(scheduler: scripted.Scripted, tmp_path: Path) -> None:
+def test_runner_can_be_given_its_own_environment(
+    scheduler: scripted.Scripted, tmp_path: Path
+) -> None:
     """The environment given to the runner has its own settings files."""
     home = tmp_path / "elsewhere"
     home.mkdir()
@@ -468,7 +482,7 @@ def test_runner_may_have_own_environment(scheduler: scripted.Scripted, tmp_path:
     assert job.app.roles[0].env["RELIGHT_PARENT_RUN_ID"] == "p"
 
 
-def test_wait_fails_if_final_state_is_forgotten(
+def test_wait_raises_error_if_scheduler_forgot_final_state(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
     handle = runner.submit("utils.echo")
@@ -477,7 +491,7 @@ def test_wait_fails_if_final_state_is_forgotten(
         runner.wait(handle, timeout=LIMIT_S)
 
 
-def test_plugin_exception_is_one_line_that_names_it(
+def test_plugin_exception_gives_one_line_error_naming_the_plugin(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
     """Exceptions from other packages' schedulers are not treated as relight's own bugs."""
@@ -515,7 +529,7 @@ def test_plugin_exception_is_one_line_that_names_it(
         ("list", lambda _: [{"app_id": "1"}], "a sequence of JobSummary"),
     ],
 )
-def test_malformed_plugin_attribute_is_an_error_that_names_it(
+def test_error_for_malformed_plugin_attribute_names_the_scheduler(
     runner: Runner, scheduler: scripted.Scripted, part: str, found: Any, expected: str
 ) -> None:
     """The message blames that package and not relight."""
@@ -528,7 +542,7 @@ def test_malformed_plugin_attribute_is_an_error_that_names_it(
         runner.list("scripted")
 
 
-def test_incomplete_plugin_rejected_before_start(
+def test_incomplete_plugin_is_rejected_before_start(
     runner: Runner, scheduler: scripted.Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(scripted.Scripted, "close")
@@ -556,7 +570,7 @@ def test_wait_reports_deleted_job(runner: Runner, scheduler: scripted.Scripted) 
         runner.wait(handle, LIMIT_S)
 
 
-def test_value_of_wrong_type_is_one_line_error(runner: Runner) -> None:
+def test_value_of_wrong_type_gives_one_line_error(runner: Runner) -> None:
     for call, text in (
         (lambda: runner.submit(None), "None is neither an app"),  # type: ignore[arg-type]
         (lambda: runner.submit("utils.echo", cfg=5), "cfg=5: expected a dict"),  # type: ignore[arg-type]
@@ -569,7 +583,7 @@ def test_value_of_wrong_type_is_one_line_error(runner: Runner) -> None:
             call()
 
 
-def test_replicas_without_recorded_app_come_from_scheduler(
+def test_replicas_come_from_scheduler_if_record_has_no_app(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
     handle = runner.submit(*ECHO)
@@ -606,7 +620,7 @@ def test_changing_app_does_not_affect_prepared_job(runner: Runner) -> None:
     assert "TORCHX_JOB_ID" not in role.env
 
 
-def test_role_with_pre_proc_changes_request(runner: Runner) -> None:
+def test_pre_proc_of_role_can_change_the_request(runner: Runner) -> None:
     """The dry run shows the changed request, and that request is sent."""
 
     class Louder(specs.Role):

@@ -24,14 +24,14 @@ def loaded(home: Path, **variables: str) -> settings.ConfigFile:
     return load(Environment({"HOME": str(home), **variables}))
 
 
-def test_sections_are_empty_without_files(home: Path) -> None:
+def test_sections_are_empty_without_settings_files(home: Path) -> None:
     found = loaded(home)
     assert (dict(found.sections), found.files) == ({}, ())
     assert found.section("local") == {}
     assert found.command("scheduler") == ""
 
 
-def test_project_settings_override_home_value_by_value(place: Path, home: Path) -> None:
+def test_project_settings_override_individual_home_settings(place: Path, home: Path) -> None:
     """Among the four files, the first one with a value wins; sections are merged."""
     files = [place / OURS, place / THEIRS, home / OURS, home / THEIRS]
     files[0].write_text("[local]\na = 0\n")
@@ -44,14 +44,18 @@ def test_project_settings_override_home_value_by_value(place: Path, home: Path) 
     assert list(found.files) == [str(path) for path in files]
 
 
-def test_files_in_home_directory_are_read_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_settings_are_read_once_from_home_directory(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(home)
     (home / OURS).write_text("[local]\na = 1\n")
     assert loaded(home).files == (str(home / OURS),)
 
 
 @pytest.mark.parametrize("variable", ["RELIGHTCONFIG", "TORCHXCONFIG"])
-def test_variable_selects_a_single_file(place: Path, home: Path, variable: str) -> None:
+def test_environment_variable_selects_a_single_settings_file(
+    place: Path, home: Path, variable: str
+) -> None:
     """An empty value disables all files."""
     (place / OURS).write_text("[local]\na = here\nb = here\n")
     (place / "own.ini").write_text("[local]\na = own\n")
@@ -69,7 +73,7 @@ def test_relightconfig_overrides_torchxconfig(place: Path, home: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["RELIGHTCONFIG", "TORCHXCONFIG"])
-def test_variable_naming_missing_file_is_an_error(home: Path, variable: str) -> None:
+def test_environment_variable_naming_missing_file_is_an_error(home: Path, variable: str) -> None:
     with pytest.raises(UsageError, match=f"^{variable}=none.ini: no such file$"):
         loaded(home, **{variable: "none.ini"})
 
@@ -97,18 +101,18 @@ def test_invalid_settings_file_is_reported_in_one_line(
     assert "\n" not in caught.value.message
 
 
-def test_unreadable_file_is_an_error(home: Path) -> None:
+def test_unreadable_settings_file_is_an_error(home: Path) -> None:
     """An unreadable file must not be treated as empty."""
     with pytest.raises(UsageError, match=r"^can't read /proc/self/mem: Input/output error$"):
         loaded(home, RELIGHTCONFIG="/proc/self/mem")
 
 
-def test_directory_is_not_read_as_file(place: Path, home: Path) -> None:
+def test_directory_is_not_read_as_settings_file(place: Path, home: Path) -> None:
     (place / OURS).mkdir()
     assert loaded(home).files == ()
 
 
-def test_values_are_read_verbatim(place: Path, home: Path) -> None:
+def test_settings_values_are_read_verbatim(place: Path, home: Path) -> None:
     """Keys keep their case, and values their `%`, `:`, `=`, `#`; only TorchX's file doubles `%`."""
     text = (
         "[local]\nlogDir = /a%b:c=d;e #f\nempty =\nfold = a\n  b\n[component:dist.ddp]\nj = 1x8\n"
@@ -129,7 +133,7 @@ def test_cli_submit_section_overrides_cli_run(place: Path, home: Path) -> None:
     assert (found.command("scheduler"), found.command("component")) == ("docker", "utils.echo")
 
 
-def test_sections_keep_file_order(place: Path) -> None:
+def test_sections_keep_the_order_of_the_file(place: Path) -> None:
     """`section_names` returns their names."""
     (place / OURS).write_text("[tracker:a]\nconfig = 1\n[tracker:b]\nconfig = 2\n[local]\n")
     assert settings.section_names(str(place / OURS)) == ["tracker:a", "tracker:b", "local"]

@@ -87,7 +87,7 @@ def test_multi_node_job_is_submitted_and_found(aws: Aws, scheduler: aws_batch.Aw
     assert caught.value.hint == "it has main/0 to 1"
 
 
-def test_delete_removes_definition(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+def test_deleting_a_job_removes_its_job_definition(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
     app_id = submit(scheduler, sh("true"))
     scheduler.delete(app_id)
     assert definitions(aws) == []
@@ -106,7 +106,7 @@ def test_unknown_queue_is_rejected_before_anything_is_created(
     assert definitions(aws) == []
 
 
-def test_definition_of_rejected_job_is_removed(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+def test_job_definition_of_rejected_job_is_removed(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
     made = scheduler.render(sh("true"), {"queue": "gpu"}, "job-x1")
     made.body["job"]["jobQueue"] = "nothing"
     with pytest.raises(UsageError, match="AWS rejected SubmitJob"):
@@ -115,7 +115,7 @@ def test_definition_of_rejected_job_is_removed(aws: Aws, scheduler: aws_batch.Aw
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_interrupted_submit_leaves_no_definition_or_job(
+def test_interrupted_submit_leaves_no_job_or_job_definition(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """The interrupt is raised after the request in flight."""
@@ -139,7 +139,7 @@ def test_interrupted_submit_leaves_no_definition_or_job(
     assert not status or status["gpu:job-x1"].state.is_over
 
 
-def test_job_with_lost_response_is_terminated(
+def test_job_whose_submit_response_was_lost_is_terminated(
     aws: Aws, scheduler: aws_batch.AwsBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It isn't submitted a second time."""
@@ -160,7 +160,9 @@ def test_job_with_lost_response_is_terminated(
     assert scheduler.status(["gpu:job-x1"])["gpu:job-x1"].state.is_over
 
 
-def test_jobs_in_deleted_queue_are_unknown(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+def test_jobs_in_deleted_queue_are_reported_as_unknown(
+    aws: Aws, scheduler: aws_batch.AwsBatch
+) -> None:
     """Other jobs are still listed, and the deleted queue's job definition can be removed."""
     lost = submit(scheduler, sh("true"), "job-x1", queue="cpu")
     known = submit(scheduler, sh("true"), "job-x2")
@@ -177,7 +179,9 @@ def test_queue_can_be_specified_by_arn(aws: Aws, scheduler: aws_batch.AwsBatch) 
     assert submit(scheduler, sh("true"), queue=queue["jobQueueArn"]) == "gpu:job-x1"
 
 
-def test_other_jobs_are_not_listed(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+def test_jobs_not_submitted_by_relight_are_not_listed(
+    aws: Aws, scheduler: aws_batch.AwsBatch
+) -> None:
     submit(scheduler, sh("true"))
     batch = aws.client("batch")
     (known,) = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
@@ -185,7 +189,7 @@ def test_other_jobs_are_not_listed(aws: Aws, scheduler: aws_batch.AwsBatch) -> N
     assert [each.app_id for each in scheduler.list()] == ["gpu:job-x1"]
 
 
-def test_launcher_is_stored_once(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+def test_launcher_file_is_stored_only_once(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
     """Each job can fetch it from a URL without credentials."""
     s3 = aws.client("s3")
     where = {"LocationConstraint": "eu-central-1"}
@@ -249,7 +253,7 @@ def run_and_read(scheduler: aws_batch.AwsBatch) -> None:
         ({"AWS_REGION": "eu_central_1", "AWS_DEFAULT_REGION": ""}, "eu_central_1"),
     ],
 )
-def test_missing_credentials_are_one_line_error(
+def test_missing_credentials_give_one_line_error(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, variables: dict[str, str], said: str
 ) -> None:
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -265,7 +269,7 @@ def test_missing_credentials_are_one_line_error(
     assert "\n" not in caught.value.message
 
 
-def test_missing_boto3_error_names_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_missing_boto3_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(UsageError, match="requires the boto3 package"):
         submit(aws_batch.AwsBatch(), sh("true"))
@@ -285,7 +289,7 @@ JOB = {"jobId": "j", "nodeProperties": {"numNodes": 3, "nodeRangeProperties": GR
 ENDED = {"stoppedAt": 1}
 
 
-def test_nodes_are_replicas_in_role_order() -> None:
+def test_batch_nodes_are_replicas_in_role_order() -> None:
     nodes = [
         node(0, "RUNNING", containerInstanceArn="arn:aws:ecs:eu:1:container-instance/c/123"),
         {**node(2, "RUNNABLE"), "statusReason": "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"},
@@ -308,7 +312,7 @@ def test_nodes_are_replicas_in_role_order() -> None:
         ({"reason": "CannotPullContainerError: no such image"}, "CannotPullContainerError"),
     ],
 )
-def test_first_failure_is_the_jobs_failure(container: dict[str, Any], said: str) -> None:
+def test_job_status_reports_the_first_failure(container: dict[str, Any], said: str) -> None:
     nodes = [node(0, "SUCCEEDED", exitCode=0), node(1, "FAILED", **container)]
     job = {**JOB, "status": "FAILED", "statusReason": "Essential container in task exited"}
     status = states.status(job, nodes)
@@ -326,13 +330,13 @@ def test_first_failure_is_the_jobs_failure(container: dict[str, Any], said: str)
         ({"statusReason": "Essential container in task exited"}, AppState.FAILED),
     ],
 )  # fmt: skip
-def test_terminated_job_is_cancelled_and_timed_out_job_failed(
+def test_terminated_job_counts_as_cancelled_and_timed_out_job_as_failed(
     facts: dict[str, Any], state: AppState
 ) -> None:
     assert states.status({**JOB, "status": "FAILED", **facts}, []).state is state
 
 
-def test_logs_cover_all_attempts() -> None:
+def test_logs_include_all_attempts() -> None:
     attempts = [{"container": {"logStreamName": name}} for name in ("one", "two")]
     job = {"attempts": attempts, "container": {"logStreamName": "two"}}
     assert states.streams(job) == ["one", "two"]

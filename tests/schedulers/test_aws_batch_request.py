@@ -69,7 +69,7 @@ APPS = {
 
 @pytest.mark.needs_aws
 @pytest.mark.parametrize("name", APPS)
-def test_requests_match_api_model(name: str) -> None:
+def test_requests_match_the_aws_api_model(name: str) -> None:
     app, cfg = APPS[name]
     import boto3
     from botocore.validate import ParamValidator
@@ -85,7 +85,7 @@ def test_requests_match_api_model(name: str) -> None:
         assert not report.has_errors(), report.generate_report()
 
 
-def test_replica_is_a_node_and_role_is_a_node_range() -> None:
+def test_each_replica_is_a_node_and_each_role_a_node_range() -> None:
     made = definition(APPS["roles"][0])
     assert made["type"] == "multinode"
     nodes = made["nodeProperties"]
@@ -97,14 +97,14 @@ def test_replica_is_a_node_and_role_is_a_node_range() -> None:
     assert reader["linuxParameters"]["devices"][0]["containerPath"] == "/dev/kfd"
 
 
-def test_single_replica_is_a_container_job() -> None:
+def test_single_replica_runs_as_a_container_job() -> None:
     """Unlike multi-node jobs, container jobs can run on Spot instances."""
     made = definition(ddp(j="1x2"))
     assert made["type"] == "container"
     assert "AWS_BATCH_JOB_MAIN_NODE" not in made["containerProperties"]["command"][2]
 
 
-def test_container_matches_torchx() -> None:
+def test_container_definition_matches_torchx() -> None:
     """The expected container is TorchX 0.7.0's for the same app."""
     made = definition(ddp(h="aws_p4d.24xlarge"), privileged=False)
     (group,) = made["nodeProperties"]["nodeRangeProperties"]
@@ -125,7 +125,7 @@ def test_container_matches_torchx() -> None:
     assert (known["TORCHX_ROLE_IDX"], known["TORCHX_ROLE_NAME"]) == ("0", "train")
 
 
-def test_lost_host_is_retried_but_program_error_is_not() -> None:
+def test_job_is_retried_after_host_loss_but_not_after_program_error() -> None:
     once = definition(ddp(max_retries=0))["retryStrategy"]
     assert once["evaluateOnExit"] == [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},
@@ -148,7 +148,7 @@ def run(made: dict[str, Any], node: int, **environment: str) -> str:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
-def test_arguments_and_replica_number_reach_program() -> None:
+def test_arguments_and_replica_number_are_passed_to_program() -> None:
     text = "import os, sys; print(sys.argv[1:], os.environ['N'], os.environ['RELIGHT_RANK0_HOST'])"
     words = [sys.executable, "-c", text, "a b", "$HOME", "it's", "n${replica_id}-${replica_id}", ""]
     env = {"N": "<${replica_id}>"}
@@ -165,7 +165,7 @@ def test_job_can_read_its_own_id() -> None:
 
 
 @pytest.mark.needs_hosts
-def test_agents_rendezvous_at_main_node(tmp_path: Path) -> None:
+def test_agents_rendezvous_at_the_main_node(tmp_path: Path) -> None:
     """Real agents run on separate hosts. Batch gives the address only to the other nodes."""
     script = tmp_path / "train.py"
     script.write_text("import os; print('rank', os.environ['RANK'], os.environ['WORLD_SIZE'])")
@@ -211,7 +211,7 @@ def test_launcher_is_fetched_if_image_lacks_relight(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("app_id", ["x" * 200 + "-abc", "-a", "ü b/c-1", "_"])
-def test_job_names_are_valid_for_batch(app_id: str) -> None:
+def test_job_names_are_valid_for_aws_batch(app_id: str) -> None:
     name = request.job_name(app_id + "x1")
     assert name.replace("-", "").replace("_", "").isascii() and len(name) <= 128
     assert name[0].isalnum()
@@ -257,7 +257,7 @@ def of_type(kind: str) -> Role:
         (ddp(env={"RELIGHT_LAUNCHER": "travels"}), {}, "need the launcher in S3"),
     ],
 )
-def test_invalid_app_is_rejected(app: AppDef, cfg: dict[str, Any], said: str) -> None:
+def test_app_that_batch_cannot_run_is_rejected(app: AppDef, cfg: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         aws_batch.AwsBatch().render(app, {"queue": "gpu", **cfg}, "a-x1")
 

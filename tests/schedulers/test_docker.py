@@ -34,7 +34,7 @@ MEET = (
 )
 
 
-def test_job_runs_with_logs_by_stream_and_replica(jobs: Jobs) -> None:
+def test_job_runs_and_logs_can_be_read_by_stream_and_replica(jobs: Jobs) -> None:
     text = "echo out ${replica_id} $GREETING; echo err >&2; printf 'no end'"
     its = sh(text, num_replicas=2, env={"GREETING": "$hello"}, resource=Resource(1, 0, 64))
     app_id = jobs.submit(its)
@@ -49,7 +49,7 @@ def test_job_runs_with_logs_by_stream_and_replica(jobs: Jobs) -> None:
     assert (host["Memory"], host["ShmSize"], host["NanoCpus"]) == (64 << 20, 64 << 20, 10**9)
 
 
-def test_nodes_in_a_job_rendezvous(jobs: Jobs) -> None:
+def test_nodes_in_a_docker_job_can_rendezvous(jobs: Jobs) -> None:
     """Agents in two containers find each other by the first container's name, and form a group."""
     app_id = jobs.submit(sh(MEET, num_replicas=2))
     status = jobs.wait(app_id)
@@ -60,7 +60,7 @@ def test_nodes_in_a_job_rendezvous(jobs: Jobs) -> None:
     assert len({master for *_, master in found}) == 1
 
 
-def test_image_without_relight_runs_multi_node_job(jobs: Jobs) -> None:
+def test_multi_node_job_runs_in_image_without_relight(jobs: Jobs) -> None:
     """The job brings its launcher. First, relight is removed from the test image."""
     remove = (
         'python3 -c \'import os, shutil; os.remove("/usr/bin/relight"); '
@@ -112,7 +112,7 @@ def test_job_starts_despite_concurrent_network_changes(
     assert len(client.networks(names=["busy"])) == 1
 
 
-def test_one_failure_stops_job(jobs: Jobs) -> None:
+def test_failure_of_one_replica_stops_the_job(jobs: Jobs) -> None:
     """The waiting command stops the other replicas, and the exit code is that of the failed one."""
     app_id = jobs.submit(sh(FOR_EVER, "server"), sh("exit 3", "trainer"))
     status = jobs.wait(app_id)
@@ -122,7 +122,7 @@ def test_one_failure_stops_job(jobs: Jobs) -> None:
     assert [listed.state for listed in jobs.scheduler.list()] == [FAILED]
 
 
-def test_failed_job_is_over_only_when_all_replicas_are(
+def test_failed_job_is_over_only_after_all_replicas_have_exited(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The waiting command kills a replica that ignores SIGTERM. Until then, the job is running and
@@ -141,7 +141,7 @@ def test_failed_job_is_over_only_when_all_replicas_are(
     assert [replica.exitcode for replica in status.replicas] == [137, 3]
 
 
-def test_status_gives_replicas_failure_reason(jobs: Jobs) -> None:
+def test_status_includes_failure_reason_from_replica(jobs: Jobs) -> None:
     """It is the worker's exception or, without a report, the last line of stderr."""
     text = "relight run --nproc-per-node=2 --max-restarts=0 /tmp/x.py"
     app_id = jobs.submit(sh(f"echo 'raise KeyError(7)' > /tmp/x.py; {text}"))
@@ -164,7 +164,7 @@ def test_each_job_has_its_own_token(jobs: Jobs) -> None:
     assert said[2] == ["mine", "mine"]
 
 
-def test_shrinkable_job_continues_with_fewer_replicas(jobs: Jobs) -> None:
+def test_job_with_min_replicas_continues_with_fewer_replicas(jobs: Jobs) -> None:
     """It succeeds if the minimum number of replicas does."""
     text = "[ ${replica_id} != 1 ] || exit 3; sleep 1"
     status = jobs.wait(jobs.submit(sh(text, num_replicas=3, min_replicas=2)))
@@ -242,7 +242,7 @@ def test_failed_replica_is_restarted(jobs: Jobs, tmp_path: Path) -> None:
     assert jobs.wait(jobs.submit(sh("exit 5", max_retries=1))).exitcode == 5
 
 
-def test_delete_leaves_nothing(jobs: Jobs, tmp_path: Path) -> None:
+def test_delete_leaves_nothing_behind(jobs: Jobs, tmp_path: Path) -> None:
     """No container, image or network is left from a failed or running job."""
     (tmp_path / "x").write_text("x")
     failed = jobs.submit(sh("exit 1"), workspace=str(tmp_path))
@@ -270,7 +270,7 @@ def test_failed_start_leaves_no_replica_running(jobs: Jobs, tmp_path: Path) -> N
     assert jobs.scheduler.list() == []
 
 
-def test_gpu_can_only_be_used_by_one_job(jobs: Jobs) -> None:
+def test_gpu_can_be_used_by_only_one_job(jobs: Jobs) -> None:
     """A one-line error refuses GPUs used by a running job, with a way to choose others."""
     config = {"Image": IMAGE, "Cmd": ["sleep", "1000"], "HostConfig": {"NetworkMode": "none"}}
     labels = {"relight/gpus": "0,1", "relight/app-id": "other-x1"}
@@ -283,7 +283,7 @@ def test_gpu_can_only_be_used_by_one_job(jobs: Jobs) -> None:
         jobs.submit(gpu, gpus=["2"])  # this succeeds up to the missing driver
 
 
-def test_unknown_job_or_replica_error_lists_existing_ones(jobs: Jobs) -> None:
+def test_error_for_unknown_job_or_replica_lists_existing_ones(jobs: Jobs) -> None:
     for verb in (jobs.scheduler.cancel, jobs.lines):
         with pytest.raises(UsageError, match="no job nosuch-x1"):
             verb("nosuch-x1")
@@ -294,7 +294,7 @@ def test_unknown_job_or_replica_error_lists_existing_ones(jobs: Jobs) -> None:
     assert caught.value.hint == "it has main/0"
 
 
-def test_lists_own_jobs_newest_first(jobs: Jobs) -> None:
+def test_own_jobs_are_listed_newest_first(jobs: Jobs) -> None:
     """Containers that don't belong to relight aren't listed."""
     config = {"Image": IMAGE, "Cmd": ["sleep", "1000"], "HostConfig": {"NetworkMode": "none"}}
     others = {"relight/app-id": "a-x1", "relight/user": "somebody", "relight/role": "r"}
@@ -318,7 +318,7 @@ def test_job_with_removed_container_counts_as_failed(jobs: Jobs) -> None:
     assert (status.state, status.message) == (FAILED, "1 of its containers were removed")
 
 
-def test_reports_replica_killed_by_oom_killer(jobs: Jobs) -> None:
+def test_replica_killed_by_oom_killer_is_reported(jobs: Jobs) -> None:
     """The report includes its memory limit."""
     text = (
         "x = [bytes(10_000_000) for _ in range(100)]; x = [b'1' * 10_000_000 for _ in range(100)]"
@@ -330,7 +330,7 @@ def test_reports_replica_killed_by_oom_killer(jobs: Jobs) -> None:
     assert status.message == "main/0 failed with exit code 137: out of memory (it had 50 MiB)"
 
 
-def test_replicas_on_host_network_meet_on_localhost(jobs: Jobs) -> None:
+def test_replicas_on_host_network_rendezvous_on_localhost(jobs: Jobs) -> None:
     """Container names don't exist on that network."""
     text = (
         "relight run --nnodes=2 --rdzv-backend=c10d --rdzv-id=x "
@@ -341,6 +341,6 @@ def test_replicas_on_host_network_meet_on_localhost(jobs: Jobs) -> None:
     assert jobs.lines(app_id, 1, stream="stdout") == ["2"]
 
 
-def test_auto_picks_docker_if_daemon_answers(jobs: Jobs) -> None:
+def test_auto_selects_docker_if_daemon_responds(jobs: Jobs) -> None:
     assert jobs.scheduler.affinity() == 10
     assert user_name() and os.getuid() == 0

@@ -76,7 +76,7 @@ class Proxy:
 
 
 @pytest.mark.needs_fuse
-def test_mounts_and_devices_are_where_the_app_puts_them(jobs: Jobs, tmp_path: Path) -> None:
+def test_mounts_and_devices_appear_at_the_requested_paths(jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("from here")
     mounts = (
         BindMount(str(tmp_path), "/rw"),
@@ -110,7 +110,7 @@ def test_published_port_is_reachable_on_loopback(jobs: Jobs) -> None:
     jobs.until(lambda: run(command) == (0, "b'hello'"))
 
 
-def test_workspace_becomes_a_layer(jobs: Jobs, tmp_path: Path) -> None:
+def test_workspace_becomes_an_image_layer(jobs: Jobs, tmp_path: Path) -> None:
     """The layer is on top of the role's image and omits ignored files."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "run.sh").write_text("#!/bin/sh\necho it runs\n")
@@ -172,7 +172,7 @@ def test_missing_image_is_pulled(
     jobs.daemon.client.remove_image(its.image)
 
 
-def test_followed_logs_end_with_replica(jobs: Jobs) -> None:
+def test_followed_logs_end_when_replica_exits(jobs: Jobs) -> None:
     """Lines appear while it is running."""
     app_id = jobs.submit(sh("echo one; sleep 1; echo two"))
     lines = jobs.scheduler.logs(app_id, LogQuery("main", 0, follow=True))
@@ -181,7 +181,7 @@ def test_followed_logs_end_with_replica(jobs: Jobs) -> None:
     assert list(lines) == ["two"]
 
 
-def test_long_lines_in_both_streams_stay_whole(jobs: Jobs) -> None:
+def test_long_lines_on_stdout_and_stderr_stay_whole(jobs: Jobs) -> None:
     """Docker splits them, and the streams alternate."""
     text = (
         "import sys, time\n"
@@ -197,7 +197,9 @@ def test_long_lines_in_both_streams_stay_whole(jobs: Jobs) -> None:
 # The client doesn't close sockets that it failed to connect.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_lost_daemon_is_one_line_error(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losing_the_daemon_gives_one_line_error(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This holds for followed logs and for the status."""
     app_id = jobs.submit(sh("echo up; sleep 1000"))
     with Proxy(jobs.daemon) as proxy:

@@ -57,7 +57,9 @@ def variables_of(config: dict[str, Any]) -> dict[str, str]:
         ("torchrun x.py", "auto", False),
     ],
 )
-def test_job_brings_launcher_only_if_needed(command: str, launcher: str, brings_it: bool) -> None:
+def test_launcher_is_included_only_if_job_needs_it(
+    command: str, launcher: str, brings_it: bool
+) -> None:
     its = AppDef("app", (role(entrypoint="bash", args=("-c", command)),))
     request = docker.Docker().render(
         launcher_file.with_bundled_launcher(its, launcher), {}, "app-x7k2m"
@@ -68,8 +70,8 @@ def test_job_brings_launcher_only_if_needed(command: str, launcher: str, brings_
     assert ("with the launcher in /opt/relight" in request.text) is brings_it
 
 
-def test_each_replica_is_a_container() -> None:
-    """It has the role's command with expanded macros, and labels."""
+def test_each_replica_runs_in_its_own_container() -> None:
+    """Each container has the role's command with expanded macros, and labels."""
     args = ("--id=${app_id}", "${replica_id}", "$${${rank0_env}:=localhost}", "$$ ${x} $HOME")
     its = role(args=args, num_replicas=2, resource=Resource(2, 0, 1024))
     found = body(its)
@@ -93,7 +95,7 @@ def test_each_replica_is_a_container() -> None:
     assert variables["TORCHX_IMAGE"] == variables["RELIGHT_IMAGE"] == "img:1"
 
 
-def test_missing_resources_mean_no_limits() -> None:
+def test_container_without_resources_has_no_limits() -> None:
     """/dev/shm has Docker's default size."""
     host = configs(role())[0]["HostConfig"]
     assert not {"NanoCpus", "Memory", "ShmSize", "DeviceRequests", "RestartPolicy"} & set(host)
@@ -127,7 +129,7 @@ def test_request_with_gpus_and_mounts_is_plain_json() -> None:
         assert word in request.text
 
 
-def test_replicas_on_one_host_share_no_device() -> None:
+def test_replicas_on_one_host_do_not_share_devices() -> None:
     """GPUs and numbered devices are divided among all roles."""
     roles = (
         role("a", num_replicas=2, resource=Resource(1, 2, 1, devices={EFA: 2})),
@@ -147,7 +149,7 @@ def test_replicas_on_one_host_share_no_device() -> None:
         configs(*roles, gpus=["0"])
 
 
-def test_role_variables_override_options_and_copies() -> None:
+def test_role_variables_override_option_and_copied_variables() -> None:
     """Options take precedence over copied variables."""
     variables = Environment({"A1": "shell", "A2": "shell", "A3": "shell", "B": "no"})
     its = role(env={"A1": "role"})
@@ -184,20 +186,22 @@ def test_port_is_published_only_on_request() -> None:
         ({}, {"workspace": "/no/such/place"}, "/no/such/place is not a directory"),
     ],
 )
-def test_invalid_app_is_rejected(parts: dict[str, Any], cfg: dict[str, Any], said: str) -> None:
+def test_app_that_docker_cannot_run_is_rejected(
+    parts: dict[str, Any], cfg: dict[str, Any], said: str
+) -> None:
     """It is a usage error, raised before anything is sent."""
     with pytest.raises(UsageError, match=said):
         body(role(**parts), **cfg)
 
 
-def test_replicas_on_host_network_meet_on_localhost() -> None:
+def test_replicas_on_host_network_rendezvous_on_localhost() -> None:
     """They keep the host's name."""
     config = configs(role(), network="host")[0]
     assert variables_of(config)["RELIGHT_RANK0_HOST"] == "localhost"
     assert "Hostname" not in config
 
 
-def test_network_without_dns_prints_a_note() -> None:
+def test_network_without_dns_causes_a_note() -> None:
     """Replicas can't find each other there."""
     app = AppDef("app", (role(num_replicas=2),))
     for network in ("bridge", "none"):
@@ -225,7 +229,7 @@ def test_workspace_is_sent_only_on_request() -> None:
     assert body(role())["builds"] == []
 
 
-def test_dry_run_with_workspace_builds_nothing(tmp_path: Path) -> None:
+def test_dry_run_with_workspace_builds_no_image(tmp_path: Path) -> None:
     """It says what would be built, once for each image."""
     roles = (role("a"), role("b"), role("c", image="other"))
     found = body(*roles, workspace=str(tmp_path))
@@ -234,7 +238,7 @@ def test_dry_run_with_workspace_builds_nothing(tmp_path: Path) -> None:
     assert images == [found["builds"][number]["image"] for number in (0, 0, 1)]
 
 
-def test_secrets_are_redacted() -> None:
+def test_secrets_in_request_are_redacted() -> None:
     """The printed request hides values with secret-looking names."""
     its = role(env={"API_TOKEN": "s3cret", "PLAIN": "seen"}, args=("--password", "hunter2"))
     text = docker.Docker().render(AppDef("app", (its,)), {}, "app-x7k2m").text
@@ -242,7 +246,7 @@ def test_secrets_are_redacted() -> None:
     assert "PLAIN=seen" in text
 
 
-def test_options_without_effect_print_notes() -> None:
+def test_options_without_effect_cause_notes() -> None:
     """These are a device without a known file, and a policy that Docker doesn't support."""
     its = role(resource=Resource(1, 0, 1, devices={"x.org/y": 1}), max_retries=1)
     notes = docker.Docker().render(AppDef("app", (its,)), {}, "app-x7k2m").notes
@@ -256,7 +260,9 @@ def test_options_without_effect_print_notes() -> None:
     names=st.lists(st.text(max_size=40), min_size=1, max_size=4),
     replicas=st.integers(1, 12),
 )
-def test_container_names_are_valid_and_unique(app_id: str, names: list[str], replicas: int) -> None:
+def test_container_names_are_valid_hostnames_and_unique(
+    app_id: str, names: list[str], replicas: int
+) -> None:
     """They are hostnames ending in the random part of the app's id, whatever the names of the app
     and its roles.
     """
@@ -269,7 +275,7 @@ def test_container_names_are_valid_and_unique(app_id: str, names: list[str], rep
         assert "x7k2mb9" in name
 
 
-def test_missing_client_error_gives_install_command(
+def test_error_for_missing_client_shows_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A dry run still works."""
@@ -284,7 +290,7 @@ def test_missing_client_error_gives_install_command(
 
 
 @pytest.mark.needs_docker_client
-def test_missing_daemon_is_reported_in_one_line(
+def test_unreachable_daemon_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error has the address and the reason."""
@@ -297,7 +303,7 @@ def test_missing_daemon_is_reported_in_one_line(
 
 
 @pytest.mark.needs_docker_client
-def test_denied_socket_error_names_required_group(
+def test_error_for_inaccessible_socket_names_required_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s"
@@ -317,7 +323,7 @@ def test_denied_socket_error_names_required_group(
 
 
 @pytest.mark.needs_docker_client
-def test_missing_ssh_package_is_named(
+def test_error_names_the_missing_ssh_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A daemon over ssh requires an additional package."""
@@ -331,7 +337,7 @@ def test_missing_ssh_package_is_named(
 
 @pytest.mark.needs_docker_client
 @pytest.mark.parametrize("host", ["tcp://127.0.0.1:1", "nonsense", "gopher://x"])
-def test_error_quotes_invalid_docker_host(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_includes_the_invalid_docker_host(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is a single line."""
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(

@@ -99,7 +99,7 @@ def test_single_pod_job_runs_and_can_be_queried(jobs: Jobs, tmp_path: Path) -> N
 
 
 @two_kinds
-def test_pods_rendezvous_with_launcher_from_config_map(
+def test_pods_rendezvous_using_launcher_from_config_map(
     jobs: Jobs, tmp_path: Path, kind: str
 ) -> None:
     """It is preferred over the tests' own launcher."""
@@ -117,7 +117,7 @@ def test_pods_rendezvous_with_launcher_from_config_map(
     assert not any("no token" in line for line in lines)
 
 
-def test_ranks_follow_the_pods_zones(jobs: Jobs, tmp_path: Path) -> None:
+def test_ranks_are_ordered_by_pod_zone(jobs: Jobs, tmp_path: Path) -> None:
     """The pods' indexes don't matter, nor does a label that pods lack."""
     jobs.server.kubelet.zones = {0: "z10", 1: "z9"}
     app = train(tmp_path, "print('rank', rank, 'trains')\n", j="2x1")
@@ -131,7 +131,7 @@ def test_ranks_follow_the_pods_zones(jobs: Jobs, tmp_path: Path) -> None:
 
 
 @two_kinds
-def test_user_error_ends_job_immediately(jobs: Jobs, tmp_path: Path, kind: str) -> None:
+def test_program_error_ends_job_immediately(jobs: Jobs, tmp_path: Path, kind: str) -> None:
     app_id = jobs.submit(train(tmp_path, "raise ValueError('wrong data')\n", j="2x1"), kind=kind)
     status = jobs.wait(app_id)
     assert status.state is FAILED
@@ -142,7 +142,7 @@ def test_user_error_ends_job_immediately(jobs: Jobs, tmp_path: Path, kind: str) 
     assert jobs.server.pods_made == 2  # none was recreated
 
 
-def test_drained_pod_returns_and_group_continues(jobs: Jobs, tmp_path: Path) -> None:
+def test_drained_pod_is_recreated_and_group_continues(jobs: Jobs, tmp_path: Path) -> None:
     """Neither the Job nor --max-restarts counts the drain as a failure."""
     text = (
         "print('begin', rank, os.environ['WORLD_SIZE'], flush=True)\n"
@@ -159,7 +159,7 @@ def test_drained_pod_returns_and_group_continues(jobs: Jobs, tmp_path: Path) -> 
 
 
 @pytest.mark.xfail(strict=True, reason="counts pods, but a drained pod is deleted from the API")
-def test_drained_pod_counts_as_restart(jobs: Jobs) -> None:
+def test_pod_drain_counts_as_restart(jobs: Jobs) -> None:
     app_id = jobs.submit(sh("exec sleep 1000"))
     jobs.until(lambda: jobs.status(app_id).state is RUNNING)
     jobs.server.evict(0)
@@ -167,7 +167,9 @@ def test_drained_pod_counts_as_restart(jobs: Jobs) -> None:
     assert jobs.status(app_id).restarts == 1
 
 
-def test_elastic_job_starts_with_scheduled_pods_and_grows(jobs: Jobs, tmp_path: Path) -> None:
+def test_elastic_job_starts_without_pending_pods_and_grows_later(
+    jobs: Jobs, tmp_path: Path
+) -> None:
     text = (
         "print('begin', rank, 'of', os.environ['WORLD_SIZE'], flush=True)\n"
         f"while not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.05)\n"
@@ -212,7 +214,7 @@ def test_job_survives_loss_of_pod_0(jobs: Jobs, tmp_path: Path) -> None:
         assert jobs.wait(app_id).state is SUCCEEDED
 
 
-def test_logs_can_be_followed_to_the_end(jobs: Jobs, tmp_path: Path) -> None:
+def test_logs_can_be_followed_until_job_ends(jobs: Jobs, tmp_path: Path) -> None:
     go = tmp_path / "go"
     app_id = jobs.submit(sh(f"echo first; until [ -e {go} ]; do sleep 0.1; done; printf last"))
     lines = jobs.scheduler.logs(app_id, LogQuery("main", 0, follow=True))
@@ -222,7 +224,7 @@ def test_logs_can_be_followed_to_the_end(jobs: Jobs, tmp_path: Path) -> None:
 
 
 @every_kind
-def test_logs_are_found_by_the_roles_own_name(jobs: Jobs, kind: str) -> None:
+def test_logs_can_be_requested_by_original_role_name(jobs: Jobs, kind: str) -> None:
     """The name isn't necessarily a valid label."""
     app = AppDef("job", [Role("My Role", "img", entrypoint="echo", args=["hello"])])
     app_id = jobs.submit(app, kind=kind)
@@ -230,7 +232,7 @@ def test_logs_are_found_by_the_roles_own_name(jobs: Jobs, kind: str) -> None:
     assert jobs.lines(app_id, "My Role") == ["hello"]
 
 
-def test_followed_logs_survive_lost_connections(jobs: Jobs, tmp_path: Path) -> None:
+def test_following_logs_survives_lost_connections(jobs: Jobs, tmp_path: Path) -> None:
     """No line is lost or repeated."""
     jobs.server.drops = 2
     go = tmp_path / "go"
@@ -243,7 +245,7 @@ def test_followed_logs_survive_lost_connections(jobs: Jobs, tmp_path: Path) -> N
 
 
 @every_kind
-def test_cancel_stops_pods_and_keeps_job(jobs: Jobs, kind: str) -> None:
+def test_cancel_stops_pods_but_keeps_job_object(jobs: Jobs, kind: str) -> None:
     app_id = jobs.submit(sh("exec sleep 1000"), kind=kind)
     jobs.until(lambda: jobs.status(app_id).state is RUNNING)
     jobs.scheduler.cancel(app_id)
@@ -252,7 +254,9 @@ def test_cancel_stops_pods_and_keeps_job(jobs: Jobs, kind: str) -> None:
     jobs.scheduler.cancel(app_id)
 
 
-def test_volcano_restarts_whole_job_up_to_limit(jobs: Jobs, tmp_path: Path) -> None:
+def test_volcano_restarts_whole_job_until_retry_limit_is_reached(
+    jobs: Jobs, tmp_path: Path
+) -> None:
     app = sh(f"echo x >> {tmp_path}/tries; exit 3", max_retries=2, num_replicas=2)
     status = jobs.wait(jobs.submit(app, kind="volcano"))
     assert status.state is FAILED
@@ -261,7 +265,7 @@ def test_volcano_restarts_whole_job_up_to_limit(jobs: Jobs, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "volcano"])
-def test_failure_is_attributed_to_replica_that_was_not_stopped(jobs: Jobs, kind: str) -> None:
+def test_stopped_replica_is_not_reported_as_cause_of_failure(jobs: Jobs, kind: str) -> None:
     """Replica 0 exits with 143 because replica 1 failed."""
     app = sh("[ ${replica_id} = 0 ] && exec sleep 1000; exit 3", num_replicas=2)
     status = jobs.wait(jobs.submit(app, kind=kind))
@@ -276,12 +280,12 @@ def test_retried_pod_can_read_its_restart_count(jobs: Jobs, tmp_path: Path, kind
     assert (tmp_path / "tries").read_text().split() == ["0", "1", "2"]
 
 
-def test_preempted_agent_is_restarted_without_using_a_retry(jobs: Jobs, tmp_path: Path) -> None:
+def test_preempted_agent_is_restarted_without_using_up_a_retry(jobs: Jobs, tmp_path: Path) -> None:
     app = sh(f"[ -e {tmp_path}/saved ] || {{ touch {tmp_path}/saved; exit 75; }}")
     assert jobs.wait(jobs.submit(app)).state is SUCCEEDED
 
 
-def test_jobs_are_found_even_if_other_kinds_are_not_installed(jobs: Jobs) -> None:
+def test_jobs_are_found_when_optional_crds_are_not_installed(jobs: Jobs) -> None:
     jobs.server.installed -= {"jobsets", "jobs.volcano", "trainjobs"}
     app_id = jobs.submit(sh("true"))
     assert jobs.wait(app_id).state is SUCCEEDED
@@ -300,7 +304,7 @@ def test_all_objects_are_validated_before_any_is_created(jobs: Jobs) -> None:
     assert len(jobs.server.dry_runs) == 3
 
 
-def test_job_is_found_in_the_context_it_was_submitted_to(
+def test_job_is_found_in_kubeconfig_context_used_to_submit_it(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The current context may have changed since. On EKS, names contain colons and slashes."""
@@ -324,7 +328,7 @@ def test_job_is_found_in_the_context_it_was_submitted_to(
 
 
 @two_kinds
-def test_delete_leaves_nothing(jobs: Jobs, kind: str) -> None:
+def test_delete_leaves_nothing_behind(jobs: Jobs, kind: str) -> None:
     """Nothing is left either if the pods' controller is deleted with another tool."""
     first = jobs.submit(sh("true relight run"), kind=kind)
     (native,) = jobs.scheduler.native(first)
@@ -345,7 +349,7 @@ def test_delete_leaves_nothing(jobs: Jobs, kind: str) -> None:
             verb(app_id)
 
 
-def test_config_map_created_by_others_is_not_used_as_launcher(jobs: Jobs) -> None:
+def test_config_map_created_by_someone_else_is_not_used_as_launcher(jobs: Jobs) -> None:
     """Its name is a hash of its content, but anyone could take that name first."""
     jobs.submit(sh("true relight run"))
     (launcher,) = jobs.server.of("configmaps")
@@ -356,7 +360,7 @@ def test_config_map_created_by_others_is_not_used_as_launcher(jobs: Jobs) -> Non
 
 
 @pytest.mark.parametrize("kind", ["services", "secrets", "jobs"])
-def test_partial_failure_is_rolled_back(jobs: Jobs, kind: str) -> None:
+def test_partially_failed_submit_is_rolled_back(jobs: Jobs, kind: str) -> None:
     """The error names the missing permission."""
     group = "batch" if kind == "jobs" else ""
     said = (
@@ -380,7 +384,9 @@ def test_partial_failure_is_rolled_back(jobs: Jobs, kind: str) -> None:
         (500, "etcd is slow", "Kubernetes: 500 etcd is slow"),
     ],
 )
-def test_server_error_is_one_line(jobs: Jobs, code: int, said: str, expected: str) -> None:
+def test_server_error_is_reported_on_one_line(
+    jobs: Jobs, code: int, said: str, expected: str
+) -> None:
     jobs.server.refuse = lambda *_: (code, said)
     with pytest.raises((UsageError, MachineError), match=expected) as caught:
         jobs.submit(sh("true"))
@@ -395,7 +401,7 @@ def test_throttled_request_is_retried(jobs: Jobs) -> None:
     assert not busy
 
 
-def test_existing_name_is_rejected(jobs: Jobs) -> None:
+def test_existing_job_name_is_rejected(jobs: Jobs) -> None:
     request = jobs.scheduler.render(sh("true"), {}, "same-x1")
     jobs.scheduler.submit(request)
     again = jobs.scheduler.render(sh("true"), {}, "same-x1")
@@ -404,7 +410,7 @@ def test_existing_name_is_rejected(jobs: Jobs) -> None:
     assert jobs.wait("ns:same-x1").state is SUCCEEDED
 
 
-def test_reports_why_pod_is_pending(jobs: Jobs) -> None:
+def test_status_reports_why_pod_is_pending(jobs: Jobs) -> None:
     jobs.server.unschedulable = {1}
     app_id = jobs.submit(sh("exec sleep 1000", num_replicas=2))
     waiting = jobs.status(app_id).replicas[1]
@@ -443,7 +449,7 @@ def test_jobs_are_listed_newest_first(jobs: Jobs) -> None:
     assert listed[0].name == "job"
 
 
-def test_unknown_jobs_and_replicas_are_named(jobs: Jobs) -> None:
+def test_error_names_unknown_job_or_replica(jobs: Jobs) -> None:
     assert jobs.scheduler.status(["ns:nothing"]) == {}
     with pytest.raises(UsageError, match="no job ns:nothing on this cluster"):
         jobs.scheduler.cancel("ns:nothing")
@@ -455,14 +461,14 @@ def test_unknown_jobs_and_replicas_are_named(jobs: Jobs) -> None:
     assert caught.value.hint == "it has main/0 to 0"
 
 
-def test_lost_server_is_one_line_error(jobs: Jobs) -> None:
+def test_unreachable_server_gives_one_line_error(jobs: Jobs) -> None:
     jobs.server.__exit__(None, None, None)
     with pytest.raises(MachineError, match="no response from the API server") as caught:
         jobs.scheduler.status(["ns:x"])
     assert "\n" not in caught.value.message
 
 
-def test_missing_kubeconfig_makes_no_request(
+def test_no_request_is_sent_without_kubeconfig(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -503,7 +509,7 @@ def _asks(program: str) -> dict[str, Any]:
         ({"contexts": [3]}, "contexts is not a list"),
     ],
 )
-def test_invalid_kubeconfig_is_one_line_error(
+def test_invalid_kubeconfig_gives_one_line_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

@@ -116,7 +116,7 @@ def test_single_pod_job_runs_and_can_be_queried(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pods_rendezvous_with_launcher_from_config_map(jobs: Jobs, kind: str) -> None:
+def test_pods_rendezvous_using_launcher_from_config_map(jobs: Jobs, kind: str) -> None:
     """Pods find each other by name, with the launcher from the ConfigMap."""
     try:
         app_id = jobs.submit(ddp("echo rank $RANK of $WORLD_SIZE", j="2x2"), kind=kind)
@@ -134,14 +134,14 @@ def test_elastic_job_runs(jobs: Jobs) -> None:
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
 
 
-def test_user_error_ends_job(jobs: Jobs) -> None:
+def test_program_error_ends_job(jobs: Jobs) -> None:
     """A program error ends the Job with the program's exit code."""
     app_id = jobs.submit(ddp("exit 7", j="2x1"))
     status = jobs.wait(app_id)
     assert (status.state, status.exitcode) == (AppState.FAILED, 7)
 
 
-def test_exit_after_checkpoint_is_not_a_failure(jobs: Jobs) -> None:
+def test_exit_after_checkpoint_does_not_count_as_failure(jobs: Jobs) -> None:
     """A pod that exits with 75 is recreated and can detect this."""
     app_id = jobs.submit(sh('[ "$RELIGHT_PREEMPTIONS" = 1 ] || exit 75'))
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
@@ -178,20 +178,20 @@ def test_root_can_write_to_another_users_directory(jobs: Jobs) -> None:
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
 
 
-def test_pod_under_restricted_standard_runs(jobs: Jobs) -> None:
+def test_pod_runs_under_restricted_pod_security_standard(jobs: Jobs) -> None:
     """A pod under the restricted standard runs with the bundled launcher."""
     app_id = jobs.submit(ddp("true", j="1x1"), restricted=True, user=1000)
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
 
 
-def test_capability_is_granted(jobs: Jobs) -> None:
+def test_requested_capability_is_granted(jobs: Jobs) -> None:
     """A pod with -cfg capabilities=IPC_LOCK runs."""
     app_id = jobs.submit(sh("true"), capabilities=["IPC_LOCK"])
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
 
 
 @real_only
-def test_pods_rendezvous_behind_network_policy(jobs: Jobs) -> None:
+def test_pods_can_rendezvous_under_network_policy(jobs: Jobs) -> None:
     """Pods find each other behind their NetworkPolicy."""
     app_id = jobs.submit(ddp("true", j="2x1"), network_policy=True)
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
@@ -207,7 +207,7 @@ def test_time_limit_ends_job(jobs: Jobs) -> None:
 
 
 @real_only
-def test_ended_job_is_removed(jobs: Jobs) -> None:
+def test_finished_job_is_removed_after_ttl(jobs: Jobs) -> None:
     """-cfg ttl=1 removes an ended job and everything it owns."""
     app_id = jobs.submit(sh("true"), ttl=1)
     jobs.until(lambda: app_id not in jobs.scheduler.status([app_id]))
@@ -215,7 +215,7 @@ def test_ended_job_is_removed(jobs: Jobs) -> None:
 
 @real_only
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
-def test_dry_run_can_be_applied_with_kubectl(jobs: Jobs) -> None:
+def test_dry_run_output_can_be_applied_with_kubectl(jobs: Jobs) -> None:
     """The output of a dry run can be applied with kubectl apply --server-side, and runs."""
     name = f"relight-test-{uuid.uuid4().hex[:6]}"
     request = jobs.scheduler.render(ddp("true", j="2x1"), {}, name)
@@ -233,7 +233,7 @@ def test_cancel_stops_pods(jobs: Jobs) -> None:
     assert jobs.status(app_id).state is AppState.CANCELLED
 
 
-def test_delete_leaves_nothing(jobs: Jobs) -> None:
+def test_delete_leaves_nothing_behind(jobs: Jobs) -> None:
     """Nothing is left behind by relight delete."""
     app_id = jobs.submit(sh("exec sleep 1000"))
     jobs.scheduler.delete(app_id)
@@ -243,7 +243,7 @@ def test_delete_leaves_nothing(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_server_accepts_every_known_kind(jobs: Jobs, kind: str) -> None:
+def test_server_accepts_manifest_of_every_supported_kind(jobs: Jobs, kind: str) -> None:
     """The server accepts the manifest with strict field validation."""
     try:
         app_id = jobs.submit(sh("true"), kind=kind)

@@ -79,11 +79,11 @@ def test_pod_can_submit_jobs_to_its_own_namespace(in_pod: Command, server: ApiSe
     assert not server.objects
 
 
-def test_pod_is_recognized_by_service_account(in_pod: Command) -> None:
+def test_running_inside_pod_is_detected_from_service_account(in_pod: Command) -> None:
     assert "kubernetes  yes" in in_pod("schedulers").stdout
 
 
-def test_list_uses_namespace_from_settings(
+def test_list_uses_namespace_from_config_file(
     in_pod: Command, server: ApiServer, tmp_path: Path
 ) -> None:
     (tmp_path / ".relightconfig").write_text("[kubernetes]\nnamespace = other\n")
@@ -105,7 +105,7 @@ def test_list_uses_namespace_from_settings(
         ("ca.crt", "no certificate", "invalid Kubernetes configuration"),
     ],
 )
-def test_invalid_service_account_is_one_line_error(
+def test_invalid_service_account_gives_one_line_error(
     in_pod: Command, server: ApiServer, account: Path, file: str, text: str | None, message: str
 ) -> None:
     path = account / file
@@ -118,7 +118,7 @@ def test_invalid_service_account_is_one_line_error(
     assert not server.objects
 
 
-def test_server_with_another_ca_is_not_trusted(
+def test_api_server_certificate_from_unknown_ca_is_rejected(
     in_pod: Command, account: Path, tmp_path: Path, server: ApiServer
 ) -> None:
     other = make_certificates(tmp_path / "other")
@@ -130,7 +130,7 @@ def test_server_with_another_ca_is_not_trusted(
     assert not server.objects
 
 
-def test_pod_without_cluster_address_is_one_line_error(in_pod: Command) -> None:
+def test_missing_cluster_address_in_pod_gives_one_line_error(in_pod: Command) -> None:
     result = in_pod("list", "-s", "kubernetes", KUBERNETES_SERVICE_HOST="")
     assert result.returncode == 2
     assert "no Kubernetes cluster is configured" in result.stderr

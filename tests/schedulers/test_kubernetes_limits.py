@@ -113,7 +113,7 @@ def test_unenforceable_time_limit_is_rejected(cfg: dict[str, object], said: str)
         ({"exclude": ["Node 1"]}, "node names"),
     ],
 )
-def test_value_invalid_for_kubernetes_is_rejected_offline(
+def test_value_invalid_in_kubernetes_is_rejected_without_contacting_server(
     cfg: dict[str, object], hint: str
 ) -> None:
     with pytest.raises(UsageError, match="not valid in Kubernetes") as caught:

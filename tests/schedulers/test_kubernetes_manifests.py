@@ -71,7 +71,7 @@ def test_volcano_gives_pods_hostnames_and_a_service() -> None:
     assert spec["tasks"][0]["template"]["spec"]["subdomain"] == "train-x7abc"
 
 
-def test_volcano_recreates_a_deleted_pod() -> None:
+def test_volcano_recreates_deleted_pod() -> None:
     """The kubelet first reports a deleted pod as failed, and the first matching policy applies
     (applyPolicies in pkg/controllers/job/job_controller_util.go).
     """
@@ -80,7 +80,7 @@ def test_volcano_recreates_a_deleted_pod() -> None:
     assert fails == {"event": "PodFailed", "action": "TerminateJob"}
 
 
-def test_volcano_restarts_other_launchers_as_a_whole_after_eviction() -> None:
+def test_volcano_restarts_whole_torchrun_job_after_eviction() -> None:
     """TorchX does the same (RETRY_POLICIES), as torchrun can't readmit a pod after its restarts."""
     events = {"PodEvicted": "RestartJob", "PodFailed": "RestartJob"}
     app = main_role(args=["torchrun train.py"], num_replicas=2, max_retries=3)
@@ -89,7 +89,7 @@ def test_volcano_restarts_other_launchers_as_a_whole_after_eviction() -> None:
 
 
 @pytest.mark.parametrize(("max_retries", "restarts"), [(1, 1), (3, 3)])
-def test_volcano_restarts_up_to_max_retries(max_retries: int, restarts: int) -> None:
+def test_volcano_limits_restarts_to_max_retries(max_retries: int, restarts: int) -> None:
     """A Job that has been restarted maxRetry times has failed (restartingUpdateStatus in
     pkg/controllers/job/state/restarting.go).
     """
@@ -98,15 +98,17 @@ def test_volcano_restarts_up_to_max_retries(max_retries: int, restarts: int) -> 
     assert spec["maxRetry"] - 1 == restarts
 
 
-def test_volcano_webhook_does_not_raise_max_retry() -> None:
-    """It would change 0 to 3 (patchDefaultMaxRetry in pkg/webhooks/admission/jobs/mutate)."""
+def test_volcano_max_retry_is_never_zero() -> None:
+    """Volcano's webhook would change 0 to 3 (patchDefaultMaxRetry in
+    pkg/webhooks/admission/jobs/mutate).
+    """
     assert maker(kind="volcano")["spec"]["maxRetry"] > 0
 
 
 # The launcher
 
 
-def test_jobs_in_a_namespace_share_one_launcher() -> None:
+def test_jobs_in_same_namespace_share_one_launcher_config_map() -> None:
     first, second = (request.objects(ddp(), {}, name, "ns", "secret")[1] for name in ("a-1", "b-2"))
     (launcher,) = (each for each in first if each["kind"] == "ConfigMap")
     assert launcher in second
@@ -123,14 +125,14 @@ def test_jobs_in_a_namespace_share_one_launcher() -> None:
 
 
 @every_kind
-def test_objects_except_the_launcher_fit_into_kubectls_annotation(kind: str) -> None:
+def test_all_objects_but_launcher_fit_into_kubectl_annotation(kind: str) -> None:
     """`kubectl apply` stores each object in an annotation, except with --server-side."""
     for each in made(kind=kind):
         if each["kind"] != "ConfigMap":
             assert len(json.dumps(each)) < ANNOTATIONS_LIMIT
 
 
-def test_dry_run_says_how_to_apply_the_launcher() -> None:
+def test_dry_run_explains_how_to_apply_launcher_config_map() -> None:
     with_launcher = kubernetes.Kubernetes().render(ddp(), {"namespace": "ns"}, "train-x7abc").text
     assert with_launcher.startswith("# for kubectl apply --server-side -f -: ")
     app = launcher_file.with_bundled_launcher(ddp(), "installed")
@@ -143,7 +145,7 @@ def test_dry_run_says_how_to_apply_the_launcher() -> None:
 
 
 @own_pods
-def test_container_keeps_the_runtimes_default_permissions(kind: str) -> None:
+def test_container_keeps_default_permissions_of_container_runtime(kind: str) -> None:
     """This is as in TorchX: without CAP_DAC_OVERRIDE, root can't write to another user's volume."""
     found = pod(kind=kind)
     assert "securityContext" not in found
@@ -151,7 +153,7 @@ def test_container_keeps_the_runtimes_default_permissions(kind: str) -> None:
 
 
 @own_pods
-def test_requested_capabilities_are_added(kind: str) -> None:
+def test_requested_capabilities_are_added_to_container(kind: str) -> None:
     (main,) = pod(kind=kind, capabilities=["IPC_LOCK", "cap_sys_ptrace"])["containers"]
     assert main["securityContext"] == {"capabilities": {"add": ["IPC_LOCK", "SYS_PTRACE"]}}
 
@@ -176,7 +178,7 @@ def test_pods_get_no_api_server_token(kind: str) -> None:
         (main_role(), {"capabilities": ["IPC_LOCK"]}, r"NET_BIND_SERVICE \(IPC_LOCK\)"),
     ],
 )
-def test_restricted_profile_rejects_what_it_forbids(
+def test_options_forbidden_by_restricted_profile_are_rejected(
     app: AppDef, cfg: dict[str, Any], said: str
 ) -> None:
     made(app, **cfg)
@@ -190,7 +192,7 @@ def test_invalid_capability_is_rejected() -> None:
 
 
 @every_kind
-def test_network_policy_admits_only_the_jobs_own_pods(kind: str) -> None:
+def test_network_policy_admits_only_pods_of_same_job(kind: str) -> None:
     (found,) = (x for x in made(kind=kind, network_policy=True) if x["kind"] == "NetworkPolicy")
     of_job = {"podSelector": {"matchLabels": {"relight/app-id": "train-x7abc"}}}
     assert found["spec"] == {
@@ -199,7 +201,7 @@ def test_network_policy_admits_only_the_jobs_own_pods(kind: str) -> None:
     assert "NetworkPolicy" not in [each["kind"] for each in made(kind=kind)]
 
 
-def test_network_policy_validates_against_schema() -> None:
+def test_network_policy_conforms_to_schema() -> None:
     import kubernetes_validate
 
     for each in made(network_policy=True, exclude=["n1"], capabilities=["IPC_LOCK"]):
@@ -209,15 +211,13 @@ def test_network_policy_validates_against_schema() -> None:
 # Job end and failed pods
 
 
-def test_elastic_job_may_permanently_lose_pods_down_to_its_minimum() -> None:
-    """The Job fails once more indexes than that have failed (maxFailedIndexes in JobSpec,
-    batch/v1).
-    """
+def test_elastic_job_tolerates_failed_pods_down_to_its_minimum_size() -> None:
+    """The Job fails if more than maxFailedIndexes indexes have failed (JobSpec, batch/v1)."""
     assert maker(ddp(j="2:5x8"))["spec"]["maxFailedIndexes"] == 3
     assert maker(ddp(j="5x8"))["spec"]["maxFailedIndexes"] == 0
 
 
-def test_time_limit_applies_to_the_whole_job() -> None:
+def test_time_limit_applies_to_whole_job_not_each_pod() -> None:
     """A pod's own limit would start over when the pod is recreated after exit code 75."""
     for kind in ("job", "jobset"):
         assert "activeDeadlineSeconds" not in pod(kind=kind, timeout=60)
@@ -227,7 +227,7 @@ def test_time_limit_applies_to_the_whole_job() -> None:
     assert pod(timeout=60, kind="volcano")["activeDeadlineSeconds"] == 3600  # its only limit
 
 
-def test_several_jobs_jointly_own_the_other_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_objects_are_owned_by_all_jobs_of_app(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first Job may end and be removed while others are running. An object is deleted with the
     last of its owners (attemptToDeleteItem in pkg/controller/garbagecollector).
     """
@@ -248,7 +248,7 @@ def test_several_jobs_jointly_own_the_other_objects(monkeypatch: pytest.MonkeyPa
 
 
 @own_pods
-def test_ended_job_is_removed_after_a_while(kind: str) -> None:
+def test_finished_job_is_removed_after_ttl(kind: str) -> None:
     scheduler = kubernetes.Kubernetes()
     week = next(each.default for each in scheduler.options if each.name == "ttl")
     assert week == 7 * 24 * 3600
@@ -266,11 +266,11 @@ def test_ended_job_is_removed_after_a_while(kind: str) -> None:
         (main_role(args=["relight run --membership-change=at-checkpoint a.py"]), 130),
     ],
 )
-def test_pod_grace_period_is_the_workers_time_to_save(app: AppDef, seconds: int) -> None:
+def test_pod_grace_period_gives_workers_time_to_checkpoint(app: AppDef, seconds: int) -> None:
     assert pod(app)["terminationGracePeriodSeconds"] == seconds
 
 
-def test_assumed_times_are_the_defaults_of_relight_run() -> None:
+def test_assumed_timeouts_match_defaults_of_relight_run() -> None:
     role = main_role().roles[0]
     at_checkpoint = main_role(args=["--membership-change=at-checkpoint"]).roles[0]
     assert run_times.join_timeout_s(role) == Conf().join_timeout
@@ -279,7 +279,7 @@ def test_assumed_times_are_the_defaults_of_relight_run() -> None:
 
 
 @every_kind
-def test_pod_leaves_lost_node_while_others_are_waiting(kind: str) -> None:
+def test_pod_on_lost_node_is_replaced_before_join_timeout(kind: str) -> None:
     """By default, Kubernetes leaves it there for 300 s
     (plugin/pkg/admission/defaulttolerationseconds).
     """
@@ -288,7 +288,7 @@ def test_pod_leaves_lost_node_while_others_are_waiting(kind: str) -> None:
         assert (each["effect"], each["tolerationSeconds"]) == ("NoExecute", 60)
 
 
-def test_users_toleration_is_kept() -> None:
+def test_user_defined_toleration_is_kept() -> None:
     lost = "node.kubernetes.io/unreachable"
     found = pod(ddp(rdzv_conf="join_timeout=120"), tolerations=[f"{lost}:NoExecute"])
     keys = [each["key"] for each in found["tolerations"]]
@@ -300,7 +300,7 @@ def test_users_toleration_is_kept() -> None:
 
 
 @every_kind
-def test_excluded_nodes_get_no_pod(kind: str) -> None:
+def test_no_pod_is_scheduled_on_excluded_node(kind: str) -> None:
     """Nodes are matched by the name shown in `relight status`, not by a label. Each field takes
     one value (validateNodeFieldSelectorRequirement in pkg/apis/core/validation).
     """
@@ -314,7 +314,7 @@ def test_excluded_nodes_get_no_pod(kind: str) -> None:
 
 
 @every_kind
-def test_ranks_follow_labels_on_request(kind: str) -> None:
+def test_ranks_can_be_ordered_by_node_labels(kind: str) -> None:
     """The kubelet joins the labels' values, starting with the widest domain, before it starts the
     agent.
     """
@@ -334,7 +334,7 @@ def test_ranks_follow_labels_on_request(kind: str) -> None:
     assert found["RELIGHT_RANK_ORDER"]["value"] == "topology"
 
 
-def test_agent_that_remembers_bad_nodes_gets_its_node_name() -> None:
+def test_agent_gets_node_name_only_if_bad_nodes_are_recorded() -> None:
     app = ddp(env={"RELIGHT_BAD_NODES": "/shared/bad"})
     names = [each for each in pod(app)["containers"][0]["env"] if "NODE" in each["name"]]
     assert {"fieldRef": {"fieldPath": "spec.nodeName"}} in [each.get("valueFrom") for each in names]
@@ -342,7 +342,7 @@ def test_agent_that_remembers_bad_nodes_gets_its_node_name() -> None:
 
 
 @pytest.mark.parametrize(("j", "members"), [("4x8", 4), ("2:4x8", 2)])
-def test_coscheduling_starts_pods_together(j: str, members: int) -> None:
+def test_coscheduling_starts_all_pods_together(j: str, members: int) -> None:
     *_, group, job = made(ddp(j=j), gang=True, scheduler="coscheduler")
     assert (group["apiVersion"], group["kind"]) == ("scheduling.x-k8s.io/v1alpha1", "PodGroup")
     assert group["spec"] == {"minMember": members}
@@ -352,7 +352,7 @@ def test_coscheduling_starts_pods_together(j: str, members: int) -> None:
     assert label == group["metadata"]["name"]
 
 
-def test_volcano_scheduler_starts_a_plain_jobs_pods_together() -> None:
+def test_volcano_scheduler_starts_all_pods_of_plain_job_together() -> None:
     """It creates the group from an annotation on the Job (getMinMemberFromUpperRes in
     pkg/controllers/podgroup).
     """
@@ -366,7 +366,7 @@ def test_volcano_scheduler_starts_a_plain_jobs_pods_together() -> None:
     assert "PodGroup" not in [each["kind"] for each in made(gang=True, kind="volcano")]
 
 
-def test_trainjob_rejects_options_that_its_runtime_decides() -> None:
+def test_trainjob_rejects_options_determined_by_its_runtime() -> None:
     for cfg in ({"gang": True}, {"scheduler": "volcano"}):
         with pytest.raises(UsageError, match="is not supported for TrainJob"):
             made(kind="trainjob", **cfg)

@@ -140,7 +140,9 @@ def test_every_object_validates_against_schema(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_dry_run_is_valid_for_kubectl(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_output_is_yaml_with_all_objects(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The YAML has all objects, unchanged."""
     import yaml
 
@@ -150,7 +152,7 @@ def test_dry_run_is_valid_for_kubectl(name: str, monkeypatch: pytest.MonkeyPatch
     assert list(yaml.safe_load_all(made.text)) == made.body["objects"]
 
 
-def test_arguments_and_variables_reach_program_unchanged() -> None:
+def test_arguments_and_environment_variables_reach_program_unchanged() -> None:
     """The kubelet expands `$(NAME)` and changes `$$` to `$`."""
     text = "$(hostname) $$ $$(x) $HOME ${x} $$$ \\ '"
     role = Role("a", "i", entrypoint="echo", args=[text], env={"A": text})
@@ -160,7 +162,7 @@ def test_arguments_and_variables_reach_program_unchanged() -> None:
         assert expand.sub(lambda m: "$" if m[0] == "$$" else f"<{m[1]}>", found) == text
 
 
-def test_kubelet_fills_in_replica_number() -> None:
+def test_kubelet_substitutes_replica_id() -> None:
     role = Role("a", "i", entrypoint="echo", args=["n${replica_id} $(x)"], num_replicas=2)
     made = objects(AppDef("a", [role]))
     assert container(made)["command"] == ["echo", "n$(RELIGHT_REPLICA_ID) $$(x)"]
@@ -170,7 +172,7 @@ def test_kubelet_fills_in_replica_number() -> None:
 
 
 @pytest.mark.parametrize(("j", "hosts"), [("2x8", 2), ("5x8", 3), ("2:9x8", 3)])
-def test_endpoint_survives_loss_of_first_pod(j: str, hosts: int) -> None:
+def test_rendezvous_endpoint_survives_loss_of_first_pod(j: str, hosts: int) -> None:
     """It lists several replicas, and the agents elect one as the coordinator."""
     made = objects(ddp(j=j))
     shell = container(made)["command"][-1].replace("relight run ", "echo ")
@@ -187,7 +189,7 @@ def test_endpoint_survives_loss_of_first_pod(j: str, hosts: int) -> None:
     assert every == [(f"train-x7abc-{n}.train-x7abc", 29500) for n in range(hosts)]
 
 
-def test_torchrun_gets_one_host() -> None:
+def test_torchrun_endpoint_names_only_one_host() -> None:
     role = Role("a", "i", entrypoint="bash", args=["-c", "torchrun a.py"], num_replicas=3,
                 port_map={"c10d": 29500})  # fmt: skip
     made = objects(AppDef("a", [role]))
@@ -195,7 +197,7 @@ def test_torchrun_gets_one_host() -> None:
     assert "ConfigMap" not in {each["kind"] for each in made}
 
 
-def test_launcher_is_in_a_config_map() -> None:
+def test_launcher_is_shipped_in_config_map() -> None:
     made = objects(ddp())
     data = find_object("ConfigMap", made)["binaryData"]
     assert base64.b64decode(data["relight"]) == launcher_file.build()
@@ -203,7 +205,7 @@ def test_launcher_is_in_a_config_map() -> None:
     assert "ConfigMap" not in {each["kind"] for each in objects(installed)}
 
 
-def test_preemption_is_not_a_failure_but_error_ends_job() -> None:
+def test_preemption_is_ignored_but_program_error_ends_job() -> None:
     spec = find_object("Job", objects(ddp()))["spec"]
     lost, preempted, fails = spec["podFailurePolicy"]["rules"]
     assert (lost["action"], preempted["action"]) == ("Ignore", "Ignore")
@@ -217,7 +219,7 @@ def test_preemption_is_not_a_failure_but_error_ends_job() -> None:
     assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "Ignore"]
 
 
-def test_shrinkable_role_succeeds_with_fewer_pods() -> None:
+def test_elastic_role_succeeds_with_min_replicas() -> None:
     spec = find_object("Job", objects(ddp(j="2:5x8")))["spec"]
     assert (spec["completions"], spec["parallelism"]) == (5, 5)
     assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0-4", "succeededCount": 2}]}
@@ -239,7 +241,7 @@ def test_pods_pass_restricted_pod_security_standard() -> None:
 
 
 @pytest.mark.parametrize("app_id", ["x" * 80 + "-abc123", "1st_Job-abc123", "ü-abc123"])
-def test_names_are_valid_and_unique(app_id: str) -> None:
+def test_object_names_are_valid_and_unique(app_id: str) -> None:
     for each in objects(ddp(j="12x8"), app_id):
         check(each)
         if each["kind"] != "ConfigMap":  # shared by all jobs
@@ -284,7 +286,7 @@ def jobs_of(jobset: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_jobset_contains_jobs_for_all_roles(name: str) -> None:
+def test_jobset_contains_one_job_per_role(name: str) -> None:
     app, cfg = APPS[name]
     *others, jobset = objects(app, **cfg, kind="jobset")
     assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
@@ -320,7 +322,7 @@ def test_volcano_starts_elastic_job_with_fewer_pods() -> None:
     assert spec["tasks"][0]["replicas"] == 5
 
 
-def test_volcano_request_matches_torchx() -> None:
+def test_volcano_request_matches_one_generated_by_torchx() -> None:
     """The command line is the same. TorchX has one task per replica."""
     lines = (Path(__file__).parents[1] / "job" / "torchx-golden.jsonl").read_text().splitlines()
     golden = next(json.loads(x) for x in lines if '"-s", "kubernetes", "-cfg"' in x)
@@ -353,7 +355,7 @@ def test_volcano_request_matches_torchx() -> None:
         assert said in text, said
 
 
-def test_trainjob_adds_pods_to_runtime() -> None:
+def test_trainjob_patches_pod_template_of_its_runtime() -> None:
     *others, job = objects(ddp(), kind="trainjob", queue="q", node_selector={"gpu": "h100"})
     assert [each["kind"] for each in others] == ["ConfigMap", "Secret"]
     assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
@@ -386,7 +388,7 @@ def test_unsupported_trainjob_options_are_rejected(
         objects(app, **cfg, kind="trainjob")
 
 
-def test_requests_leave_headroom_on_node() -> None:
+def test_resource_requests_leave_headroom_on_node() -> None:
     role = Role("r", "img", entrypoint="true", resource=Resource(96, 8, 4096))
     found = container(objects(AppDef("a", [role])))["resources"]
     assert found["limits"] == {"cpu": "96000m", "memory": "4096M", "nvidia.com/gpu": "8"}
@@ -396,14 +398,14 @@ def test_requests_leave_headroom_on_node() -> None:
     assert found["limits"] == found["requests"]
 
 
-def test_mounts_leave_the_sites_configuration_visible() -> None:
+def test_mounts_do_not_hide_site_configuration() -> None:
     """An image may have it in /etc/relight (flags/site)."""
     app = AppDef("a", [Role("r", "img", entrypoint="true")])
     for each in container(objects(app, timeout=5))["volumeMounts"]:
         assert not each["mountPath"].startswith("/etc/")
 
 
-def test_efa_devices_can_be_set_and_removed() -> None:
+def test_efa_device_count_can_be_overridden_or_removed() -> None:
     has = Resource(1, 0, 1024, {}, {"vpc.amazonaws.com/efa": 4})
     app = AppDef("a", [Role("r", "img", entrypoint="true", resource=has)])
     for count, expected in ((None, "4"), (2, "2"), (0, None)):
@@ -427,7 +429,7 @@ spec:
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "volcano"])
-def test_overrides_are_merged_into_each_pod(tmp_path: Path, kind: str) -> None:
+def test_overrides_are_merged_into_every_pod(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "pods.yaml"
     path.write_text(OVERRIDES)
     *_, plain = objects(ddp(), kind=kind)
@@ -470,7 +472,7 @@ OVERLAY = {
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "volcano"])
-def test_torchx_overlay_is_merged_into_its_roles_pods(kind: str) -> None:
+def test_torchx_overlay_is_merged_into_pods_of_its_role(kind: str) -> None:
     """Macros in it are expanded."""
     app = AppDef("job", [Role(name, "img", entrypoint="true") for name in ("a", "b")])
     set_overlay(app.roles[1], "kubernetes", "V1Pod", OVERLAY)
@@ -491,7 +493,7 @@ def test_torchx_overlay_is_merged_into_its_roles_pods(kind: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_overlay_can_be_read_from_a_file(tmp_path: Path, scheme: str) -> None:
+def test_overlay_can_be_read_from_file(tmp_path: Path, scheme: str) -> None:
     """The form `dist.ddp --metadata kubernetes=file:///po.yaml` is from TorchX's documentation. A
     tuple replaces a list.
     """
@@ -514,7 +516,7 @@ def test_overlay_can_be_read_from_a_file(tmp_path: Path, scheme: str) -> None:
         ({"spec": {"containers": 1}}, "the pod of r.spec.containers is a list, not a int"),
     ],
 )
-def test_invalid_overlay_is_rejected(overlay: object, said: str) -> None:
+def test_invalid_torchx_overlay_is_rejected(overlay: object, said: str) -> None:
     role = Role("r", "img", entrypoint="true", metadata={"kubernetes": overlay})
     with pytest.raises(UsageError, match=said):
         objects(AppDef("job", [role]))
@@ -559,7 +561,7 @@ def test_job_can_read_its_own_id(context: str, expected: str) -> None:
     assert found["TORCHX_JOB_ID"] == "kubernetes://torchx/job-x1"
 
 
-def test_option_for_another_kind_prints_a_note() -> None:
+def test_prints_note_about_option_for_another_kind() -> None:
     def notes(**cfg: Any) -> str:
         app = ddp(memMB=65536, cpu=8, h=None)
         return "; ".join(

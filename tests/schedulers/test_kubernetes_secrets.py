@@ -22,7 +22,7 @@ def rendered(env: dict[str, str], *args: str, **cfg: Any) -> Any:
     )
 
 
-def test_secret_looking_arguments_are_named_in_one_note() -> None:
+def test_one_note_lists_arguments_that_look_like_secrets() -> None:
     (note,) = rendered(SECRETS, "-c", "train --api-key mine").notes
     assert "can read the secrets in its arguments (" in note
     assert "#secrets" in note
@@ -30,7 +30,7 @@ def test_secret_looking_arguments_are_named_in_one_note() -> None:
 
 
 @every_kind
-def test_secret_looking_variables_reach_pod_through_secret(kind: str) -> None:
+def test_variables_that_look_like_secrets_reach_pod_through_secret(kind: str) -> None:
     """Permission to read jobs or pods doesn't reveal them."""
     *_, secret, job = rendered({**SECRETS, "EPOCHS": "3"}, kind=kind).body["objects"]
     assert secret["metadata"]["name"] == "job-x1-env"
@@ -42,7 +42,7 @@ def test_secret_looking_variables_reach_pod_through_secret(kind: str) -> None:
         assert str({"name": name, "valueFrom": reference}) in str(job)
 
 
-def test_roles_may_have_different_secrets_with_the_same_name() -> None:
+def test_roles_can_have_different_values_for_same_secret_variable() -> None:
     roles = [
         Role(name, "img", entrypoint="sh", env={"HF_TOKEN": f"hf-{name}"}) for name in ("a", "b")
     ]
@@ -51,14 +51,14 @@ def test_roles_may_have_different_secrets_with_the_same_name() -> None:
     assert secret["stringData"] == {"a.HF_TOKEN": "hf-a", "b.HF_TOKEN": "hf-b"}
 
 
-def test_secret_with_replica_number_is_filled_in_by_kubelet() -> None:
+def test_kubelet_substitutes_replica_id_in_secret_variable() -> None:
     """In a Secret, all replicas would get the same number."""
     *_, job = rendered({"HF_TOKEN": "of-${replica_id}"}).body["objects"]
     assert "{'name': 'HF_TOKEN', 'value': 'of-$(RELIGHT_REPLICA_ID)'}" in str(job)
 
 
 @every_kind
-def test_dry_run_names_the_secret_to_create_first(kind: str) -> None:
+def test_dry_run_explains_which_secret_to_create_first(kind: str) -> None:
     """It doesn't contain the user's secrets, and kubectl never applies a placeholder in their
     place.
     """
@@ -74,14 +74,14 @@ def test_dry_run_names_the_secret_to_create_first(kind: str) -> None:
     assert list(yaml.safe_load_all(request.text)) == sent
 
 
-def test_dry_run_says_that_hidden_arguments_cannot_be_applied() -> None:
+def test_dry_run_warns_that_hidden_arguments_cannot_be_applied() -> None:
     request = rendered({}, "--password", "p-mine")
     assert "mine" not in request.text
     assert "are replaced by <hidden>, also for\n# kubectl" in request.text
     assert "p-mine" in str(request.body)
 
 
-def test_dry_run_without_secrets_equals_request() -> None:
+def test_dry_run_without_secrets_matches_submitted_request() -> None:
     """It includes the agents' token, so that kubectl accepts it."""
     import yaml
 
@@ -89,7 +89,7 @@ def test_dry_run_without_secrets_equals_request() -> None:
     assert list(yaml.safe_load_all(request.text)) == request.body["objects"]
 
 
-def test_documented_recipes_pass_the_secret_to_the_pod(tmp_path: Path) -> None:
+def test_documented_recipes_pass_secret_to_pod(tmp_path: Path) -> None:
     import kubernetes_validate
 
     section = PAGE.read_text().split("\n## Secrets\n")[1].split("\n## ")[0]

@@ -63,7 +63,7 @@ def stopped_half_way(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_submit_leaves_nothing(
+def test_interrupted_submit_leaves_nothing_behind(
     server: ApiServer, variables: dict[str, str], number: signal.Signals, code: int
 ) -> None:
     result = stopped_half_way(server, variables, number)
@@ -90,7 +90,7 @@ def test_objects_left_by_killed_submit_can_be_deleted(
 
 @pytest.mark.needs_mounts
 @pytest.mark.parametrize("how", small_disk.KINDS)
-def test_full_state_directory_rejects_before_creation(
+def test_full_state_directory_is_detected_before_objects_are_created(
     server: ApiServer, variables: dict[str, str], launch: Launch, tmp_path: Path, how: str
 ) -> None:
     result = small_disk.submit(launch, ECHO, variables, tmp_path, how)
@@ -100,7 +100,7 @@ def test_full_state_directory_rejects_before_creation(
     assert not server.objects
 
 
-def test_two_simultaneous_submits_create_two_jobs(
+def test_simultaneous_submits_create_separate_jobs(
     server: ApiServer, variables: dict[str, str], launch: Launch
 ) -> None:
     found: list[subprocess.CompletedProcess[str]] = []
@@ -116,7 +116,7 @@ def test_two_simultaneous_submits_create_two_jobs(
     assert len(server.of("jobs")) == len(records(variables)) == 2
 
 
-def test_following_many_replicas_queries_each_separately(
+def test_log_request_for_replica_fetches_only_its_own_pod(
     server: ApiServer, variables: dict[str, str], launch: Launch
 ) -> None:
     """Following hundreds of replicas must not fetch all pods for each replica."""
@@ -132,10 +132,10 @@ def test_following_many_replicas_queries_each_separately(
     assert all("job-completion-index=" in each for each in of_pods)
 
 
-def test_server_that_dies_midway_is_named_and_nothing_is_recorded(
+def test_error_lists_objects_left_behind_if_server_dies_during_submit(
     server: ApiServer, variables: dict[str, str], launch: Launch
 ) -> None:
-    """Its objects can't be removed without the server, so the message names them."""
+    """The objects can't be removed without the server, so the message names them."""
     dies = threading.Event()
 
     def die(method: str, plural: str, _: object) -> None:

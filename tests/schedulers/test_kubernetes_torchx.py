@@ -63,7 +63,7 @@ def volumes(task: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["line"] for case in CASES])
-def test_manifest_matches_torchx(
+def test_manifest_matches_one_generated_by_torchx(
     case: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -103,7 +103,7 @@ def test_manifest_matches_torchx(
         assert labels.items() <= task["template"]["metadata"]["labels"].items()
 
 
-def test_secret_is_not_in_the_manifest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_secret_is_not_included_in_manifest(capsys: pytest.CaptureFixture[str]) -> None:
     (case,) = (each for each in CASES if "HF_TOKEN" in each["line"])
     assert "'value': 'mine'" in str(case["manifest"])
     assert "mine" not in str(rendered(case, capsys))

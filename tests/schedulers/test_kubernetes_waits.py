@@ -55,7 +55,9 @@ def test_missing_namespace_is_rejected(server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
-def test_missing_service_account_is_named_until_created(server: ApiServer, kind: str) -> None:
+def test_status_reports_missing_service_account_until_it_exists(
+    server: ApiServer, kind: str
+) -> None:
     submit(kind=kind, service_account="trainer")
     waiting = status()
     assert waiting.state is AppState.PENDING
@@ -67,12 +69,12 @@ def test_missing_service_account_is_named_until_created(server: ApiServer, kind:
         assert status().message == ""
 
 
-def test_missing_priority_class_is_named(server: ApiServer) -> None:
+def test_error_names_missing_priority_class(server: ApiServer) -> None:
     submit(priority_class="hihg")
     assert "no PriorityClass with name hihg was found" in status().replicas[0].error
 
 
-def test_restricted_namespace_requires_and_accepts_a_user(server: ApiServer) -> None:
+def test_restricted_namespace_accepts_only_jobs_with_restricted_profile(server: ApiServer) -> None:
     """The namespace enforces the restricted Pod Security Standard."""
     server.restricted = {"ns"}
     submit()
@@ -93,7 +95,7 @@ def test_elastic_job_runs_within_quota_and_reports_pending_pods(
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
-def test_missing_kueue_queue_is_named(server: ApiServer, kind: str) -> None:
+def test_status_reports_missing_kueue_queue(server: ApiServer, kind: str) -> None:
     server.queues = {"default"}
     server.installed.add("workloads")
     submit(kind=kind, queue="gpu")
@@ -105,14 +107,14 @@ def test_missing_kueue_queue_is_named(server: ApiServer, kind: str) -> None:
         assert status().replicas[0].error == ""
 
 
-def test_queue_is_named_without_permission_to_read_events(server: ApiServer) -> None:
+def test_status_reports_queue_without_permission_to_read_events(server: ApiServer) -> None:
     server.queues = set()
     server.refuse = lambda _, plural, __: FORBIDDEN if plural in ("events", "workloads") else None
     submit(queue="gpu")
     assert status().message == "the Job is suspended: it is waiting in its queue, gpu"
 
 
-def test_unmountable_volume_is_named(server: ApiServer) -> None:
+def test_status_reports_volume_that_cannot_be_mounted(server: ApiServer) -> None:
     """The pod itself only reports that its container is being created."""
     server.waiting = {"reason": "ContainerCreating"}
     submit()
@@ -124,7 +126,7 @@ def test_unmountable_volume_is_named(server: ApiServer) -> None:
     assert status().message == f"main/0: {said}"
 
 
-def test_missing_logs_are_explained(server: ApiServer, launch: Launch) -> None:
+def test_logs_command_explains_why_pod_has_no_logs(server: ApiServer, launch: Launch) -> None:
     """With -f, the explanation precedes the wait for the first line."""
     server.unschedulable = {0}
     submit()
@@ -138,7 +140,7 @@ def test_missing_logs_are_explained(server: ApiServer, launch: Launch) -> None:
         assert launch("logs", "-f", "kubernetes://relight/ns:job-x1", **known).stderr == ""
 
 
-def test_logs_report_out_of_memory(server: ApiServer, launch: Launch) -> None:
+def test_logs_command_reports_out_of_memory_kill(server: ApiServer, launch: Launch) -> None:
     submit("echo begins; exit 1")
     with until(lambda: status().state is AppState.FAILED):
         (container,) = server.of("pods")[0]["status"]["containerStatuses"]
@@ -148,7 +150,7 @@ def test_logs_report_out_of_memory(server: ApiServer, launch: Launch) -> None:
     assert "note: main/0 FAILED: out of memory" in result.stderr
 
 
-def test_missing_permission_is_named_even_if_cleanup_fails(server: ApiServer) -> None:
+def test_error_names_missing_permission_even_if_cleanup_fails(server: ApiServer) -> None:
     said = 'services is forbidden: User "u" cannot patch resource "services" in API group ""'
     server.refuse = lambda method, *_: (403, said) if method in ("PATCH", "DELETE") else None
     with pytest.raises(MachineError, match="does not allow this user to patch services") as caught:

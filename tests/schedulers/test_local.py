@@ -39,7 +39,7 @@ def scheduler() -> Iterator[Local]:
 # Dry runs.
 
 
-def test_request_has_the_keys_of_torchx_local_cwd(scheduler: Local, tmp_path: Path) -> None:
+def test_request_has_same_keys_as_torchx_local_cwd(scheduler: Local, tmp_path: Path) -> None:
     """It contains all replicas' commands, environments and files."""
     args = ("${app_id}", "${replica_id}")
     role = Role("echo", "img", entrypoint="echo", args=args, env={"A": "b"}, num_replicas=2)
@@ -71,7 +71,7 @@ def test_request_has_the_keys_of_torchx_local_cwd(scheduler: Local, tmp_path: Pa
     assert first["env"]["PATH"].startswith(f"{cwd}:")
 
 
-def test_dry_run_leaves_no_trace(scheduler: Local, tmp_path: Path) -> None:
+def test_dry_run_creates_no_files(scheduler: Local, tmp_path: Path) -> None:
     """Rendering creates no file or directory."""
     before = files_below(tmp_path)
     render(scheduler, shell("true"), log_dir=str(tmp_path / "logs"), workspace=str(tmp_path))
@@ -80,7 +80,9 @@ def test_dry_run_leaves_no_trace(scheduler: Local, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "local", "torchelastic", "workspace"])
-def test_role_name_invalid_as_directory_is_rejected(scheduler: Local, name: str) -> None:
+def test_role_name_that_is_not_a_valid_directory_name_is_rejected(
+    scheduler: Local, name: str
+) -> None:
     with pytest.raises(UsageError, match="is not a valid directory name"):
         render(scheduler, shell("true", name))
 
@@ -90,7 +92,7 @@ def test_duplicate_role_names_are_rejected(scheduler: Local) -> None:
         render(scheduler, shell("true"), shell("false"))
 
 
-def test_options_without_effect_print_notes(scheduler: Local) -> None:
+def test_prints_note_about_options_without_effect(scheduler: Local) -> None:
     """These are mounts, and GPUs shared by several replicas."""
     gpus = shell("true", replicas=2, resource=Resource(1, 2, 3), mounts=(BindMount("/a", "/b"),))
     notes = render(scheduler, gpus).notes
@@ -120,7 +122,7 @@ def test_each_replica_has_its_own_gpus(
     assert [r["env"]["CUDA_VISIBLE_DEVICES"] for r in [*params["a"], *params["b"]]] == expected
 
 
-def test_too_few_gpus_print_a_note_and_none_are_assigned(
+def test_no_gpus_are_assigned_if_there_are_too_few(
     scheduler: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "gpus", lambda env: [Device(0, "")])
@@ -133,7 +135,7 @@ def test_too_few_gpus_print_a_note_and_none_are_assigned(
 # Running.
 
 
-def test_streams_are_logged_separately_and_combined(scheduler: Local) -> None:
+def test_stdout_and_stderr_are_logged_separately_and_combined(scheduler: Local) -> None:
     """The combined log has the lines in the order they were written."""
     command = "echo out$RELIGHT_RANK0_HOST; sleep 0.2; echo err >&2; sleep 0.2; printf 'caf\\351'"
     app_id = submit(scheduler, shell(command, replicas=2))
@@ -145,7 +147,7 @@ def test_streams_are_logged_separately_and_combined(scheduler: Local) -> None:
         assert lines(scheduler, app_id, k=k) == ["outlocalhost", "err", "caf\ufffd"]
 
 
-def test_success_file_marks_logs_as_complete(scheduler: Local, tmp_path: Path) -> None:
+def test_success_file_is_written_when_logs_are_complete(scheduler: Local, tmp_path: Path) -> None:
     """It has the same keys as TorchX's (nightly 2026.10.26), and exists however the job ended."""
     app_id = submit(scheduler, shell("echo out; exit 3"), log_dir=str(tmp_path))
     wait(scheduler, app_id)
@@ -171,7 +173,7 @@ def test_arguments_are_passed_verbatim(scheduler: Local) -> None:
     assert json.loads(lines(scheduler, app_id)[0]) == list(words)
 
 
-def test_two_replicas_meet_over_loopback(scheduler: Local) -> None:
+def test_two_replicas_rendezvous_over_loopback(scheduler: Local) -> None:
     """`-j 2x2` is one job with 4 workers and the job's token."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -188,7 +190,7 @@ def test_two_replicas_meet_over_loopback(scheduler: Local) -> None:
     assert not any("no token" in line for line in lines(scheduler, app_id, stream="stderr"))
 
 
-def test_two_jobs_on_the_same_port_run_one_after_the_other(scheduler: Local) -> None:
+def test_two_jobs_using_same_port_run_one_after_the_other(scheduler: Local) -> None:
     """The same user's second job continues once the first one releases the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -223,7 +225,7 @@ def test_all_replicas_are_stopped_when_one_fails(scheduler: Local) -> None:
     assert marked(marker) == []
 
 
-def test_status_shows_replicas_error_file(scheduler: Local) -> None:
+def test_status_shows_error_file_of_failed_replica(scheduler: Local) -> None:
     """It is shown on one line."""
     record = {"message": {"message": "ValueError: no\ndata", "extraInfo": {"py_callstack": ""}}}
     command = f"printf %s '{json.dumps(record)}' >$TORCHELASTIC_ERROR_FILE; exit 1"
@@ -232,7 +234,7 @@ def test_status_shows_replicas_error_file(scheduler: Local) -> None:
     assert status.message.endswith(status.replicas[0].error)
 
 
-def test_last_stderr_line_is_the_cause(scheduler: Local) -> None:
+def test_last_stderr_line_is_reported_as_failure_cause(scheduler: Local) -> None:
     """An error file from the replica would take precedence."""
     role = shell("echo fine; nosuchcommand; sleep 0; echo >&2; exit 127")
     status = wait(scheduler, submit(scheduler, role))
@@ -242,12 +244,12 @@ def test_last_stderr_line_is_the_cause(scheduler: Local) -> None:
     assert (silent.replicas[0].error, silent.message) == ("", "main/0 failed with exit code 3")
 
 
-def test_replica_killed_by_signal_exits_128_plus_n(scheduler: Local) -> None:
+def test_replica_killed_by_signal_n_exits_with_128_plus_n(scheduler: Local) -> None:
     status = wait(scheduler, submit(scheduler, shell("kill -KILL $$")))
     assert (status.message, status.exitcode) == ("main/0 failed with SIGKILL", 137)
 
 
-def test_killed_agents_last_message_is_not_the_cause(scheduler: Local) -> None:
+def test_last_message_of_killed_agent_is_not_reported_as_cause(scheduler: Local) -> None:
     """Any other line it wrote may be."""
     said = "relight: generation 0: 4 workers"
     for line, kept in ((said, ""), ("double free", ": double free")):
@@ -258,7 +260,7 @@ def test_killed_agents_last_message_is_not_the_cause(scheduler: Local) -> None:
     assert status.message == f"main/0 failed with exit code 1: {said}"
 
 
-def test_retry_restarts_the_whole_job(scheduler: Local) -> None:
+def test_retry_restarts_whole_job(scheduler: Local) -> None:
     """This is repeated until it succeeds or no retries are left."""
     again = shell("echo try; mkdir seen || exit 0; exit 3", max_retries=5)
     app_id = submit(scheduler, again)
@@ -271,7 +273,7 @@ def test_retry_restarts_the_whole_job(scheduler: Local) -> None:
     assert lines(scheduler, never) == ["try"] * 3
 
 
-def test_followed_lines_appear_while_replica_is_running(scheduler: Local) -> None:
+def test_followed_logs_appear_while_replica_is_running(scheduler: Local) -> None:
     """Following ends when the replica does."""
     command = "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two; printf three"
     app_id = submit(scheduler, shell(command))

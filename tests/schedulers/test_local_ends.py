@@ -43,7 +43,7 @@ def scheduler() -> Iterator[Local]:
 # How jobs end.
 
 
-def test_cancel_returns_once_job_is_over(scheduler: Local) -> None:
+def test_cancel_returns_once_job_has_ended(scheduler: Local) -> None:
     """By then all its processes have exited."""
     marker = f"{os.getpid()}02.25"
     app_id = submit(scheduler, shell(f"setsid sleep {marker} & sleep {marker}", replicas=2))
@@ -90,7 +90,7 @@ def test_missing_command_is_rejected_before_start(scheduler: Local, state: Path)
     assert files_below(state) == []
 
 
-def test_unusable_log_directory_is_one_line_error(
+def test_unusable_log_directory_gives_one_line_error(
     scheduler: Local, tmp_path: Path, state: Path
 ) -> None:
     """No job is created."""
@@ -101,7 +101,7 @@ def test_unusable_log_directory_is_one_line_error(
     assert scheduler.list() == []
 
 
-def test_full_disk_loses_logs_not_job(scheduler: Local) -> None:
+def test_full_disk_loses_logs_but_does_not_fail_job(scheduler: Local) -> None:
     """The status has a note."""
     request = render(scheduler, shell("echo gone; echo kept >&2; sleep 0.2; exit 3"))
     folder = Path(request.body["role_log_dirs"]["main"][0])
@@ -126,7 +126,7 @@ def make_state(state: str, error: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"state": "RUNNING"}', "null", "unknown"])
-def test_job_with_malformed_state_counts_as_lost(scheduler: Local, text: str) -> None:
+def test_job_with_malformed_state_file_counts_as_lost(scheduler: Local, text: str) -> None:
     """Every command copes with it."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
@@ -138,8 +138,8 @@ def test_job_with_malformed_state_counts_as_lost(scheduler: Local, text: str) ->
         lines(scheduler, app_id)
 
 
-def test_fifo_as_state_or_log_does_not_block_commands(scheduler: Local) -> None:
-    """Devices don't either."""
+def test_commands_do_not_block_if_state_or_log_is_fifo(scheduler: Local) -> None:
+    """Devices don't block them either."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
     record = LocalRecord(records.path(app_id))
@@ -158,7 +158,7 @@ def test_fifo_as_state_or_log_does_not_block_commands(scheduler: Local) -> None:
     assert scheduler.status([app_id]) == {}
 
 
-def test_replaced_state_is_seen_immediately(tmp_path: Path) -> None:
+def test_replaced_state_file_is_noticed_immediately(tmp_path: Path) -> None:
     """It may follow the previous state very quickly."""
     record = LocalRecord(str(tmp_path))
     record.make()
@@ -175,7 +175,9 @@ def test_replaced_state_is_seen_immediately(tmp_path: Path) -> None:
     assert latest["state"] == "FAILED"
 
 
-def test_last_state_is_kept_on_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_state_is_recorded_even_on_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Overwriting in place needs no additional space."""
     record = LocalRecord(str(tmp_path))
     record.make()
@@ -193,7 +195,7 @@ def test_last_state_is_kept_on_full_disk(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "local" / "state.json.new").exists()
 
 
-def test_job_with_unwritable_state_is_not_started(scheduler: Local, state: Path) -> None:
+def test_job_is_not_started_if_its_state_cannot_be_written(scheduler: Local, state: Path) -> None:
     """The error is a single line."""
     request = render(scheduler, shell("touch begun"))
     make_directory = LocalRecord.make
@@ -222,7 +224,7 @@ def test_request_can_be_submitted_only_once(scheduler: Local) -> None:
     assert lines(scheduler, app_id) == ["once"]
 
 
-def test_deleted_job_leaves_nothing(scheduler: Local, tmp_path: Path) -> None:
+def test_deleted_job_leaves_nothing_behind(scheduler: Local, tmp_path: Path) -> None:
     """This includes logs stored elsewhere."""
     app_id = submit(scheduler, shell("sleep 100"), log_dir=str(tmp_path / "logs"))
     other = submit(scheduler, shell("true"))
@@ -233,7 +235,7 @@ def test_deleted_job_leaves_nothing(scheduler: Local, tmp_path: Path) -> None:
     assert not any(app_id in path for path in files_below(tmp_path))
 
 
-def test_job_without_state_can_be_deleted(scheduler: Local) -> None:
+def test_job_without_state_file_can_be_deleted(scheduler: Local) -> None:
     """Only its record is left."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
@@ -248,7 +250,7 @@ def test_job_without_state_can_be_deleted(scheduler: Local) -> None:
         scheduler.delete(app_id)
 
 
-def test_undeletable_job_directory_is_an_error(
+def test_delete_fails_if_job_directory_cannot_be_removed(
     scheduler: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job still exists afterwards."""
@@ -264,7 +266,7 @@ def refused(path: str) -> None:
     raise PermissionError(errno.EACCES, "Permission denied", path)
 
 
-def test_missing_log_is_named_in_one_line(scheduler: Local, tmp_path: Path) -> None:
+def test_one_line_error_names_missing_log(scheduler: Local, tmp_path: Path) -> None:
     app_id = submit(scheduler, shell("true"), log_dir=str(tmp_path / "logs"))
     wait(scheduler, app_id)
     shutil.rmtree(tmp_path / "logs")
@@ -273,7 +275,7 @@ def test_missing_log_is_named_in_one_line(scheduler: Local, tmp_path: Path) -> N
             lines(scheduler, app_id, follow=follow)
 
 
-def test_replicas_may_exceed_open_file_limit(scheduler: Local) -> None:
+def test_job_can_have_more_replicas_than_open_file_limit_allows(scheduler: Local) -> None:
     """The runner raises its own limit. Replicas keep the original one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
@@ -285,7 +287,7 @@ def test_replicas_may_exceed_open_file_limit(scheduler: Local) -> None:
     assert lines(scheduler, app_id, k=19) == ["64"]
 
 
-def test_variable_values_appear_in_no_file_or_command_line(
+def test_environment_variable_values_appear_in_no_file_or_command_line(
     scheduler: Local, tmp_path: Path
 ) -> None:
     secret = "hunter" + os.urandom(4).hex()
@@ -341,7 +343,7 @@ def test_detached_job_outlives_submitter(scheduler: Local) -> None:
     assert wait(scheduler, "job-x1").state is AppState.SUCCEEDED
 
 
-def test_held_job_ends_with_submitter(scheduler: Local) -> None:
+def test_attached_job_ends_when_submitter_is_killed(scheduler: Local) -> None:
     """Without `detach`, a job ends even if its submitter gets SIGKILL, and nothing is left."""
     marker = f"{os.getpid()}03.25"
     process = start("hold", f"setsid sleep {marker} & sleep {marker}", 100)
@@ -354,7 +356,7 @@ def test_held_job_ends_with_submitter(scheduler: Local) -> None:
     wait_until_gone(marker, LIMIT_S)
 
 
-def test_closing_ends_held_jobs(scheduler: Local) -> None:
+def test_closing_scheduler_ends_attached_jobs(scheduler: Local) -> None:
     """The call returns once the jobs are over."""
     marker = f"{os.getpid()}04.25"
     app_id = submit(scheduler, shell(f"sleep {marker}"))
@@ -392,7 +394,7 @@ def test_second_ctrl_c_kills_remaining_processes() -> None:
     wait_until_gone(marker)
 
 
-def test_second_ctrl_c_may_come_at_any_time(
+def test_second_ctrl_c_during_cleanup_still_kills_all_jobs(
     scheduler: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it comes between requesting the stop and waiting for it, all jobs are still killed."""
@@ -416,7 +418,7 @@ def test_second_ctrl_c_may_come_at_any_time(
         assert (status.state, status.replicas[0].exitcode) == (AppState.CANCELLED, -9)
 
 
-def test_replicas_die_with_their_runner_process(scheduler: Local) -> None:
+def test_replicas_are_killed_when_their_runner_process_dies(scheduler: Local) -> None:
     """The status says so."""
     marker = f"{os.getpid()}05.25"
     app_id = submit(scheduler, shell(f"setsid sleep {marker} & sleep {marker}"), detach=True)

@@ -87,7 +87,7 @@ def script(place: Place, text: str) -> None:
     (place.work / "train.py").write_text(f"import os, sys, time\n{text}")
 
 
-def test_plugin_is_listed_with_its_options_and_can_be_completed(place: Place) -> None:
+def test_plugin_scheduler_appears_in_listing_and_shell_completion(place: Place) -> None:
     """It appears wherever relight's own schedulers do."""
     assert "pool        yes   retries, elastic, survives_caller" in place("schedulers").stdout
     options = place("schedulers", "pool").stdout
@@ -128,7 +128,7 @@ def test_plugin_dry_run_leaves_nothing_behind_and_hides_secrets(place: Place) ->
 
 
 @pytest.mark.slow
-def test_agents_in_a_plugin_job_rendezvous(place: Place, hosts: list[str]) -> None:
+def test_agents_in_plugin_scheduler_job_can_rendezvous(place: Place, hosts: list[str]) -> None:
     """The job brings its launcher, options come from .relightconfig, and the script exists only on
     the hosts.
     """
@@ -178,7 +178,7 @@ def test_plugin_job_can_be_followed_cancelled_and_deleted(place: Place, hosts: l
 
 
 @pytest.mark.slow
-def test_plugin_job_has_exit_code_and_retries(place: Place, hosts: list[str]) -> None:
+def test_plugin_job_reports_exit_code_and_is_retried(place: Place, hosts: list[str]) -> None:
     """A replica can read its restart count."""
     script(place, "print('try', os.environ['RELIGHT_REQUEUES'])\nsys.exit(7)")
     handle = place.submit("dist.ddp", "-j", "1x1", "--max_retries", "1", "--script", "train.py")

@@ -125,7 +125,9 @@ def workspace(folder: Path, text: str) -> str:
     return str(folder / "work")
 
 
-def test_two_replicas_rendezvous_with_launcher_and_workspace(jobs: Jobs, tmp_path: Path) -> None:
+def test_two_replicas_rendezvous_using_uploaded_launcher_and_workspace(
+    jobs: Jobs, tmp_path: Path
+) -> None:
     work = workspace(tmp_path, "import os, data\nprint(os.environ['RANK'], 'has', data.TEXT)\n")
     (tmp_path / "data.py").write_text("TEXT = 'data'\n")
     (tmp_path / "work" / "data.py").symlink_to(tmp_path / "data.py")
@@ -145,7 +147,7 @@ def test_two_replicas_rendezvous_with_launcher_and_workspace(jobs: Jobs, tmp_pat
     assert not any("no token" in line for line in lines[0] + lines[1])
 
 
-def test_user_error_ends_job_immediately(jobs: Jobs, tmp_path: Path) -> None:
+def test_program_error_ends_job_immediately(jobs: Jobs, tmp_path: Path) -> None:
     """The job gets the program's exit code."""
     failing = "import os, sys, time\nsys.exit(17) if os.environ['RANK'] == '1' else time.sleep(900)"
     app_id = jobs.submit(train(j="2x1"), workspace=workspace(tmp_path, failing))
@@ -156,7 +158,7 @@ def test_user_error_ends_job_immediately(jobs: Jobs, tmp_path: Path) -> None:
     assert status.restarts == 0
 
 
-def test_job_grows_survives_loss_of_first_node_and_accepts_replacement(
+def test_elastic_job_grows_and_survives_loss_of_first_node(
     jobs: Jobs, cluster: RayCluster, tmp_path: Path
 ) -> None:
     """Each node has one `spot`, except for the head with the driver. Replacing a lost node is
@@ -215,7 +217,7 @@ def _command_line(pid: int) -> bytes:
     return b""
 
 
-def test_replicas_are_spread_over_nodes(jobs: Jobs) -> None:
+def test_replicas_are_placed_on_different_nodes(jobs: Jobs) -> None:
     """Even if one node has room for several replicas, the surplus waits."""
     resource = Resource(cpu=0, gpu=0, memMB=64)
     app = sh("exec sleep 1000", resource=resource, num_replicas=3, min_replicas=1)
@@ -229,7 +231,7 @@ def test_replicas_are_spread_over_nodes(jobs: Jobs) -> None:
     assert {x.host for x in status.replicas} == {"127.0.0.2", "127.0.0.3", ""}
 
 
-def test_replicas_can_share_a_node_on_request(jobs: Jobs, tmp_path: Path) -> None:
+def test_replicas_can_be_allowed_to_share_a_node(jobs: Jobs, tmp_path: Path) -> None:
     go = tmp_path / "go"
     work = workspace(tmp_path, TRAINS)
     app = train(str(go), j="1:3x1", cpu=0)
@@ -289,7 +291,7 @@ def _driver(app_id: str) -> int:
     raise AssertionError("there is no driver")
 
 
-def test_reports_why_replica_is_pending(jobs: Jobs) -> None:
+def test_status_reports_why_replica_is_pending(jobs: Jobs) -> None:
     app_id = jobs.submit(sh("true", resource=Resource(cpu=1, gpu=8, memMB=64)))
     jobs.until(lambda: "Unschedulable" in jobs.status(app_id).message)
     status = jobs.status(app_id)
@@ -317,7 +319,7 @@ def test_following_logs_continues_across_a_retry(jobs: Jobs, tmp_path: Path) -> 
     assert status.restarts == 1
 
 
-def test_missing_command_is_named(jobs: Jobs) -> None:
+def test_error_names_missing_command(jobs: Jobs) -> None:
     app = AppDef("job", [Role("main", "", entrypoint="no-such-program", resource=ONE_CPU)])
     status = jobs.wait(jobs.submit(app))
     assert status.state is FAILED
@@ -344,7 +346,7 @@ def test_jobs_are_listed_newest_first_until_deleted(
     assert jobs.scheduler.affinity() > 0
 
 
-def test_unknown_jobs_and_replicas_are_named(jobs: Jobs, cluster: RayCluster) -> None:
+def test_error_names_unknown_job_or_replica(jobs: Jobs, cluster: RayCluster) -> None:
     nothing = f"{cluster.dashboard}:nothing"
     assert jobs.scheduler.status([nothing]) == {}
     with pytest.raises(UsageError, match=f"no job {nothing} on this cluster"):
@@ -355,7 +357,7 @@ def test_unknown_jobs_and_replicas_are_named(jobs: Jobs, cluster: RayCluster) ->
     assert caught.value.hint == "it has main/0 to 0"
 
 
-def test_existing_name_is_rejected(jobs: Jobs, cluster: RayCluster) -> None:
+def test_existing_job_name_is_rejected(jobs: Jobs, cluster: RayCluster) -> None:
     request = jobs.scheduler.render(sh("true"), {"dashboard_address": cluster.dashboard}, "same")
     app_id = jobs.scheduler.submit(request)
     with pytest.raises(UsageError, match="already exists"):
@@ -364,7 +366,7 @@ def test_existing_name_is_rejected(jobs: Jobs, cluster: RayCluster) -> None:
     jobs.scheduler.delete(app_id)
 
 
-def test_timed_out_replica_can_request_a_restart(jobs: Jobs) -> None:
+def test_replica_can_request_restart_when_time_limit_expires(jobs: Jobs) -> None:
     """It can read its deadline."""
     limit_s = 3  # not a minute
     text = (

@@ -97,7 +97,7 @@ def test_only_c10d_agents_get_a_coordinator(app: AppDef) -> None:
     assert "RELIGHT_RANK0_PORT" not in json.dumps(made)
 
 
-def test_driver_fills_in_replica_number_and_directory() -> None:
+def test_driver_substitutes_replica_id_and_working_directory() -> None:
     app = AppDef("job", [role(args=["${replica_id}", "${img_root}/x", "${app_id}", "$$", "${y}"])])
     assert order(app)["roles"][0]["argv"][1:] == [
         "${replica_id}", "${img_root}/x", "train-x7", "$$", "${y}",
@@ -115,7 +115,9 @@ def test_driver_fills_in_replica_number_and_directory() -> None:
         ),
     ],
 )
-def test_resources_have_ray_names(resource: Resource, expected: dict[str, float]) -> None:
+def test_resources_are_translated_to_ray_names(
+    resource: Resource, expected: dict[str, float]
+) -> None:
     assert order(AppDef("job", [role(resource=resource)]))["roles"][0]["resources"] == expected
 
 
@@ -156,7 +158,7 @@ def test_package_has_driver_launcher_and_workspace(tmp_path: Path) -> None:
     assert request.package(order(ddp(j="3x8")), str(tmp_path / "ws"))[0] != name
 
 
-def test_launcher_is_sent_only_if_needed() -> None:
+def test_launcher_is_uploaded_only_if_needed() -> None:
     _, data = request.package(order(AppDef("job", [role()])), None)
     assert ".relight/relight" not in zipfile.ZipFile(io.BytesIO(data)).namelist()
 
@@ -172,7 +174,7 @@ def test_dry_run_needs_no_cluster_and_hides_secrets() -> None:
     assert json.loads(json.dumps(made.body))["order"]["roles"][0]["env"]["HF_TOKEN"] == "hf_mine"
 
 
-def test_options_without_effect_print_notes() -> None:
+def test_prints_note_about_options_without_effect() -> None:
     app = AppDef("job", [role(mounts=[BindMount("/a", "/b")], max_retries=1)])
     notes = ray.Ray().render(app, {}, "x").notes
     assert any("mounts have no effect" in note for note in notes)
@@ -214,13 +216,15 @@ def test_invalid_option_is_rejected(cfg: dict[str, Any], said: str, hint: str) -
         ("[::1]:8265", "http://[::1]:8265", "[::1]:8265:job"),
     ],
 )
-def test_job_id_contains_its_dashboard(address: str | None, url: str, app_id: str) -> None:
+def test_job_id_contains_dashboard_address(address: str | None, url: str, app_id: str) -> None:
     assert dashboard.dashboard_url(address) == url
     assert dashboard.format_app_id(url, "job") == app_id
     assert dashboard.parse_app_id(app_id) == (url, "job")
 
 
-def test_dashboard_is_taken_from_rays_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_address_is_taken_from_ray_environment_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "auto")  # a local cluster
     assert dashboard.dashboard_url(None) == "http://127.0.0.1:8265"
     assert ray.Ray().affinity() == 0
@@ -240,7 +244,7 @@ def test_dashboard_is_taken_from_rays_variables(monkeypatch: pytest.MonkeyPatch)
         ("head:6379", "http://head:8265"),
     ],
 )
-def test_ray_client_and_gcs_addresses_map_to_dashboard(
+def test_ray_client_and_gcs_addresses_map_to_dashboard_address(
     monkeypatch: pytest.MonkeyPatch, address: str, url: str
 ) -> None:
     """`ray job submit` also accepts these addresses."""
@@ -249,7 +253,7 @@ def test_ray_client_and_gcs_addresses_map_to_dashboard(
     assert ray.Ray().affinity() > 0
 
 
-def test_invalid_ray_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_invalid_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("ray://", "ray://[::1", "ftp://x"):
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(UsageError, match=r"RAY_ADDRESS=.* is not a dashboard address"):
@@ -257,7 +261,7 @@ def test_invalid_ray_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("app_id", ["job", "host:job", "host:x:job"])
-def test_id_without_dashboard_is_rejected(app_id: str) -> None:
+def test_job_id_without_dashboard_address_is_rejected(app_id: str) -> None:
     with pytest.raises(UsageError, match="not a Ray job id"):
         ray.Ray().status([app_id])
 
@@ -315,7 +319,7 @@ def submit(server: Server) -> str:
     return scheduler.submit(scheduler.render(ddp(), cfg, "train-x7"))
 
 
-def test_missing_response_is_one_line_with_hint(server: Server) -> None:
+def test_unreachable_dashboard_gives_one_line_error_with_hint(server: Server) -> None:
     server.close()
     with pytest.raises(MachineError, match="no response from a Ray dashboard at") as caught:
         submit(server)
@@ -334,7 +338,7 @@ def test_missing_response_is_one_line_with_hint(server: Server) -> None:
         (503, "Traceback:\n  a\nValueError: GCS is\n slow", "Ray: 503 GCS is slow"),
     ],
 )
-def test_server_error_is_one_line_error(
+def test_server_error_is_reported_on_one_line(
     server: Server, code: int, said: str, expected: str
 ) -> None:
     server.answers["/api/version"] = code, said
@@ -351,7 +355,7 @@ def test_server_error_is_one_line_error(
         ((500, "No available agent"), MachineError, "Ray: 500 No available agent"),
     ],
 )
-def test_rejected_job_is_one_line_error(
+def test_rejected_job_gives_one_line_error(
     server: Server, answer: tuple[int, str], error: type[Exception], expected: str
 ) -> None:
     scheduler = ray.Ray()
@@ -366,7 +370,7 @@ def test_rejected_job_is_one_line_error(
         scheduler.submit(rendered)
 
 
-def test_request_to_freshly_started_cluster_is_retried(server: Server) -> None:
+def test_request_to_newly_started_cluster_is_retried(server: Server) -> None:
     starts = [(500, "No available agent to submit job, please try again later.")]
 
     class Answers(dict[str, tuple[int, str]]):
@@ -386,7 +390,7 @@ def test_request_to_freshly_started_cluster_is_retried(server: Server) -> None:
 
 
 @pytest.mark.parametrize("interrupt", [False, True])
-def test_job_with_lost_response_is_stopped(
+def test_job_is_stopped_if_response_to_its_submission_is_lost(
     server: Server, monkeypatch: pytest.MonkeyPatch, interrupt: bool
 ) -> None:
     """It may have started. The interrupt is raised after the request in flight."""
@@ -411,7 +415,7 @@ def test_job_with_lost_response_is_stopped(
     assert server.paths[-1] == "/api/jobs/train-x7/stop"
 
 
-def test_token_is_the_one_that_ray_would_send(
+def test_auth_token_comes_from_same_sources_as_in_ray(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers["/api/jobs/"] = 200, "[]"
@@ -432,7 +436,7 @@ def test_token_is_the_one_that_ray_would_send(
 # The status.
 
 
-def test_status_is_rays_if_driver_has_written_none() -> None:
+def test_status_from_ray_is_used_if_driver_has_written_none() -> None:
     job = {"status": "FAILED", "message": "the runtime\nenvironment is wrong"}
     status = states.status(job, None, {"main": 2})
     assert status.state is AppState.FAILED
@@ -440,7 +444,7 @@ def test_status_is_rays_if_driver_has_written_none() -> None:
     assert [x.state for x in status.replicas] == [AppState.FAILED] * 2
 
 
-def test_job_is_running_only_when_a_replica_is() -> None:
+def test_job_counts_as_running_only_while_a_replica_is_running() -> None:
     waiting = ["main", 0, "PENDING", "", None, "Unschedulable: it needs 8 GPU"]
     written = {"message": "", "restarts": 0, "replicas": [waiting]}
     status = states.status({"status": "RUNNING"}, written, {"main": 1})
@@ -452,7 +456,7 @@ def test_job_is_running_only_when_a_replica_is() -> None:
     ("code", "expected"),
     [(-9, "the driver of the job was killed"), (1, "the driver of the job has failed: Oops: no")],
 )
-def test_killed_or_failed_driver_is_given_as_the_reason(code: int, expected: str) -> None:
+def test_killed_or_failed_driver_is_reported_as_failure_reason(code: int, expected: str) -> None:
     written = {"message": "", "restarts": 0, "replicas": [["main", 0, "RUNNING", "h", None, ""]]}
     found = {"status": "FAILED", "driver_exit_code": code, "message": "Traceback:\n a\nOops: no\n"}
     status = states.status(found, written, {"main": 1})
@@ -526,7 +530,7 @@ def test_transient_failure_is_retried_a_few_times(exitcode: int) -> None:
     assert made.exitcode == exitcode
 
 
-def test_preempted_agent_always_returns() -> None:
+def test_preempted_agent_is_always_restarted() -> None:
     made = job()
     for _ in range(20):
         start(made, 0)
@@ -535,7 +539,7 @@ def test_preempted_agent_always_returns() -> None:
     assert driver.PREEMPTED == EXIT_PREEMPTED
 
 
-def test_timed_out_replica_ends_job_unless_it_requests_more_time() -> None:
+def test_timed_out_replica_ends_job_unless_it_requests_restart() -> None:
     made = job(1, 1, retries=5)
     (slot,) = made.slots
     start(made, 0)
@@ -550,7 +554,7 @@ def test_timed_out_replica_ends_job_unless_it_requests_more_time() -> None:
     assert made.exitcode == 143
 
 
-def test_lost_replica_always_returns() -> None:
+def test_lost_replica_is_always_restarted() -> None:
     made = job()
     for _ in range(20):
         start(made, 0)
@@ -569,7 +573,7 @@ def test_replica_lost_before_it_runs_is_not_retried_forever() -> None:
     assert made.exitcode == 1
 
 
-def test_cancelled_job_is_not_successful() -> None:
+def test_cancelled_job_does_not_count_as_successful() -> None:
     made = job(least=1, most=1)
     start(made, 0)
     made.cancel()
@@ -579,7 +583,7 @@ def test_cancelled_job_is_not_successful() -> None:
     assert made.slots[0].state == driver.CANCELLED
 
 
-def test_all_roles_end_together() -> None:
+def test_job_ends_once_all_roles_have_ended() -> None:
     roles = [{"name": name, "least": 1, "most": 1, "retries": 0} for name in ("reader", "trainer")]
     made = JobCore(roles)
     start(made, 0, 1)
@@ -601,7 +605,7 @@ def test_all_roles_end_together() -> None:
         ),
     ],
 )
-def test_missing_cluster_resources_are_named(needs: dict[str, float], said: str) -> None:
+def test_pending_reason_names_missing_cluster_resources(needs: dict[str, float], said: str) -> None:
     nodes = [
         {"Alive": True, "Resources": {"CPU": 4, "memory": 2 << 30}},
         {"Alive": True, "Resources": {"CPU": 2, "GPU": 2, "memory": 2 << 30}},

@@ -33,7 +33,7 @@ def test_scheduler_is_found_by_name_and_alias() -> None:
     assert registry.same("local_docker", "docker") and not registry.same("docker", "local")
 
 
-def test_unknown_scheduler_suggests_closest_or_lists_all() -> None:
+def test_error_for_unknown_scheduler_suggests_closest_or_lists_all() -> None:
     with pytest.raises(UsageError, match="unknown scheduler: dokcer") as caught:
         registry.find("dokcer")
     assert caught.value.hint == "did you mean docker?"
@@ -42,7 +42,7 @@ def test_unknown_scheduler_suggests_closest_or_lists_all() -> None:
     assert "local, docker, slurm" in caught.value.hint
 
 
-def test_packages_add_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_packages_can_add_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
     """They can be modules with `make`, or functions. One that fails to load is a one-line error,
     and only when requested.
     """

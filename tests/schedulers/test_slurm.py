@@ -124,7 +124,7 @@ def bash(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> 
     return {"name": name, "args": ["-c", command], "num_replicas": replicas, **fields}
 
 
-def test_agents_in_a_slurm_job_rendezvous(jobs: Jobs) -> None:
+def test_agents_in_slurm_job_can_rendezvous(jobs: Jobs) -> None:
     """`-j 2x2` has one agent per node and four ranks. Variables are passed unchanged, logs can be
     read by replica and by rank, and the script is readable only by the user.
     """
@@ -158,7 +158,7 @@ def test_agents_in_a_slurm_job_rendezvous(jobs: Jobs) -> None:
     assert value.partition("\n")[0] not in shown + jobs.said(app_id)
 
 
-def test_job_can_bring_its_launcher(jobs: Jobs) -> None:
+def test_job_can_bring_its_own_launcher(jobs: Jobs) -> None:
     """The nodes may have a different relight, or none."""
     command = RUN + "--nnodes 2 --tee 3 --no-python bash -c 'echo $(command -v relight) $RANK'"
     app_id = jobs.submit(bash(command, replicas=2, env={"RELIGHT_LAUNCHER": "travels"}))
@@ -184,14 +184,16 @@ def test_job_can_bring_its_launcher(jobs: Jobs) -> None:
     ],
     ids=lambda variables: next(iter(variables)),
 )
-def test_environment_at_submission_does_not_matter(jobs: Jobs, variables: dict[str, str]) -> None:
+def test_submitters_slurm_variables_do_not_affect_job(
+    jobs: Jobs, variables: dict[str, str]
+) -> None:
     """Sites set SBATCH_EXPORT=NONE; who submits from an interactive job has its variables."""
     app_id = jobs.submit(bash("echo here $SLURM_PROCID", replicas=2), env=variables)
     assert jobs.until(app_id, *OVER)["state"] == "SUCCEEDED", jobs.said(app_id)
     assert "here 1" in jobs.logs(app_id, "main/1", "stdout")
 
 
-def test_job_exits_with_the_failed_ranks_code(jobs: Jobs) -> None:
+def test_job_exits_with_exit_code_of_failed_rank(jobs: Jobs) -> None:
     """The message names the rank."""
     command = RUN + "--nnodes 2 --no-python bash -c 'sleep 0.3; [ $RANK != 3 ] || exit 7; sleep 99'"
     app_id = jobs.submit(bash(command, replicas=2))
@@ -200,7 +202,7 @@ def test_job_exits_with_the_failed_ranks_code(jobs: Jobs) -> None:
     assert "exit code 7: rank 3 exited with code 7" in status["message"]
 
 
-def test_replicas_end_together(jobs: Jobs) -> None:
+def test_failed_replica_ends_all_other_replicas(jobs: Jobs) -> None:
     """Without agents, the first failure stops the other replicas and determines the exit code."""
     command = "sleep 0.3; [ $SLURM_PROCID != 1 ] || { echo no data >&2; exit 7; }; exec sleep 99"
     app_id = jobs.submit(bash(command, replicas=3))
@@ -247,7 +249,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_lost_node_requeues_job(jobs: Jobs) -> None:
+def test_job_is_requeued_after_node_loss(jobs: Jobs) -> None:
     """When a node is set down, a fixed-size job starts over with the same id."""
     here = jobs.slurm.directory
     command = (
@@ -276,7 +278,7 @@ def set_state(jobs: Jobs, node: str, state: str) -> None:
     assert code == 0, said
 
 
-def test_elastic_job_continues_without_a_node(jobs: Jobs) -> None:
+def test_elastic_job_continues_after_losing_a_node(jobs: Jobs) -> None:
     """With `-j 2:3x2`, the other nodes continue training after one is set down, and the job
     succeeds.
     """
@@ -303,7 +305,7 @@ def test_elastic_job_continues_without_a_node(jobs: Jobs) -> None:
 
 
 @pytest.mark.long  # tests/test_health_check.py has the promise without Slurm
-def test_elastic_job_succeeds_without_an_unhealthy_node(jobs: Jobs) -> None:
+def test_elastic_job_succeeds_despite_unhealthy_node(jobs: Jobs) -> None:
     """With `-j 2:3x2`, a node fails its health check and leaves. No retry runs the finished job
     again.
     """
@@ -373,7 +375,7 @@ while True:
 
 
 @pytest.mark.long
-def test_time_limit_counts_as_a_preemption(jobs: Jobs) -> None:
+def test_reaching_time_limit_counts_as_preemption(jobs: Jobs) -> None:
     """Workers get SIGUSR1 before it, save a checkpoint, and resume in the job's next attempt."""
     here = jobs.slurm.directory
     (here / "worker.py").write_text(WORKER.format(here=str(here)))
@@ -429,7 +431,7 @@ def test_all_ranks_checkpoint_before_time_limit_and_resume(jobs: Jobs) -> None:
     assert goes_on[0].endswith("requeued 1")
 
 
-def test_roles_end_together(jobs: Jobs) -> None:
+def test_failed_role_ends_all_other_roles(jobs: Jobs) -> None:
     """They form one heterogeneous job, with the failed role's exit code."""
     shown = "echo $RELIGHT_RANK0_HOST $SLURM_NNODES ${replica_id} $WORD; "
     a = bash(f"{shown} sleep 1; exit 9", "a", env={"WORD": "one"})
@@ -447,7 +449,7 @@ def test_roles_end_together(jobs: Jobs) -> None:
     assert jobs.logs(app_id, "b/1", "stdout") == ["node1 2 1 two"]
 
 
-def test_options_reach_slurm(jobs: Jobs) -> None:
+def test_options_are_passed_to_slurm_unchanged(jobs: Jobs) -> None:
     """Options and the directory may contain any characters."""
     shared = jobs.slurm.directory / "shared dir"
     source = jobs.slurm.directory / "source"
@@ -469,7 +471,7 @@ def test_options_reach_slurm(jobs: Jobs) -> None:
     assert jobs.logs(app_id) == [f"travels{where}/workspace"]
 
 
-def test_bad_nodes_are_excluded(jobs: Jobs, tmp_path: Path) -> None:
+def test_known_bad_nodes_are_excluded(jobs: Jobs, tmp_path: Path) -> None:
     """A node unknown to Slurm is left out, because sbatch would reject the job."""
     bad = tmp_path / "bad"
     bad.mkdir()
@@ -491,7 +493,7 @@ def test_bad_nodes_are_excluded(jobs: Jobs, tmp_path: Path) -> None:
     assert code != 0 and "Invalid node name" in text
 
 
-def test_rejected_job_is_one_line_error_and_leaves_nothing(jobs: Jobs) -> None:
+def test_rejected_job_gives_one_line_error_and_leaves_nothing_behind(jobs: Jobs) -> None:
     """For an unknown partition, the error lists the existing ones."""
     before = sorted(jobs.slurm.directory.rglob("job.sbatch"))
     role = json.dumps(bash("true"))
@@ -503,7 +505,7 @@ def test_rejected_job_is_one_line_error_and_leaves_nothing(jobs: Jobs) -> None:
     assert sorted(jobs.slurm.directory.rglob("job.sbatch")) == before
 
 
-def test_many_statuses_take_one_squeue_call(jobs: Jobs) -> None:
+def test_status_of_many_jobs_needs_only_one_squeue_call(jobs: Jobs) -> None:
     """This includes unknown ids. The list contains all of the jobs."""
     ids = [jobs.submit(bash("true")) for _ in range(3)]
     for app_id in ids:

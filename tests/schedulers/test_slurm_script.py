@@ -76,7 +76,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_scripts_match_recorded_ones(name: str) -> None:
+def test_batch_scripts_match_recorded_ones(name: str) -> None:
     """The recorded scripts are in slurm/NAME.sbatch."""
     path = GOLDEN / f"{name}.sbatch"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -85,7 +85,7 @@ def test_scripts_match_recorded_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_scripts_are_valid_bash(name: str) -> None:
+def test_batch_scripts_are_valid_bash(name: str) -> None:
     checked = subprocess.run(
         ["bash", "-n"], input=CASES[name], text=True, capture_output=True, check=False
     )
@@ -110,7 +110,7 @@ ALL_FAILED = "srun: error: n[1-3]: tasks 0-2: Exited with exit code 7"
         ("ddp", UNFIT, "4 main"),
     ],
 )
-def test_elastic_step_succeeds_if_any_agent_does(
+def test_elastic_job_step_succeeds_if_any_agent_succeeds(
     tmp_path: Path, name: str, said: str, expected: str
 ) -> None:
     """Other agents may have left the job earlier, or lost their nodes."""
@@ -131,7 +131,7 @@ def test_elastic_step_succeeds_if_any_agent_does(
     assert (failed.read_text().strip() if failed.exists() else "") == expected
 
 
-def test_failure_reason_is_not_the_hint(tmp_path: Path) -> None:
+def test_failure_reason_is_error_line_not_hint(tmp_path: Path) -> None:
     stderr = tmp_path / "stderr.log"
     stderr.write_text("relight: error: no such file\nrelight:   hint: look at it\n\n")
     assert failure_reason.cause("", str(stderr), 4) == "relight: error: no such file"
@@ -173,7 +173,7 @@ def test_every_option_becomes_an_sbatch_line() -> None:
     assert names == set(options)
 
 
-def test_lists_in_options_may_have_semicolons(tmp_path: Path) -> None:
+def test_list_options_accept_semicolons_as_separators(tmp_path: Path) -> None:
     """A comma in -cfg begins the next option."""
     options = {"partition": "p;q", "nodelist": "n1;n2", "exclude": "n3;n4", "mail-type": "END;FAIL"}
     cfg = {**options, "job_dir": str(tmp_path)}
@@ -226,7 +226,7 @@ def test_invalid_array_is_rejected(array: str) -> None:
         ("gres", None, ["--gres=gpu:2"]),
     ],
 )
-def test_gpus_are_requested_in_the_clusters_form(
+def test_gpus_are_requested_with_configured_sbatch_option(
     form: str, kind: str | None, lines: list[str]
 ) -> None:
     found = sbatch_lines(ddp(resource=Resource(-1, 2, -1)), gpus=form, gpu_type=kind)
@@ -291,7 +291,7 @@ def test_quoted_arguments_are_passed_verbatim(text: str) -> None:
     [("90", 90), ("1:30", 1.5), ("1:30:00", 90), ("2-12", 3600), ("1-0:30", 1470),
      ("1-0:0:30", 1440.5), ("UNLIMITED", None), ("", None)],
 )  # fmt: skip
-def test_time_limits_parse_as_in_sbatch(text: str, expected: float | None) -> None:
+def test_time_limits_are_parsed_as_in_sbatch(text: str, expected: float | None) -> None:
     assert script.minutes(text) == expected
 
 
@@ -325,7 +325,7 @@ def test_parses_squeue_output() -> None:
     assert states.combined_state(jobs["8"]) is AppState.RUNNING
 
 
-def test_parses_jobs_in_an_array() -> None:
+def test_parses_squeue_output_for_job_array() -> None:
     """They are parts of the array, ordered by index."""
     pending = squeue_line(JobID="5", ArrayJobID="5", ArrayTaskID="10", State="PENDING")
     running = squeue_line(JobID="6", ArrayJobID="5", ArrayTaskID="2", State="RUNNING")
@@ -341,7 +341,7 @@ def test_parses_jobs_in_an_array() -> None:
     assert states.split_array_id("5_10") == ("5", 10) and states.split_array_id("5") == ("5", None)
 
 
-def test_array_forgotten_by_slurm_has_states_from_its_files(
+def test_status_of_array_forgotten_by_slurm_comes_from_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that was cancelled before its start doesn't have any files."""
@@ -393,13 +393,13 @@ def test_parses_sacct_output() -> None:
      ("FAILED COMPLETING", "RUNNING"), ("PENDING CONFIGURING", "PENDING"),
      ("RUNNING PENDING", "RUNNING"), ("COMPLETED BRAND_NEW", "UNKNOWN")],
 )  # fmt: skip
-def test_heterogeneous_job_is_over_once_all_parts_are(parts: str, expected: str) -> None:
+def test_heterogeneous_job_ends_once_all_components_have_ended(parts: str, expected: str) -> None:
     """It has failed if any part has, whatever their order."""
     text = "\n".join(f"1+{k}|{state}|0:0|x|n1|a" for k, state in enumerate(parts.split()))
     assert states.combined_state(states.from_sacct(text)["1"]) is AppState[expected]
 
 
-def test_parses_first_failed_task_from_srun_output() -> None:
+def test_parses_failed_tasks_from_srun_output() -> None:
     """Tasks on lost nodes are marked."""
     text = """\
 srun: error: Node failure on n3
@@ -417,9 +417,7 @@ srun: error: Unable to create step for job 1: Job/step already completing or com
     ]
 
 
-def test_auto_skips_missing_slurm_and_dry_run_works(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_dry_run_works_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
     scheduler = Slurm()
@@ -441,7 +439,7 @@ def test_auto_skips_missing_slurm_and_dry_run_works(
          "contact slurm controller (refused)"),
     ],
 )  # fmt: skip
-def test_missing_cluster_is_reported_with_slurms_message(
+def test_error_about_missing_cluster_quotes_slurm_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, expected: str
 ) -> None:
     for name in ("sbatch", "squeue"):
@@ -464,7 +462,7 @@ def test_missing_cluster_is_reported_with_slurms_message(
     [("a* 1\nb 64000+\n", "", False), ("a* 1\nb 64000+\n", "b", True), ("a 1\nb 64000\n", "", True),
      ("", "", True), ("sinfo: error: no\n", "x", True)],
 )  # fmt: skip
-def test_memory_is_requested_only_if_configured(
+def test_memory_is_requested_only_if_slurm_manages_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, partition: str, expected: bool
 ) -> None:
     """The user can force it. If Slurm isn't installed here, memory is requested."""
@@ -490,7 +488,7 @@ FORGOTTEN = {"app_id": "77", "roles": {"main": 2}}
     ("ended", "state", "exitcode"),
     [("0\n", AppState.SUCCEEDED, 0), ("7\n", AppState.FAILED, 7), (None, AppState.UNKNOWN, 1)],
 )
-def test_status_of_forgotten_job_comes_from_its_directory(
+def test_status_of_job_forgotten_by_slurm_comes_from_its_directory(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     ended: str | None,

@@ -77,7 +77,9 @@ def _command_line(pid: int) -> bytes:
 # Dry runs.
 
 
-def test_dry_run_shows_everything_and_leaves_no_trace(scheduler: Ssh, tmp_path: Path) -> None:
+def test_dry_run_shows_all_ssh_commands_without_running_them(
+    scheduler: Ssh, tmp_path: Path
+) -> None:
     """It is JSON with the ssh commands. Nothing is connected to or written."""
     role = shell("echo $$ ${x} ${app_id} ${replica_id}", replicas=2, env={"A": "b"})
     before = sorted(tmp_path.rglob("*"))
@@ -108,7 +110,7 @@ def test_too_few_hosts_are_rejected(scheduler: Ssh) -> None:
     render(scheduler, shell("true", replicas=2), hosts=["a", "a"])
 
 
-def test_options_without_effect_print_notes(scheduler: Ssh) -> None:
+def test_prints_note_about_options_without_effect(scheduler: Ssh) -> None:
     """These are mounts, a minimum number of replicas, and an unreachable rendezvous."""
     role = shell("true", replicas=2, min_replicas=1, mounts=(BindMount("/a", "/b"),))
     notes = render(scheduler, role, hosts=["localhost", "node2"]).notes
@@ -117,7 +119,7 @@ def test_options_without_effect_print_notes(scheduler: Ssh) -> None:
 
 
 @pytest.mark.parametrize("cfg", [{"grace": 31.0}, {"grace": -1.0}, {"silence": 0.1}])
-def test_time_beyond_limits_is_rejected(scheduler: Ssh, cfg: dict[str, float]) -> None:
+def test_timeout_outside_allowed_range_is_rejected(scheduler: Ssh, cfg: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="expected"):
         render(scheduler, shell("true"), hosts=["a"], **cfg)
 
@@ -125,7 +127,7 @@ def test_time_beyond_limits_is_rejected(scheduler: Ssh, cfg: dict[str, float]) -
 # Running.
 
 
-def test_each_host_runs_its_replica(scheduler: Ssh, hosts: Sshd, work: Path) -> None:
+def test_each_host_runs_one_replica(scheduler: Ssh, hosts: Sshd, work: Path) -> None:
     """Replicas run in host order and in the same directory, and their output is returned."""
     command = "echo $ON ${replica_id} $PWD ${img_root}; sleep 0.2; echo err >&2; printf 'caf\\351'"
     app_id = submit(scheduler, shell(command, replicas=2), **hosts.cfg())
@@ -140,7 +142,9 @@ def test_each_host_runs_its_replica(scheduler: Ssh, hosts: Sshd, work: Path) -> 
     assert [each.app_id for each in scheduler.list()] == [app_id]
 
 
-def test_arguments_and_variables_are_passed_verbatim(scheduler: Ssh, hosts: Sshd) -> None:
+def test_arguments_and_environment_variables_are_passed_verbatim(
+    scheduler: Ssh, hosts: Sshd
+) -> None:
     """This includes text that looks like a variable, quotes and empty values."""
     words = ("$$", "${x}", "$HOME", "a b", "", "'\"\\!", "--x", "--x", "ü\n", "`x`")
     code = "import sys, os, json; print(json.dumps([sys.argv[1:], os.environ['ODD']]))"
@@ -151,7 +155,7 @@ def test_arguments_and_variables_are_passed_verbatim(scheduler: Ssh, hosts: Sshd
     assert json.loads(lines(scheduler, app_id)[0]) == [list(words), odd]
 
 
-def test_only_named_variables_are_sent(
+def test_only_requested_environment_variables_are_sent(
     scheduler: Ssh, hosts: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PATH leads to that Python's relight."""
@@ -165,7 +169,7 @@ def test_only_named_variables_are_sent(
     assert lines(scheduler, app_id) == [f"1,,3,{relight}"]
 
 
-def test_fast_writer_is_throttled_and_loses_nothing(scheduler: Ssh, hosts: Sshd) -> None:
+def test_fast_output_is_throttled_and_nothing_is_lost(scheduler: Ssh, hosts: Sshd) -> None:
     """It is faster than the network."""
     code = """
 import os, sys, time
@@ -208,7 +212,7 @@ def test_all_hosts_are_stopped_when_one_fails(scheduler: Ssh, hosts: Sshd) -> No
     assert running(marker) == []
 
 
-def test_replica_killed_by_signal_exits_128_plus_n(scheduler: Ssh, hosts: Sshd) -> None:
+def test_replica_killed_by_signal_n_exits_with_128_plus_n(scheduler: Ssh, hosts: Sshd) -> None:
     """255 is treated like any other exit code."""
     status = wait(scheduler, submit(scheduler, shell("kill -KILL $$"), **hosts.cfg("beta")))
     assert (status.message, status.exitcode) == ("main/0 failed with SIGKILL", 137)
@@ -216,7 +220,7 @@ def test_replica_killed_by_signal_exits_128_plus_n(scheduler: Ssh, hosts: Sshd) 
     assert (status.message, status.exitcode) == ("main/0 failed with exit code 255", 255)
 
 
-def test_retry_restarts_the_whole_job(scheduler: Ssh, hosts: Sshd) -> None:
+def test_retry_restarts_whole_job(scheduler: Ssh, hosts: Sshd) -> None:
     role = shell("echo try; mkdir seen || exit 0; exit 3", max_retries=5)
     app_id = submit(scheduler, role, **hosts.cfg("alpha"))
     status = wait(scheduler, app_id)
@@ -224,7 +228,7 @@ def test_retry_restarts_the_whole_job(scheduler: Ssh, hosts: Sshd) -> None:
     assert lines(scheduler, app_id).count("try") == 2
 
 
-def test_sync_copies_working_directory(scheduler: Ssh, hosts: Sshd, work: Path) -> None:
+def test_sync_option_copies_working_directory(scheduler: Ssh, hosts: Sshd, work: Path) -> None:
     """Ignored files aren't copied, and the job runs in the copy."""
     (work / "main.sh").write_text("ls; pwd; cat sub/data; touch made; cp made again")
     (work / "sub").mkdir()
@@ -245,7 +249,7 @@ def test_sync_copies_working_directory(scheduler: Ssh, hosts: Sshd, work: Path) 
     assert scheduler.list() == []
 
 
-def test_job_runs_in_named_directory(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+def test_job_runs_in_requested_directory(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
     """A relative `cwd` is below the home directory, or within the copy."""
     home = hosts["alpha"].home
     for cwd, expected in ((str(tmp_path), tmp_path), (".", home), ("~", home)):
@@ -260,7 +264,7 @@ def test_job_runs_in_named_directory(scheduler: Ssh, hosts: Sshd, tmp_path: Path
     assert lines(scheduler, app_id) == ["file"]
 
 
-def test_shell_greeting_is_harmless(scheduler: Ssh) -> None:
+def test_output_from_remote_shell_startup_is_ignored(scheduler: Ssh) -> None:
     with Sshd(["noisy"]) as hosts:
         (hosts["noisy"].home / "noise").write_text("echo Welcome; echo Beware >&2\n")
         hosts["noisy"].stop()
@@ -270,7 +274,7 @@ def test_shell_greeting_is_harmless(scheduler: Ssh) -> None:
         assert lines(scheduler, app_id) == ["hi"]
 
 
-def test_variable_values_appear_in_no_file_or_command_line(
+def test_environment_variable_values_appear_in_no_file_or_command_line(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
     """This holds on both sides."""
@@ -296,7 +300,7 @@ def refused(scheduler: Ssh, tmp_path: Path, *roles: Role, **cfg: Any) -> Relight
     return caught.value
 
 
-def test_unreachable_host_is_named_and_nothing_runs(
+def test_error_names_unreachable_host_and_nothing_runs(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
     """Its name is unknown or its port is closed. The other host runs nothing either."""
@@ -345,7 +349,7 @@ def bare_python(place: Path) -> str:
     return str(place / "bare/bin/python")
 
 
-def test_missing_program_on_host_is_reported_in_one_line(
+def test_missing_program_on_host_is_reported_on_one_line(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
     """Python, relight, the directory or the command is missing. Each error has a remedy."""
@@ -379,7 +383,7 @@ def test_different_relight_version_is_not_reported_as_missing(
     assert error.message == f"relight does not start on {hosts['alpha'].host}: ImportError: libx"
 
 
-def test_missing_ssh_is_reported_in_one_line(
+def test_missing_ssh_is_reported_on_one_line(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -412,14 +416,14 @@ def test_job_can_be_cancelled_by_another_process(scheduler: Ssh, hosts: Sshd) ->
     scheduler.cancel(app_id)
 
 
-def test_closing_ends_held_jobs(scheduler: Ssh, hosts: Sshd) -> None:
+def test_closing_scheduler_ends_attached_jobs(scheduler: Ssh, hosts: Sshd) -> None:
     marker = f"{os.getpid()}03.25"
     start_stubborn(scheduler, hosts, marker)
     scheduler.close()
     assert running(marker) == []
 
 
-def test_processes_get_grace_period_to_save(scheduler: Ssh, hosts: Sshd) -> None:
+def test_processes_get_grace_period_to_checkpoint(scheduler: Ssh, hosts: Sshd) -> None:
     """Their output is read to the last line."""
     command = "trap 'sleep 1; echo saved; exit 0' TERM; touch up; while :; do sleep 0.1; done"
     app_id = submit(scheduler, shell(command), grace=20.0, **hosts.cfg("alpha"))
@@ -475,7 +479,7 @@ def test_detached_job_outlives_submitter(scheduler: Ssh, hosts: Sshd) -> None:
     assert wait(scheduler, "job-x1").state is AppState.SUCCEEDED
 
 
-def test_hosts_end_job_if_its_local_processes_are_killed(scheduler: Ssh, hosts: Sshd) -> None:
+def test_hosts_end_job_if_local_processes_are_killed(scheduler: Ssh, hosts: Sshd) -> None:
     """All are killed simultaneously."""
     marker = f"{os.getpid()}05.25"
     app_id = start_stubborn(scheduler, hosts, marker)
@@ -486,7 +490,9 @@ def test_hosts_end_job_if_its_local_processes_are_killed(scheduler: Ssh, hosts: 
 
 
 @pytest.mark.parametrize("which", ["ssh", "sshd"])
-def test_lost_connection_fails_job_and_names_host(scheduler: Ssh, hosts: Sshd, which: str) -> None:
+def test_lost_connection_fails_job_and_error_names_host(
+    scheduler: Ssh, hosts: Sshd, which: str
+) -> None:
     """Either side may close it. Nothing is left on the host."""
     marker = f"{os.getpid()}06.25"
     app_id = start_stubborn(scheduler, hosts, marker)
@@ -507,7 +513,7 @@ def test_lost_connection_fails_job_and_names_host(scheduler: Ssh, hosts: Sshd, w
     assert [replica.state.name for replica in status.replicas] == ["FAILED", "CANCELLED"]
 
 
-def test_replica_dies_with_its_holder_process(scheduler: Ssh, hosts: Sshd) -> None:
+def test_replica_is_killed_when_its_supervisor_on_host_dies(scheduler: Ssh, hosts: Sshd) -> None:
     """The job fails."""
     marker = f"{os.getpid()}07.25"
     app_id = start_stubborn(scheduler, hosts, marker)
@@ -577,7 +583,7 @@ def test_two_nodes_train_as_one_job(launch: Launch, hosts: Sshd, work: Path) -> 
 
 
 @pytest.mark.slow
-def test_hosts_without_relight_get_launcher(
+def test_launcher_is_sent_to_hosts_without_relight(
     launch: Launch, scheduler: Ssh, hosts: Sshd, work: Path, tmp_path: Path
 ) -> None:
     """It is sent once, and the job's agents use it."""
@@ -599,7 +605,7 @@ def test_hosts_without_relight_get_launcher(
     assert [file.stat().st_mtime_ns for file in again] == times
 
 
-def test_host_that_cannot_store_launcher_is_named(
+def test_error_names_host_that_cannot_store_launcher(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
     cache = hosts["beta"].home / ".cache"
@@ -635,7 +641,7 @@ def test_ctrl_c_ends_job_on_all_hosts(hosts: Sshd, work: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_hosts
-def test_each_side_ends_job_if_network_goes_silent(work: Path) -> None:
+def test_both_sides_end_job_if_network_goes_silent(work: Path) -> None:
     marker = f"{os.getpid()}09.25"
     with Lab(["node1", "node2", "node3"]) as lab, Sshd(["node2", "node3"], lab) as hosts:
         cfg = {**hosts.cfg(), "hosts": ["node2", "node3"], "grace": 0.5, "silence": 2.0}

@@ -51,7 +51,9 @@ def test_parses_mpirun_hostfile(tmp_path: Path) -> None:
     [("node1\nnode2 slots\n", "hosts:2: 'slots'"), ("a\n\n@x\n", "hosts:3: '@x'"),
      ("node1 node2\n", "hosts:1: 'node2'"), ("# none\n", "lists no hosts")],
 )  # fmt: skip
-def test_invalid_hostfile_is_reported_with_line(tmp_path: Path, text: str, message: str) -> None:
+def test_error_in_hostfile_is_reported_with_line_number(
+    tmp_path: Path, text: str, message: str
+) -> None:
     file = tmp_path / "hosts"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
@@ -68,7 +70,7 @@ def test_job_without_hosts_is_rejected(tmp_path: Path) -> None:
         hosts.parse_hosts({"hostfile": str(tmp_path / "nosuch")})
 
 
-def test_users_ssh_arguments_come_first() -> None:
+def test_user_supplied_ssh_arguments_come_first() -> None:
     """They take precedence. Ssh is never allowed to prompt."""
     cfg = {"ssh_args": "-F 'my config' -o LogLevel=DEBUG", "port": 2200, "identity": "~/key"}
     words = hosts.command(SshHost("node1", "ann"), cfg, "/opt/it's/python")
@@ -84,7 +86,7 @@ def test_users_ssh_arguments_come_first() -> None:
         hosts.command(SshHost("node1"), {"ssh_args": "-F 'x"}, "python3")
 
 
-def test_frames_survive_any_fragmentation() -> None:
+def test_message_frames_survive_any_fragmentation() -> None:
     """Output that the shell printed first is discarded."""
     sent = [(frames.OUT, b"x" * n) for n in (0, 1, 5, 70000)] + [(frames.END, b"{}")]
     stream = b"Welcome to\nrelight ss" + frames.GREETING
@@ -100,6 +102,6 @@ def test_frames_survive_any_fragmentation() -> None:
         assert decoder.greeted and decoder.noise == b"Welcome to\nrelight ss"
 
 
-def test_absurd_frame_length_is_an_error() -> None:
+def test_excessive_frame_length_is_rejected() -> None:
     with pytest.raises(ValueError, match="a frame of"):
         frames.FrameDecoder().feed(b"o\xff\xff\xff\xff")

@@ -161,7 +161,7 @@ def test_interrupted_submit_to_slow_service_leaves_nothing_behind(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("service", JOB_AND_RAY, indirect=True)
-def test_second_interrupt_names_cleanup_command(
+def test_second_interrupt_prints_cleanup_command(
     service: Service, variables: dict[str, str], launch: Launch
 ) -> None:
     result = stopped(service, variables, 2)
@@ -179,7 +179,7 @@ def test_second_interrupt_names_cleanup_command(
 @pytest.mark.needs_mounts
 @pytest.mark.parametrize("how", small_disk.KINDS)
 @pytest.mark.parametrize("service", JOB_AND_RAY, indirect=True)
-def test_full_state_directory_rejects_before_submit(
+def test_full_state_directory_is_detected_before_submit(
     service: Service, variables: dict[str, str], launch: Launch, tmp_path: Path, how: str
 ) -> None:
     result = small_disk.submit(launch, service.words, variables, tmp_path, how)
@@ -208,7 +208,7 @@ class Refusing:
         raise UsageError("AWS does not allow batch:DeregisterJobDefinition")
 
 
-def test_missing_permission_is_named_even_if_cleanup_fails(
+def test_error_names_missing_permission_even_if_cleanup_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client.Aws, "client", lambda *_, **__: contextlib.nullcontext(Refusing()))

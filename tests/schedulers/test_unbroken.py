@@ -24,14 +24,14 @@ def _handler() -> Iterator[None]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_result_or_exception_is_passed_through() -> None:
+def test_result_or_exception_of_request_is_passed_through() -> None:
     assert finished(divmod, 7, 2) == (3, 1)
     assert finished(sorted, [1, 2], reverse=True) == [2, 1]
     with pytest.raises(ZeroDivisionError):
         finished(divmod, 7, 0)
 
 
-def test_signal_is_handled_after_request() -> None:
+def test_signal_is_handled_after_request_completes() -> None:
     main, may_end, ended = threading.main_thread().ident, threading.Event(), []
     assert main is not None
 
@@ -46,7 +46,7 @@ def test_signal_is_handled_after_request() -> None:
     assert ended
 
 
-def test_second_signal_abandons_request() -> None:
+def test_request_is_abandoned_after_second_signal() -> None:
     main, may_end, begun = threading.main_thread().ident, threading.Event(), threading.Event()
     assert main is not None
 

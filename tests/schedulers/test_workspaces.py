@@ -53,7 +53,7 @@ def packed(directory: Path, destination: Path) -> set[str]:
     return tree(destination)
 
 
-def test_job_records_and_token_are_excluded(
+def test_job_records_and_token_are_excluded_from_workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their directory may be known by any name."""
@@ -71,7 +71,7 @@ def test_job_records_and_token_are_excluded(
     assert not [name for name in names if name.startswith(("jobs", "token"))]
 
 
-def test_file_contents_and_modes_are_preserved(tmp_path: Path) -> None:
+def test_workspace_copy_preserves_file_contents_and_modes(tmp_path: Path) -> None:
     """Even times, empty directories and links are preserved."""
     here, there = tmp_path / "here", tmp_path / "there"
     fill(here, "main.py", "deep/er/data.bin", "locked/file")
@@ -92,7 +92,7 @@ def test_file_contents_and_modes_are_preserved(tmp_path: Path) -> None:
     assert os.readlink(there / "dangling") == "/nowhere/at/all"
 
 
-def test_pipes_and_sockets_are_excluded(tmp_path: Path) -> None:
+def test_pipes_and_sockets_are_excluded_from_workspace(tmp_path: Path) -> None:
     """Opening a pipe would block, and a socket can't be copied."""
     here = tmp_path / "here"
     fill(here, "main.py")
@@ -102,12 +102,12 @@ def test_pipes_and_sockets_are_excluded(tmp_path: Path) -> None:
         assert packed(here, tmp_path / "there") == {"main.py"}
 
 
-def test_destination_inside_workspace_is_not_copied(tmp_path: Path) -> None:
+def test_destination_inside_workspace_is_not_copied_into_itself(tmp_path: Path) -> None:
     fill(tmp_path, "main.py", "jobs/old/x")
     assert packed(tmp_path, tmp_path / "jobs" / "new") == {"main.py", "jobs/old/x"}
 
 
-def test_second_copy_replaces_first(tmp_path: Path) -> None:
+def test_second_workspace_copy_replaces_first(tmp_path: Path) -> None:
     """Links in the copy aren't followed."""
     here, there = tmp_path / "here", tmp_path / "there"
     fill(here, "a")
@@ -119,7 +119,7 @@ def test_second_copy_replaces_first(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_ignore_file_excludes_paths(tmp_path: Path) -> None:
+def test_ignore_file_excludes_matching_paths(tmp_path: Path) -> None:
     """`!` includes them again."""
     name = ".relightignore"
     here = tmp_path / "here"
@@ -196,7 +196,7 @@ def test_torchxignore_patterns_match_as_in_torchx(
     assert packed(here, tmp_path / "there") - {".torchxignore"} == expected
 
 
-def test_directories_are_merged_into_one_copy(
+def test_directories_are_merged_into_workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`a;b:c`, or TorchX's mapping, puts b into the copy's directory c. Each directory has its own
@@ -262,7 +262,7 @@ def test_git_history_and_bytecode_are_excluded(tmp_path: Path) -> None:
     assert found == {"main.py", ".gitignore", ".git/HEAD", ".relightignore"}
 
 
-def test_archive_has_the_same_files_as_the_copy(tmp_path: Path) -> None:
+def test_workspace_archive_has_same_files_as_copy(tmp_path: Path) -> None:
     """They are owned by root, and hard links are stored as regular files."""
     here, there = tmp_path / "here", tmp_path / "there"
     fill(here, "main.py", "sub/x", "a.log")
@@ -280,7 +280,7 @@ def test_archive_has_the_same_files_as_the_copy(tmp_path: Path) -> None:
     assert os.readlink(there / "w/link") == "sub"
 
 
-def test_archive_of_empty_workspace_contains_the_directory(tmp_path: Path) -> None:
+def test_archive_of_empty_workspace_contains_its_root_directory(tmp_path: Path) -> None:
     file = io.BytesIO()
     workspaces.archive(str(tmp_path), file, prefix="w")
     file.seek(0)
@@ -288,7 +288,7 @@ def test_archive_of_empty_workspace_contains_the_directory(tmp_path: Path) -> No
         assert [(m.name, m.isdir()) for m in tar.getmembers()] == [("w", True)]
 
 
-def test_invalid_directory_is_one_line_error(tmp_path: Path) -> None:
+def test_invalid_workspace_directory_gives_one_line_error(tmp_path: Path) -> None:
     """A missing source is a usage error, and an impossible destination is a machine error."""
     with pytest.raises(UsageError, match="is not a directory"):
         workspaces.pack(str(tmp_path / "none"), str(tmp_path / "there"))
@@ -341,14 +341,14 @@ def test_relightignore_patterns_match_as_in_git(
 
 
 @pytest.mark.needs_git
-def test_character_class_never_matches_slash(tmp_path: Path) -> None:
+def test_character_class_in_ignore_file_never_matches_slash(tmp_path: Path) -> None:
     rules = patterns.parse(["a[!b]c", "/x[^y]z"])
     assert not patterns.ignored(rules, "x/z", False)
     assert patterns.ignored(rules, "q/a-c", False)
 
 
 @pytest.mark.needs_git
-def test_git_state_has_commit_branch_and_changes(tmp_path: Path) -> None:
+def test_git_state_includes_commit_branch_and_uncommitted_changes(tmp_path: Path) -> None:
     """It is the same from anywhere in the work tree."""
     fill(tmp_path, "sub/main.py")
     git(tmp_path, "init", "-q", "-b", "topic/x")
@@ -366,10 +366,10 @@ def test_git_state_has_commit_branch_and_changes(tmp_path: Path) -> None:
     assert workspaces.git_state(str(tmp_path)) == {**clean, "branch": ""}
 
 
-def test_missing_git_or_repository_yields_no_state(
+def test_git_state_is_empty_without_git_or_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither does a git that doesn't respond. Nothing fails."""
+    """It is also empty if git doesn't respond, and nothing fails."""
     assert workspaces.git_state(str(tmp_path)) == {}
     slow = tmp_path / "git"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -382,7 +382,7 @@ def test_missing_git_or_repository_yields_no_state(
 
 
 @pytest.mark.needs_git
-def test_reading_git_state_runs_no_command_from_the_repository(tmp_path: Path) -> None:
+def test_reading_git_state_runs_no_command_configured_in_repository(tmp_path: Path) -> None:
     """The repository's configuration may set one for `git status`."""
     git(tmp_path, "init", "-q")
     git(tmp_path, "config", "core.fsmonitor", f"touch {tmp_path}/ran; true")

@@ -45,7 +45,9 @@ def execute(folder: Path, *command: str, **variables: str) -> "subprocess.Comple
         (["sh", "-c", 'torchrun "$@" && :', "sh"], []),
     ],
 )
-def test_launchers_start_relight(tmp_path: Path, command: list[str], arguments: list[str]) -> None:
+def test_exec_starts_relight_instead_of_torch_launcher(
+    tmp_path: Path, command: list[str], arguments: list[str]
+) -> None:
     """Torch is not installed, and nothing imports it."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     done = execute(
@@ -67,7 +69,7 @@ def test_torchrun_from_another_environment_uses_its_python(tmp_path: Path) -> No
         assert done.stdout == f"{python}\n", done.stderr
 
 
-def test_programs_get_relight_for_torch_launcher(tmp_path: Path) -> None:
+def test_relight_replaces_torch_launcher_api_in_program(tmp_path: Path) -> None:
     package = tmp_path / "torch/distributed/launcher"
     package.mkdir(parents=True)
     (package / "api.py").write_text(FAKE_API)
@@ -75,7 +77,7 @@ def test_programs_get_relight_for_torch_launcher(tmp_path: Path) -> None:
     assert done.stdout == "{0: None, 1: None}\n", done.stderr
 
 
-def test_hidden_sitecustomize_still_runs(tmp_path: Path) -> None:
+def test_shim_does_not_hide_existing_sitecustomize(tmp_path: Path) -> None:
     """The code that loads the hook leaves sys.path unchanged."""
     (tmp_path / "sitecustomize.py").write_text("name = 'mine'")
     show = "import sys; print(sys.modules['sitecustomize'].name, *sys.path, sep='\\n')"
@@ -87,7 +89,7 @@ def test_hidden_sitecustomize_still_runs(tmp_path: Path) -> None:
     assert execute(tmp_path, *command, PYTHONPATH=str(tmp_path)).stdout == plain.stdout
 
 
-def test_command_keeps_its_exit_code_and_arguments(tmp_path: Path) -> None:
+def test_exec_keeps_arguments_and_exit_code_of_command(tmp_path: Path) -> None:
     done = execute(tmp_path, "sh", "-c", 'echo "$@"; exit 7', "sh", "--help", "--", "-x")
     assert (done.returncode, done.stdout, done.stderr) == (7, "--help -- -x\n", "")
 
@@ -100,7 +102,7 @@ def test_command_keeps_its_exit_code_and_arguments(tmp_path: Path) -> None:
         (("--no-such-flag", "sh"), "no-such-flag"),
     ],
 )
-def test_wrong_command_is_refused(tmp_path: Path, command: tuple[str, ...], said: str) -> None:
+def test_invalid_command_is_rejected(tmp_path: Path, command: tuple[str, ...], said: str) -> None:
     done = execute(tmp_path, *command)
     assert done.returncode == 2
     assert said in done.stderr

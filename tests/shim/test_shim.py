@@ -28,7 +28,7 @@ def run(*command: "str | Path") -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-def test_installed_shim_starts_relight_until_removed(
+def test_torchrun_starts_relight_while_shim_is_installed(
     environment: Path, tmp_path: Path, launch: Launch
 ) -> None:
     before = files(environment)
@@ -69,7 +69,7 @@ def test_shim_does_nothing_after_relight_is_removed(environment: Path, launch: L
     assert (done.stdout, done.stderr) == ("ok\n", "")
 
 
-def test_active_environment_is_default(environment: Path, launch: Launch) -> None:
+def test_shim_command_defaults_to_active_environment(environment: Path, launch: Launch) -> None:
     done = launch("shim", "status", VIRTUAL_ENV=str(environment))
     assert done.stdout == f"{environment}: not installed\n"
 
@@ -82,7 +82,7 @@ def test_active_environment_is_default(environment: Path, launch: Launch) -> Non
         ((), "relight shim needs one of install, remove, status"),
     ],
 )
-def test_invalid_words_are_refused(words: tuple[str, ...], said: str, launch: Launch) -> None:
+def test_invalid_arguments_are_rejected(words: tuple[str, ...], said: str, launch: Launch) -> None:
     done = launch("shim", *words)
     assert done.returncode == 2
     assert said in done.stderr
@@ -117,7 +117,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> "Callable[[list[str]], list[str]
         ("python -m", None),
     ],
 )  # fmt: skip
-def test_python_command_lines_are_rewritten(
+def test_python_command_lines_that_start_torchrun_are_rewritten(
     command: "Callable[[list[str]], list[str] | None]", words: str, becomes: str | None
 ) -> None:
     assert command(words.split()) == (becomes.split() if becomes else None)

@@ -23,7 +23,9 @@ def test_bash_completes_torchrun_flags(launch: Launch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "tcsh", "fish"])
-def test_other_shells_accept_completion_scripts(launch: Launch, tmp_path: Path, shell: str) -> None:
+def test_zsh_tcsh_and_fish_accept_completion_scripts(
+    launch: Launch, tmp_path: Path, shell: str
+) -> None:
     script = launch("launch", f"--print-completion={shell}").stdout
     assert "use-env" in script and "@" not in script.replace('"${COMPREPLY[@]}"', "")
     if shutil.which(shell):
@@ -33,7 +35,7 @@ def test_other_shells_accept_completion_scripts(launch: Launch, tmp_path: Path, 
                        env=clean_environment(HOME=str(tmp_path)))  # fmt: skip
 
 
-def test_unknown_shell_is_refused(launch: Launch) -> None:
+def test_unknown_shell_is_rejected(launch: Launch) -> None:
     done = launch("run", "--print-completion=csh")
     assert done.returncode == 2
     assert "--print-completion=csh" in done.stderr

@@ -38,7 +38,7 @@ raise SystemExit(3 if os.environ["RANK"] == "1" else 0)
         ({}, {}, False, True, "unknown", True),
     ],
 )
-def test_last_usage_of_exited_rank_is_kept_and_marked(
+def test_last_known_usage_of_exited_rank_is_kept_and_marked(
     of_rank: dict[str, Any], of_node: dict[str, Any], answers: bool, gone: bool, state: str,
     is_marked: bool,
 ) -> None:  # fmt: skip
@@ -55,7 +55,7 @@ def test_last_usage_of_exited_rank_is_kept_and_marked(
 
 
 @pytest.mark.slow
-def test_page_of_ended_job_shows_usage_of_all_ranks(
+def test_status_page_of_finished_job_shows_usage_of_all_ranks(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """A page opened after the job's end shows only this node's ranks."""

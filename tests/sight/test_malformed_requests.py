@@ -74,7 +74,7 @@ def status_of(page: Page, request: bytes) -> int:
     ],
     ids=lambda each: repr(each[:40]) if isinstance(each, bytes) else "",
 )
-def test_malformed_request_is_rejected_and_page_keeps_working(
+def test_malformed_request_is_rejected_and_status_page_keeps_working(
     page: Page, request_: bytes, status: int
 ) -> None:
     assert status_of(page, request_) == status
@@ -82,7 +82,9 @@ def test_malformed_request_is_rejected_and_page_keeps_working(
     assert page.ask().status == 200
 
 
-def test_incomplete_header_or_body_times_out(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_with_incomplete_header_or_body_times_out(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(page_server, "_LIMIT_S", 0.2)
     monkeypatch.setattr(page_server._Request, "timeout", 0.4)
     for request, status in (

@@ -72,7 +72,7 @@ def names() -> set[str]:
     return {f"{name}_total" if name in metrics.COUNTERS else name for name in metrics.HELP}
 
 
-def test_metrics_describe_the_job() -> None:
+def test_exported_metrics_match_job_state() -> None:
     assert set(samples(exit_code=0)) == names()
     found = samples(exit_code=None)
     states = {each.labels["state"]: each.value for each in found["relight_ranks"]}
@@ -93,12 +93,12 @@ def test_metrics_describe_the_job() -> None:
     assert all(own.items() <= sample.labels.items() for each in found.values() for sample in each)
 
 
-def test_metrics_page_lists_all_metrics() -> None:
+def test_documentation_page_lists_all_metrics() -> None:
     told = set(re.findall(r"^\| `(relight_\w+)`", DOCS.read_text(), re.MULTILINE))
     assert told == names()
 
 
-def test_missing_prometheus_client_error_gives_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_prometheus_client_error_suggests_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(UsageError, match="prometheus-client") as raised:
         metrics.exposition(reading)

@@ -89,7 +89,7 @@ def reading() -> Reading:
     return Reading(WholeJob((node,)), Rates(), history({"gpu-01": records}, 100.0), True, False)
 
 
-def test_job_is_a_trace_with_spans_per_generation_and_phase(collector: Collector) -> None:
+def test_trace_of_job_has_spans_per_generation_and_phase(collector: Collector) -> None:
     said: list[str] = []
     close = otel.start(reading, {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.address}, said.append)
     assert close is not None
@@ -112,7 +112,7 @@ def test_job_is_a_trace_with_spans_per_generation_and_phase(collector: Collector
     assert "hunter2" not in str(collector.traces)
 
 
-def test_metrics_match_prometheus(collector: Collector) -> None:
+def test_otel_metrics_match_prometheus_metrics(collector: Collector) -> None:
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.address, "OTEL_TRACES_EXPORTER": "none"}
     close = otel.start(reading, variables, lambda _: None)
     assert close is not None
@@ -145,13 +145,13 @@ def test_metrics_match_prometheus(collector: Collector) -> None:
         ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "x"}, ("METRICS",)),
     ],
 )
-def test_standard_variables_select_signals(
+def test_standard_otel_variables_select_traces_and_metrics(
     variables: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     assert otel.wanted(variables) == expected
 
 
-def test_missing_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_otel_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job still runs, as the variables may be meant for its workers."""
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     said: list[str] = []
@@ -173,7 +173,7 @@ def test_unreachable_collector_is_reported_once(monkeypatch: pytest.MonkeyPatch)
     assert said[0].startswith("note: OpenTelemetry: ")
 
 
-def test_unsupported_protocol_is_reported(collector: Collector) -> None:
+def test_unsupported_otlp_protocol_is_reported(collector: Collector) -> None:
     said: list[str] = []
     variables = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.address, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",

@@ -102,7 +102,7 @@ def test_dns_rebinding_is_rejected(page: Page, what: str, host: str) -> None:
     assert "train" not in answer.body
 
 
-def test_request_without_host_is_rejected(page: Page) -> None:
+def test_request_without_host_header_is_rejected(page: Page) -> None:
     with page.connect() as connection:
         connection.sendall(b"GET /state HTTP/1.0\r\n\r\n")
         assert parsed(connection).status == 421
@@ -114,12 +114,12 @@ def test_cross_site_reads_are_forbidden(page: Page, what: str, site: str) -> Non
     assert page.ask(f"GET {what}", Sec_Fetch_Site=site).status == 403
 
 
-def test_cross_site_link_may_open_page(page: Page) -> None:
+def test_cross_site_link_can_open_page(page: Page) -> None:
     assert page.ask("GET /", Sec_Fetch_Site="cross-site").status == 200
 
 
 @pytest.mark.parametrize("what", ["GET /", "GET /state", "GET /nothing", "POST /x", "BREW /"])
-def test_every_response_has_restrictive_headers(page: Page, what: str) -> None:
+def test_every_response_has_restrictive_security_headers(page: Page, what: str) -> None:
     """They forbid inline and external scripts and styles, frames, type sniffing, referrers and
     caching. No other origin gets access (CORS).
     """
@@ -137,7 +137,7 @@ def test_every_response_has_restrictive_headers(page: Page, what: str) -> None:
     assert headers["server"] == "relight"
 
 
-def test_page_has_no_inline_code_or_external_urls(page: Page) -> None:
+def test_page_has_no_inline_scripts_or_external_urls(page: Page) -> None:
     """The policy can therefore forbid them."""
     assets = files("relight.inspect.page") / "assets"
     html = (assets / "index.html").read_text()
@@ -163,7 +163,7 @@ READS = ("state", "stream", "metrics", "output?rank=0", "nothing")
 
 
 @pytest.mark.parametrize("what", READS)
-def test_reading_requires_token(page: Page, what: str) -> None:
+def test_reading_status_page_requires_token(page: Page, what: str) -> None:
     """The token isn't part of any address, as addresses end up in logs."""
     for wrong in WRONG:
         answer = page.ask(f"GET /{what}", Authorization=wrong)
@@ -192,14 +192,14 @@ def test_public_page_needs_token_only_for_actions() -> None:
         page.server.server_close()
 
 
-def test_stacks_and_cancel_require_token(page: Page) -> None:
+def test_stack_dumps_and_cancellation_require_token(page: Page) -> None:
     assert page.act("stacks")[0::2] == (200, "stacks done")
     assert page.act("cancel").status == 200
     assert page.done == ["stacks", "cancel"]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_token_has_no_effect(page: Page, wrong: str) -> None:
+def test_request_with_wrong_token_is_rejected(page: Page, wrong: str) -> None:
     assert page.act("cancel", Authorization=wrong).status == 401
     assert not page.done
 
@@ -207,7 +207,7 @@ def test_wrong_token_has_no_effect(page: Page, wrong: str) -> None:
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "", "https://127.0.0.1", "http://127.0.0.1:1"]
 )
-def test_other_origin_is_rejected_even_with_token(page: Page, origin: str) -> None:
+def test_request_from_another_origin_is_rejected_even_with_token(page: Page, origin: str) -> None:
     assert page.act("cancel", Origin=origin).status == 403
     assert page.act("cancel", Host="evil.example", Origin="http://evil.example").status == 421
     assert not page.done
@@ -233,13 +233,13 @@ def test_page_without_token_is_read_only() -> None:
         page.server.server_close()
 
 
-def test_long_body_is_rejected_without_reading_it(page: Page) -> None:
+def test_oversized_request_body_is_rejected_without_reading_it(page: Page) -> None:
     assert page.act("cancel", Content_Length="1000000000").status == 413
     assert page.act("cancel", Content_Length="-1").status == 413
     assert not page.done
 
 
-def test_output_is_served_as_plain_text(page: Page) -> None:
+def test_worker_output_is_served_as_plain_text(page: Page) -> None:
     """A browser shows markup printed by a worker as text."""
     answer = page.ask("GET /output?rank=3&stream=stderr")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
@@ -248,13 +248,13 @@ def test_output_is_served_as_plain_text(page: Page) -> None:
         assert page.ask(f"GET /output{query}").status == 400
 
 
-def test_unavailable_feature_returns_remedy(page: Page) -> None:
+def test_response_for_unavailable_feature_suggests_remedy(page: Page) -> None:
     answer = page.ask("GET /metrics")
     assert (answer.status, answer.body) == (503, "no metrics\nhint: install them\n")
 
 
 @pytest.mark.parametrize("path", ["/../page.js", "/assets/page.js", "//evil.example/", "/%2e%2e/x"])
-def test_no_other_files_are_served(page: Page, path: str) -> None:
+def test_only_page_assets_are_served(page: Page, path: str) -> None:
     assert page.ask(f"GET {path}").status in (400, 404)
 
 
@@ -265,7 +265,9 @@ def events(connection: socket.socket) -> Iterator[dict[str, Any]]:
                 yield json.loads(line.removeprefix("data: "))
 
 
-def test_stream_sends_full_state_then_changes(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_stream_sends_full_state_then_changes(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(page_server, "_EVERY_S", 0.01)
     with page.connect() as connection:
         head = f"Host: localhost:{page.port}\r\nAuthorization: Bearer {TOKEN}"
@@ -279,7 +281,7 @@ def test_stream_sends_full_state_then_changes(page: Page, monkeypatch: pytest.Mo
         assert list(stream) == [{"gone": [0]}]
 
 
-def test_too_many_streams_are_rejected_with_reason(
+def test_event_streams_above_limit_are_rejected_with_reason(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = 0
@@ -325,7 +327,9 @@ def test_slowloris_request_is_dropped(page: Page, monkeypatch: pytest.MonkeyPatc
             raise AssertionError("it is still connected")
 
 
-def test_page_outlives_its_files(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_served_after_its_files_are_removed(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An upgrade removes or replaces them while the job is running."""
     monkeypatch.delattr(page_server, "files")
     assert page.ask("GET /").status == page.ask("GET /page.js").status == 200

@@ -29,7 +29,7 @@ def focused(page: Any) -> str:
     return str(page.evaluate("document.activeElement.dataset.rank"))
 
 
-def test_tab_reaches_all_parts_with_name_and_visible_focus(open_page: Open) -> None:
+def test_tab_key_reaches_all_controls_and_focus_is_visible(open_page: Open) -> None:
     """A single step passes over 1,000 ranks."""
     found = walk(open_page())
     ids = [each[0] for each in found]
@@ -59,7 +59,7 @@ def test_arrow_keys_move_between_ranks(open_page: Open, job: Job) -> None:
     expect(page.locator("#sheet-title")).to_have_text("Output of rank 999")
 
 
-def test_focused_rank_keeps_focus_on_update(open_page: Open, job: Job) -> None:
+def test_focused_rank_keeps_focus_when_page_updates(open_page: Open, job: Job) -> None:
     """The element stays the same, as a screen reader would otherwise read out a new one every
     second.
     """
@@ -83,7 +83,7 @@ def test_last_known_values_are_marked_for_screen_readers(open_page: Open, job: J
     assert text.get_attribute("title").startswith("last known, at ")
 
 
-def test_reduced_motion_is_respected(open_page: Open) -> None:
+def test_page_respects_reduced_motion_setting(open_page: Open) -> None:
     moving = "getComputedStyle(document.querySelector('#link'), '::before').animationName"
     assert open_page(reduced_motion="reduce").evaluate(moving) == "none"
     assert open_page(reduced_motion="no-preference").evaluate(moving) == "beat"

@@ -45,7 +45,7 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize(
     ("pairs", "least"), [(TEXTS, 4.5), (SHAPES, 3.0)], ids=["texts 1.4.3", "shapes 1.4.11"]
 )
-def test_colours_have_required_contrast(
+def test_colours_meet_contrast_requirements(
     colours: dict[str, str], pairs: list[tuple[str, str]], least: float
 ) -> None:
     """This covers text on its background, field borders, the focus, bars and marks."""
@@ -66,7 +66,7 @@ def test_each_phase_has_its_own_documented_colour() -> None:
     assert not [words for words in PHASES.values() if words.split()[0] not in table]
 
 
-def test_both_modes_define_all_colours() -> None:
+def test_light_and_dark_modes_define_all_colours() -> None:
     """Rules define no colours of their own, because the contrast test would miss them."""
     assert set(LIGHT) == set(DARK)
     rules = re.sub(r":root \{.*?\}", "", CSS, flags=re.DOTALL)

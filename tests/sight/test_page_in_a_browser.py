@@ -139,7 +139,7 @@ def rows(page: Any) -> list[str]:
     return list(page.evaluate(script))
 
 
-def test_job_is_shown_live_across_a_restart(open_page: Open, job: Job) -> None:
+def test_page_shows_live_state_across_restart(open_page: Open, job: Job) -> None:
     page = open_page()
     assert page.title() == "running · llama-7b · relight"
     assert page.locator("#link").inner_text() == "live"
@@ -162,7 +162,7 @@ def test_job_is_shown_live_across_a_restart(open_page: Open, job: Job) -> None:
     expect(page.locator("#link")).to_have_text("the job is over")
 
 
-def test_metrics_are_drawn_with_gaps_and_names_are_plain_text(open_page: Open, job: Job) -> None:
+def test_chart_shows_gaps_and_escapes_metric_names(open_page: Open, job: Job) -> None:
     job.change(charts=[["steps/s", 0.0, 1.0, [1.0, None, 2.0]], [MARKUP, 0.0, 60.0, [5.0]]])
     page = open_page()
     charts = page.locator("#charts > div")
@@ -173,7 +173,7 @@ def test_metrics_are_drawn_with_gaps_and_names_are_plain_text(open_page: Open, j
     expect(page.locator("#chart-part")).to_be_hidden()
 
 
-def test_real_job_is_shown_live_across_a_restart(
+def test_page_shows_live_state_of_real_job_across_restart(
     browser: Any, start: Start, script: Callable[[str], Path]
 ) -> None:
     agent = start("run", "--nproc-per-node=2", "--max-restarts=1", "--status=0", script(FAILS_ONCE))
@@ -216,7 +216,7 @@ def test_thousand_ranks_can_be_searched_sorted_and_scrolled(open_page: Open, job
     expect(page.locator("#count")).to_have_text("1000 ranks")
 
 
-def test_keyboard_can_open_a_ranks_output(open_page: Open, job: Job) -> None:
+def test_output_of_rank_can_be_opened_with_keyboard(open_page: Open, job: Job) -> None:
     page = open_page()
     page.locator("#find").focus()
     for _ in range(30):
@@ -230,7 +230,7 @@ def test_keyboard_can_open_a_ranks_output(open_page: Open, job: Job) -> None:
     assert page.evaluate("document.activeElement.dataset.rank") == "0"
 
 
-def test_token_enables_stacks_and_cancel(open_page: Open, job: Job) -> None:
+def test_token_enables_stack_dumps_and_cancellation(open_page: Open, job: Job) -> None:
     """The token is removed from the address, so that no screenshot or history contains it."""
     page = open_page()
     assert page.url == job.address
@@ -247,14 +247,14 @@ def test_token_enables_stacks_and_cancel(open_page: Open, job: Job) -> None:
     assert page.title() == "running · llama-7b · relight"  # markup isn't interpreted
 
 
-def test_public_page_without_token_says_read_only(open_page: Open, job: Job) -> None:
+def test_public_page_without_token_is_labelled_read_only(open_page: Open, job: Job) -> None:
     job.server.is_public = True
     page = open_page("")
     assert not page.locator("#actions").is_visible()
     assert page.locator("#read-only").is_visible()
 
 
-def test_page_without_token_asks_for_it(browser: Any, job: Job) -> None:
+def test_page_opened_without_token_prompts_for_token(browser: Any, job: Job) -> None:
     """It shows nothing about the job, and the token is removed from the address."""
     context = browser.new_context()
     page = context.new_page()
@@ -279,7 +279,9 @@ def test_page_without_token_asks_for_it(browser: Any, job: Job) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", long("dark")])
-def test_page_fits_on_phone_with_readable_contrast(open_page: Open, scheme: str) -> None:
+def test_page_fits_phone_screen_and_text_has_readable_contrast(
+    open_page: Open, scheme: str
+) -> None:
     """Nothing is wider than the screen, and text has a contrast of at least 4.5 (WCAG
     2.2, 1.4.3).
     """

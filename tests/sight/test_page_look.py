@@ -51,7 +51,7 @@ def shown(job: WholeJob, *, answers: bool = True, gone: bool = False) -> dict[st
         (node(), False, True, ("lost", "Its agent was killed.", True)),
     ],
 )  # fmt: skip
-def test_header_shows_job_state(
+def test_page_header_shows_job_state(
     own: NodeSnapshot, answers: bool, gone: bool, expected: tuple[str, str, bool]
 ) -> None:
     job = shown(WholeJob((own,)), answers=answers, gone=gone)["job"]
@@ -62,7 +62,7 @@ def test_header_shows_job_state(
     ("step", "ran_s", "expected"),
     [(None, 59.0, "generation 1: rank 1 failed"), (None, 60.0, ""), (3, 1.0, "")],
 )
-def test_banner_drops_failure_once_job_makes_progress(
+def test_failure_banner_disappears_once_job_makes_progress(
     step: int | None, ran_s: float, expected: str
 ) -> None:
     use = RankUse(100.0, 1.0, 1, step)
@@ -73,7 +73,7 @@ def test_banner_drops_failure_once_job_makes_progress(
     assert look(reading, ())["job"]["notice"] == expected
 
 
-def test_unresponsive_nodes_are_named() -> None:
+def test_page_names_unresponsive_nodes() -> None:
     job = shown(WholeJob((node(),), ("gpu-02", "gpu-03")))["job"]
     assert job["notice"] == "No response from gpu-02, gpu-03; their ranks are not shown."
 
@@ -88,18 +88,18 @@ def test_unresponsive_nodes_are_named() -> None:
         ({"exitcode": -15, "stop_signal": 15}, "stopped"),
     ],
 )
-def test_rank_state_is_one_word(fields: dict[str, Any], expected: str) -> None:
+def test_displayed_rank_state_matches_exit_code(fields: dict[str, Any], expected: str) -> None:
     assert rank_state(rank(0, **fields), node()) == expected
 
 
-def test_rank_that_left_too_early_has_failed() -> None:
+def test_rank_that_exited_too_early_is_shown_as_failed() -> None:
     """The report names it as the cause."""
     early = rank(0, exitcode=0)
     assert rank_state(early, node()._replace(blamed=(0,))) == "failed (0)"
     assert rank_state(early, node()._replace(blamed=(1,))) == "succeeded"
 
 
-def test_secrets_never_reach_the_page() -> None:
+def test_secrets_are_never_shown_on_page() -> None:
     """They may occur in last lines, causes, failures and events."""
     text = f"login --password {SECRET} failed, Authorization: Bearer {SECRET}"
     own = node(rank(0, last_line=text), generation=1, cause=text)
@@ -146,7 +146,7 @@ def applied(known: dict[str, Any], news: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(some.lists(LOOKS, min_size=1, max_size=5))
-def test_applying_all_changes_yields_the_state(
+def test_applying_all_changes_yields_current_state(
     looks: list[dict[str, Any]],
 ) -> None:
     sent: dict[str, Any] = {}

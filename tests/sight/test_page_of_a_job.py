@@ -25,7 +25,7 @@ WAITS = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]):\n    time.
 
 
 @pytest.mark.slow
-def test_status_web_page_shows_restart_and_outlives_job(
+def test_standalone_status_page_shows_restart_and_outlives_job(
     start: Start, script: Callable[[str], Path], find: Find
 ) -> None:
     """A page opened with `--status` closes when the job ends."""
@@ -64,7 +64,7 @@ def test_status_web_page_shows_restart_and_outlives_job(
 
 
 @pytest.mark.slow
-def test_page_closes_when_agent_is_killed(
+def test_status_page_closes_when_agent_is_killed(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     agent = start("run", "--status=127.0.0.1:0", script(WAITS), tmp_path / "end")
@@ -75,7 +75,7 @@ def test_page_closes_when_agent_is_killed(
 
 
 @pytest.mark.slow
-def test_taken_port_is_reported_and_job_continues(
+def test_job_runs_without_status_page_if_port_is_taken(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -112,7 +112,7 @@ def test_invalid_status_page_request_is_rejected(
 
 
 @pytest.mark.slow
-def test_multi_node_job_has_one_page_for_all_nodes(
+def test_multi_node_job_has_one_status_page_for_all_nodes(
     start: Start, script: Callable[[str], Path], find: Find, tmp_path: Path
 ) -> None:
     """It is served by the node with rank 0, although both nodes were started with the flag."""
@@ -142,7 +142,7 @@ def test_multi_node_job_has_one_page_for_all_nodes(
 
 
 @pytest.mark.slow
-def test_page_token_can_be_chosen_and_stays_hidden_from_workers(
+def test_user_supplied_page_token_is_hidden_from_workers(
     start: Start, script: Callable[[str], Path], find: Find
 ) -> None:
     """Prometheus needs one that stays the same. Only the same user can read another
@@ -167,7 +167,7 @@ def _children(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_public_page_is_readable_by_all_without_actions(
+def test_public_page_is_readable_by_anyone_but_offers_no_actions(
     start: Start, script: Callable[[str], Path], find: Find
 ) -> None:
     """It doesn't use a token, as no one would be able to see it."""
@@ -178,7 +178,7 @@ def test_public_page_is_readable_by_all_without_actions(
 
 
 @pytest.mark.slow
-def test_token_file_is_private_and_removed_with_page(
+def test_page_token_file_is_private_and_removed_when_page_closes(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     agent = start("run", "--status=0", script(WAITS), tmp_path / "end")
@@ -191,7 +191,7 @@ def test_token_file_is_private_and_removed_with_page(
     assert not file.exists()
 
 
-def test_weak_token_is_rejected(launch: Launch) -> None:
+def test_weak_page_token_is_rejected(launch: Launch) -> None:
     for token in ("short", "x" * 20 + "\u00e4", "x" * 20 + " x"):
         found = launch("run", "--status=0", "x.py", RELIGHT_STATUS_TOKEN=token)
         assert found.returncode == 2
@@ -200,7 +200,7 @@ def test_weak_token_is_rejected(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_last_line_and_output_are_read_from_log_files(
+def test_page_reads_output_from_log_files_if_output_is_redirected(
     start: Start, script: Callable[[str], Path], find: Find, tmp_path: Path
 ) -> None:
     prints = script("import time\nprint('step 7', flush=True)\ntime.sleep(600)\n")

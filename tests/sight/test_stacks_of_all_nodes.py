@@ -30,7 +30,7 @@ others()
 
 
 @pytest.mark.slow
-def test_page_shows_stacks_of_all_nodes_and_missing_answers(
+def test_stacks_of_all_nodes_are_shown_and_missing_replies_reported(
     start: Start, launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     flags = ("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file", "--rdzv-id=stacked",

@@ -15,14 +15,14 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
-def test_no_seed_violates_an_invariant_or_hangs(first: int) -> None:
+def test_no_simulation_seed_violates_an_invariant_or_hangs(first: int) -> None:
     """The invariants in `watch` hold throughout each run, and the job ends."""
     for seed in range(first, first + 10):
         _, _, wrong = play(seed)
         assert not wrong, wrong
 
 
-def test_few_seeds_violate_no_invariant() -> None:
+def test_small_sample_of_seeds_violates_no_invariant() -> None:
     """This one is for `make quick`."""
     for seed in range(1000, 1012):
         _, _, wrong = play(seed)
@@ -33,7 +33,7 @@ def test_few_seeds_violate_no_invariant() -> None:
     "seed",
     [8_008_351, 8_021_866, 8_039_925, 8_050_320, 8_873_896, 202_094, 216_425, 220_422, 222_215],
 )
-def test_seeds_that_found_past_defects_pass(seed: int) -> None:
+def test_seeds_that_exposed_past_bugs_pass(seed: int) -> None:
     """The seeds found these defects.
 
     A preempted coordinator told no one that the job had ended. A node lost while its coordinator
@@ -47,7 +47,7 @@ def test_seeds_that_found_past_defects_pass(seed: int) -> None:
     assert not wrong, wrong
 
 
-def test_same_seed_gives_the_same_run() -> None:
+def test_same_seed_reproduces_same_simulation_run() -> None:
     """A run can be replayed from its seed in another process, whatever that process's hash seed."""
 
     def digests(hash_seed: str) -> str:
@@ -64,7 +64,7 @@ def test_same_seed_gives_the_same_run() -> None:
     assert first == second
 
 
-def test_failing_seed_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_seed_is_reported_with_its_last_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """A violation is shown with the seed's number and the last events before it."""
     monkeypatch.setattr(Watch, "settled", lambda self: "it is Monday")
     _, _, wrong = play(1)
@@ -73,7 +73,7 @@ def test_failing_seed_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "all trouble ends" in wrong
 
 
-def test_each_mutant_matches_exactly_one_line() -> None:
+def test_each_mutant_matches_exactly_one_line_of_code() -> None:
     """When a rule's code changes, its mutant must follow."""
     for mutant in MUTANTS:
         text = (ROOT / "src" / "relight" / mutant.module).read_text()

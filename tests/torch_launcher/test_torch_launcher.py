@@ -27,7 +27,7 @@ def parse_results(process: "subprocess.Popen[str]", out: str, errors: str) -> di
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_results_and_errors_match_torch(tmp_path: Path) -> None:
+def test_launcher_api_results_and_errors_match_torch(tmp_path: Path) -> None:
     """Functions and programs succeed, fail, are killed, exit, and restart, on one and two nodes.
     Then the drop-in runs alongside torch, and inside torchrun itself.
     """
@@ -51,7 +51,7 @@ def config(**fields: Any) -> LaunchConfig:
                         max_restarts=0, **fields)  # fmt: skip
 
 
-def test_logs_are_written_where_configured(
+def test_worker_logs_are_written_to_configured_directory(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The layout is torch's: `<log_dir>/<run id>_…/attempt_0/<local rank>/stdout.log`."""
@@ -65,7 +65,7 @@ def test_logs_are_written_where_configured(
     assert capfd.readouterr().out == "[default_role1]:rank 1\n"
 
 
-def test_signal_raises_torch_exception_after_workers_ended(tmp_path: Path) -> None:
+def test_signal_raises_torch_exception_once_workers_have_ended(tmp_path: Path) -> None:
     """Torch need not be imported, and the program's own handlers are restored by then."""
     (tmp_path / "caller.py").write_text("""
 import os, signal, sys, threading, time
@@ -108,14 +108,14 @@ except SignalException as error:
         ({"shutdown_timeout": float("nan")}, "true", "--shutdown-timeout=nan: expected a finite"),
     ],
 )
-def test_invalid_configuration_is_rejected(
+def test_invalid_launch_config_is_rejected(
     fields: dict[str, Any], entrypoint: Any, said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
         elastic_launch(config(**fields), entrypoint)()
 
 
-def test_unsupported_option_is_rejected() -> None:
+def test_unsupported_launch_config_option_is_rejected() -> None:
     with pytest.raises(UsageError, match="health_check_server is not supported"):
         elastic_launch(config(), "true", health_check_server=object())()
 
@@ -129,8 +129,8 @@ def test_missing_program_is_rejected(arguments: list[str], said: str) -> None:
         torch_launcher.main(arguments)
 
 
-def test_new_fields_reach_relight_run(capfd: pytest.CaptureFixture[str]) -> None:
-    """The prefix has had ${hostname} since torch 2.14; the timeout becomes a field after 2.14."""
+def test_fields_from_newer_torch_versions_are_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    """The prefix has had ${hostname} since torch 2.14; the timeout becomes a field after 2.15."""
     found = config(
         logs_specs=DefaultLogsSpecs(tee=1),
         log_line_prefix_template="${hostname} ${rank}|",
@@ -142,7 +142,7 @@ def test_new_fields_reach_relight_run(capfd: pytest.CaptureFixture[str]) -> None
     assert ("exit_barrier_timeout=7.5") in " ".join(torch_launcher._spec(found, "echo", ()).flags)
 
 
-def test_configuration_has_torch_defaults() -> None:
+def test_launch_config_has_same_defaults_as_torch() -> None:
     """The defaults, and the error for a negative time, are those of torch 2.13."""
     own = torch_launcher.LaunchConfig(1, 2, 3)
     assert (own.rdzv_backend, own.max_restarts, own.role) == ("etcd", 3, "default_role")

@@ -33,7 +33,9 @@ def config_of(root: Path, directory: Path) -> str:
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", ["file", "file/below"])
-def test_invalid_root_directory_is_named_in_one_error(tmp_path: Path, name: str, call: Any) -> None:
+def test_one_error_names_invalid_tracker_root_directory(
+    tmp_path: Path, name: str, call: Any
+) -> None:
     (tmp_path / "file").touch()
     tracker = backends.load("fsspec", config_of(tmp_path / name, tmp_path))
     with pytest.raises(MachineError, match="Not a directory") as caught:
@@ -51,7 +53,7 @@ def test_invalid_root_directory_is_named_in_one_error(tmp_path: Path, name: str,
         (errno.EDQUOT, "free space"),
     ],
 )
-def test_file_system_error_gives_remedy(number: int, hint: str) -> None:
+def test_file_system_error_suggests_remedy(number: int, hint: str) -> None:
     import fsspec
 
     class Files(fsspec.AbstractFileSystem):  # type: ignore[misc]
@@ -65,7 +67,7 @@ def test_file_system_error_gives_remedy(number: int, hint: str) -> None:
     assert hint in caught.value.hint
 
 
-def test_missing_directory_has_no_runs(tmp_path: Path) -> None:
+def test_missing_tracker_directory_contains_no_runs(tmp_path: Path) -> None:
     """The directory is created when the first value is recorded."""
     tracker = backends.load("fsspec", config_of(tmp_path / "a/b", tmp_path))
     assert (tracker.run_ids(), tracker.metadata("run"), tracker.sources("run")) == ([], {}, [])
@@ -73,7 +75,7 @@ def test_missing_directory_has_no_runs(tmp_path: Path) -> None:
     assert tracker.metadata("run") == {"lr": 0.1}
 
 
-def test_unknown_artifact_error_lists_existing_ones(
+def test_error_for_unknown_artifact_lists_existing_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(tmp_path / "runs", tmp_path)

@@ -75,7 +75,7 @@ def shape(files: Mapping[str, str]) -> list[tuple[str, Any]]:
     )
 
 
-def test_files_match_those_written_by_torchx(
+def test_tracker_files_match_those_written_by_torchx(
     run_from_env: FromEnv, config: str, tmp_path: Path
 ) -> None:
     run = run_from_env(
@@ -90,7 +90,7 @@ def test_files_match_those_written_by_torchx(
     ]  # fmt: skip
 
 
-def test_reads_files_written_by_torchx(tmp_path: Path) -> None:
+def test_reads_tracker_files_written_by_torchx(tmp_path: Path) -> None:
     """For each name, the last value is used; foreign files are skipped."""
     for path, text in {**RECORDED, "notes.txt": "", "NRXWGYLM/x": ""}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def test_reads_files_written_by_torchx(tmp_path: Path) -> None:
     assert found.metadata("unknown") == {}
 
 
-def test_unsubmitted_run_records_nothing(run_from_env: FromEnv) -> None:
+def test_run_outside_submitted_job_records_nothing(run_from_env: FromEnv) -> None:
     """Without a tracker, the same calls have no effect, as in TorchX."""
     run = run_from_env()
     record(run)
@@ -119,7 +119,9 @@ def test_unsubmitted_run_records_nothing(run_from_env: FromEnv) -> None:
     assert AppRun.run_from_env() is app_run_from_env()
 
 
-def test_unloadable_tracker_is_a_warning_in_a_job(run_from_env: FromEnv, config: str) -> None:
+def test_tracker_that_cannot_be_loaded_causes_only_a_warning_in_job(
+    run_from_env: FromEnv, config: str
+) -> None:
     """The other trackers still record."""
     with pytest.warns(UserWarning, match="unknown tracker: fspec"):
         run = run_from_env(TORCHX_JOB_ID=CHILD, TORCHX_TRACKERS="fspec,fsspec",
@@ -149,13 +151,15 @@ def test_invalid_tracker_is_rejected(
     assert re.search(said, f"{caught.value} {caught.value.hint}")
 
 
-def test_values_unsupported_by_json_are_rejected_by_name(config: str) -> None:
+def test_error_names_value_that_json_does_not_support(config: str) -> None:
     with pytest.raises(UsageError, match="metadata must be JSON-serializable"):
         backends.load("fsspec", config).add_metadata(CHILD, lr={1})
 
 
 @pytest.mark.needs_mlflow
-def test_mlflow_stores_the_same_records(run_from_env: FromEnv, tmp_path: Path) -> None:
+def test_mlflow_tracker_stores_same_records_as_fsspec_tracker(
+    run_from_env: FromEnv, tmp_path: Path
+) -> None:
     """Values are converted to strings, and artifacts are copied."""
     model = tmp_path / "model.pt"
     model.write_text("model")
@@ -187,7 +191,7 @@ run.add_artifact("log", "/l")
 """
 
 
-def test_run_job_records_with_its_id(
+def test_job_started_with_run_records_under_its_own_id(
     launch: Launch, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -208,12 +212,12 @@ def test_run_job_records_with_its_id(
 
 
 @pytest.mark.parametrize("name", ["a-b", "a:b=config", ""])
-def test_tracker_with_invalid_name_is_refused(launch: Launch, name: str) -> None:
+def test_tracker_with_invalid_name_is_rejected(launch: Launch, name: str) -> None:
     job = launch("run", f"--tracker={name}=x", "train.py")
     assert (job.returncode, "a tracker named" in job.stderr) == (2, True)
 
 
-def test_submitted_job_records_and_command_shows_it(
+def test_tracker_command_shows_records_of_submitted_job(
     launch: Launch,
     config: str,
     tmp_path: Path,

@@ -72,7 +72,7 @@ before = {*sys.modules, *getattr(sys.meta_path[0], "_hidden", ())}
 """
 
 
-def test_second_generation_preloads_what_the_first_imported(
+def test_second_generation_preloads_modules_imported_by_first(
     run: Callable[..., Path], script: Script
 ) -> None:
     """Installed modules that the first generation imported are preloaded. The user's own modules
@@ -121,7 +121,7 @@ def test_user_module_on_pythonpath_is_not_preloaded(
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv\n"
 
 
-def test_site_packages_on_pythonpath_count_as_installed(
+def test_modules_in_site_packages_on_pythonpath_count_as_installed(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
     """The directory's name is what counts; omitted modules are reported."""
@@ -138,7 +138,7 @@ def test_site_packages_on_pythonpath_count_as_installed(
     assert printed == "csv own parts.one tomllib\n"
 
 
-def test_watched_worker_sees_normal_environment_path_and_modules(
+def test_import_tracing_does_not_change_environment_sys_path_or_modules(
     run: Callable[..., Path],
 ) -> None:
     logs = run(
@@ -158,7 +158,7 @@ assert os.path.basename(sys._getframe().f_code.co_filename) == "train.py"
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
 
 
-def test_learning_waits_for_slow_interpreter_start(
+def test_import_tracing_waits_for_slow_interpreter_start(
     run: Callable[..., Path], tmp_path: Path
 ) -> None:
     """If a worker has imported nothing when it is first inspected, it is inspected again."""
@@ -169,7 +169,7 @@ def test_learning_waits_for_slow_interpreter_start(
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
 
 
-def test_user_sitecustomize_runs_in_watched_and_forked_workers(
+def test_user_sitecustomize_runs_in_traced_and_forked_workers(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
     (tmp_path / "lib").mkdir()
@@ -193,7 +193,7 @@ def test_package_next_to_script_is_not_imported_from_site_packages(
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv\n"
 
 
-def test_unfit_package_is_left_out(
+def test_package_that_starts_a_thread_is_not_preloaded(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
     """The workers' own virtual environment is used; modules that start a thread are left out."""
@@ -218,7 +218,7 @@ NEVER = (*SOON[:2], SOON[2].replace("0.3, 0.5", "1000, 1000"))
 """Starts a launcher that takes too long to learn what workers import."""
 
 
-def test_next_job_with_same_script_knows_what_to_import(
+def test_next_job_with_same_script_reuses_list_of_imports(
     run: Callable[..., Path], start: Start, tmp_path: Path, script: Script
 ) -> None:
     """The next job doesn't learn the modules again or retry unfit ones, but still reports those."""
@@ -244,7 +244,7 @@ def test_next_job_with_same_script_knows_what_to_import(
     assert (tmp_path / "tried").read_text() == tried + "x"  # by the first, cold worker
 
 
-def test_module_with_odd_name_is_not_preloaded(
+def test_module_whose_name_is_not_an_identifier_is_not_preloaded(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
     """importlib.import_module accepts names that an import statement can't contain."""
@@ -259,7 +259,7 @@ def test_module_with_odd_name_is_not_preloaded(
     assert not events(logs, "PreloadWithout")
 
 
-def test_script_known_to_set_variables_starts_cold(
+def test_script_known_to_set_variables_during_imports_starts_cold(
     run: Callable[..., Path], start: Start, script: Script, tmp_path: Path
 ) -> None:
     """The next job would otherwise wait for the modules; the script itself sets no variables."""
@@ -276,7 +276,7 @@ def test_script_known_to_set_variables_starts_cold(
 
 
 @pytest.mark.needs_root
-def test_import_priority_rises_over_time() -> None:
+def test_priority_of_background_import_rises_over_time() -> None:
     """On a busy machine, an import at the lowest priority gets a quarter of a processor after a
     while, and finally the usual priority. This also holds for a copy that replaces it.
     """
@@ -397,7 +397,7 @@ class Steps:
         return [path.read_text().strip() for path in paths]
 
 
-def test_imports_after_long_pause_are_learned_at_first_step(
+def test_imports_after_long_pause_are_recorded_at_first_step(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
     """A script that reads its data before building its model imports nothing for a longer time than
@@ -417,7 +417,7 @@ if restart == "0":
     assert len(events(job.logs, "PreloadStarted")) == 1
 
 
-def test_modules_imported_after_the_first_step_are_added(
+def test_modules_imported_after_first_step_are_preloaded_for_next_restart(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
     """A warm generation's process must stay until its end, so a new one imports them."""

@@ -77,7 +77,9 @@ def _run(
     return logs
 
 
-def test_restart_is_warm_without_a_flag(start: Start, script: Script, tmp_path: Path) -> None:
+def test_workers_restart_warm_even_without_preload_flag(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
     def is_ready() -> bool:
         files = (tmp_path / "logs").glob("*/events.jsonl")
         return any('"PreloadReady"' in path.read_text() for path in files)
@@ -87,7 +89,7 @@ def test_restart_is_warm_without_a_flag(start: Start, script: Script, tmp_path: 
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "True\n"
 
 
-def test_nothing_is_imported_ahead_if_memory_is_scarce(
+def test_no_module_is_preloaded_if_memory_is_scarce(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
     logs = _run(start, script(_BEFORE + _TRAIN), "scarce", (tmp_path / "asked").exists)
@@ -107,7 +109,7 @@ def test_nothing_is_imported_ahead_if_memory_is_scarce(
         (["--max-restarts=1", "--run-path"], {}, False),
     ],
 )
-def test_workers_are_watched_only_if_restarts_benefit(
+def test_worker_imports_are_traced_only_if_restarts_can_benefit(
     start: Start, script: Script, flags: list[str], variables: dict[str, str], is_watched: bool
 ) -> None:
     agent = start("run", *flags, script(_HOOK), variables=variables)

@@ -19,7 +19,9 @@ Script = Callable[..., Path]
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
 
-def test_workers_keep_libffi_descriptor(launch: Launch, script: Script, tmp_path: Path) -> None:
+def test_workers_keep_file_descriptor_opened_by_libffi(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
     """When ctypes is imported, libffi 3.5 opens its own file and maps code from it later."""
     (tmp_path / "lib").mkdir()
     library = tmp_path / "lib" / "libffi.so.8"
@@ -34,7 +36,7 @@ def test_workers_keep_libffi_descriptor(launch: Launch, script: Script, tmp_path
     assert result.stdout == f"{library}\n"
 
 
-def test_interpreter_leaving_files_open_is_not_forked(
+def test_interpreter_that_leaves_files_open_is_not_forked(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """Descriptors may be left open by the interpreter's own sitecustomize."""
@@ -55,7 +57,7 @@ def test_local_module_takes_precedence_over_preloaded_one(launch: Launch, script
     assert "the script would import a different csv" in result.stderr
 
 
-def test_broken_module_does_not_prevent_preloading_others(
+def test_broken_module_does_not_prevent_other_modules_from_preloading(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """One of two modules is broken, but the other one is preloaded nevertheless."""
@@ -69,7 +71,7 @@ def test_broken_module_does_not_prevent_preloading_others(
     assert "not using the preloading process" not in result.stderr
 
 
-def test_wrapper_as_python_exec_starts_workers_cold(
+def test_workers_start_cold_if_python_exec_is_a_wrapper(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """PYTHON_EXEC may be a program that starts Python; each worker then starts cold through it."""
@@ -81,7 +83,7 @@ def test_wrapper_as_python_exec_starts_workers_cold(
     assert "only an interpreter can be forked" in result.stderr
 
 
-def test_isolated_interpreter_runs_the_script_only_once(
+def test_isolated_interpreter_runs_script_only_once(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """If sitecustomize is not imported, the script still runs exactly once per worker."""
@@ -94,7 +96,7 @@ def test_isolated_interpreter_runs_the_script_only_once(
     assert "it starts without sitecustomize" in result.stderr
 
 
-def test_preload_has_no_effect_with_no_python(launch: Launch) -> None:
+def test_preload_flag_has_no_effect_on_non_python_program(launch: Launch) -> None:
     """With --no-python, a message says that --preload has no effect."""
     result = launch("run", "--preload=json", "--no-python", "true")
     assert result.returncode == 0
@@ -222,7 +224,7 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
-def test_ddp_job_survives_all_kills(warm_torch: WarmTorch, kills: int) -> None:
+def test_ddp_job_restarts_warm_after_every_kill(warm_torch: WarmTorch, kills: int) -> None:
     """With torch preloaded, each restart is warm, and the result is that of a cold start."""
     flags = ("--nproc-per-node=2", f"--max-restarts={kills}", "-v")
     result = warm_torch.run(DDP, *flags, KILLS=str(kills))
@@ -232,7 +234,7 @@ def test_ddp_job_survives_all_kills(warm_torch: WarmTorch, kills: int) -> None:
 
 
 @pytest.mark.slow
-def test_descriptors_exceeding_one_message_reach_warm_workers(
+def test_descriptors_sent_in_several_messages_reach_right_warm_workers(
     launch: Launch, script: Script
 ) -> None:
     """If the descriptors do not fit into one message, they still reach the right workers."""

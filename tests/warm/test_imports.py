@@ -124,7 +124,7 @@ def test_each_worker_has_its_own_temporary_directory(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_module_unfit_for_sharing_is_left_out(
+def test_module_that_workers_cannot_share_is_not_preloaded(
     launch: Launch, script: Script, library: Library
 ) -> None:
     """Modules that workers can't share, and their dependents, are left out; others are loaded."""
@@ -153,7 +153,7 @@ def test_module_unfit_for_sharing_is_left_out(
     assert f"it needs {names['a lock']}" in why["tries"]
 
 
-def test_unfit_dependencies_are_found_in_few_trials(
+def test_dependencies_that_cannot_be_shared_are_found_in_few_trials(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """An unfit module imports 100 others. All fit modules are loaded after a few trials, instead of
@@ -189,7 +189,7 @@ if preload is not None:
     assert (tmp_path / "trials").read_text().count("one") < 15
 
 
-def test_only_import_reading_all_variables_is_searched() -> None:
+def test_only_imports_that_read_all_variable_values_are_searched() -> None:
     """Searching everything that was imported takes seconds. A module that only reads the names, as
     most do, can't have kept a value.
     """
@@ -233,7 +233,7 @@ print(watch.reads, "TQDM_" in watch.prefixes["__main__"])
 
 
 @pytest.mark.parametrize("version", ["3.11.7", "3.12.1", "3.13.0", "3.14.0"])
-def test_loop_over_all_variables_reads_none_of_them_by_name(version: str) -> None:
+def test_iterating_over_environment_does_not_count_as_reading_each_variable(version: str) -> None:
     """The import of tqdm has such a loop. A warm process does not depend on variables that the loop
     skips, such as TORCHELASTIC_RUN_ID, which differs between jobs.
     """
@@ -257,7 +257,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_process_made_unfit_by_import_is_not_forked(
+def test_process_is_not_forked_if_import_makes_forking_unsafe(
     what: str, launch: Launch, script: Script, library: Library
 ) -> None:
     """A process that can't fork workers is not used, and the reason is reported."""
@@ -282,7 +282,7 @@ def test_process_made_unfit_by_import_is_not_forked(
     ids=["end of sys.path", "another variable", "memory of its own", "a prefix", "a copy",
          "a name"],
 )  # fmt: skip
-def test_harmless_import_effects_allow_forking(
+def test_harmless_side_effects_of_imports_allow_forking(
     text: str, launch: Launch, script: Script, library: Library
 ) -> None:
     """Effects that each worker's own import would also have don't force a cold start."""
@@ -290,7 +290,7 @@ def test_harmless_import_effects_allow_forking(
     assert "workers start with preloaded modules" in result.stderr, result.stderr
 
 
-def test_variable_read_by_sitecustomize_is_noticed(
+def test_variable_read_by_sitecustomize_is_detected(
     launch: Launch, script: Script, library: Library
 ) -> None:
     """Even code that reads a worker's variables before any module is imported is noticed."""
@@ -313,7 +313,9 @@ def test_hanging_fork_is_abandoned(launch: Launch, script: Script, library: Libr
     )
 
 
-def test_hanging_import_is_named(start: Start, script: Script, library: Library) -> None:
+def test_message_names_module_whose_import_hangs(
+    start: Start, script: Script, library: Library
+) -> None:
     """While the first generation waits, a message names the module that is being imported."""
     agent = start("run", "--preload=json,culprit", script(SAYS_RAN), command=IMPATIENT,
                   variables=library("import time\ntime.sleep(1000)"))  # fmt: skip
@@ -326,7 +328,7 @@ def test_hanging_import_is_named(start: Start, script: Script, library: Library)
 
 
 @pytest.mark.parametrize("end", ["1 / 0", "os._exit(3)", "pass", "time.sleep(1000)"])
-def test_failed_import_leaves_no_process(
+def test_failed_import_leaves_no_process_behind(
     end: str,
     start: Start,
     script: Script,
@@ -359,7 +361,7 @@ subprocess.run(["sh", "-c", "setsid sleep {marker} >&- 2>&- &"])
     assert marked(marker) == []
 
 
-def test_few_descriptors_suffice_for_many_workers(launch: Launch, script: Script) -> None:
+def test_many_workers_start_despite_low_descriptor_limit(launch: Launch, script: Script) -> None:
     """The agent raises its own limit as far as possible; its workers keep the user's limit."""
     path = script("import resource\nprint(resource.getrlimit(7)[0])")
     limited = ("sh", "-c", f'ulimit -Sn 64; {ONE_PROCESSOR} -m relight "$@"', "sh")
@@ -370,7 +372,7 @@ def test_few_descriptors_suffice_for_many_workers(launch: Launch, script: Script
         assert ("workers start with preloaded modules" in result.stderr) == bool(flags)
 
 
-def test_descriptor_shortage_is_named(launch: Launch, script: Script) -> None:
+def test_error_names_descriptor_limit_that_is_too_low(launch: Launch, script: Script) -> None:
     """If even the hard limit is too low, the hint names that limit."""
     limited = ("sh", "-c", 'ulimit -n 64; exec "$0" -m relight "$@"', sys.executable)
     result = launch("run", "--nproc-per-node=100", script(SAYS_RAN), command=limited)
@@ -390,14 +392,16 @@ def test_job_in_removed_directory_starts_warm(start: Start, script: Script, tmp_
     assert b"workers start with preloaded modules" in errors
 
 
-def test_preloading_local_module_is_refused_with_a_reason(launch: Launch, script: Script) -> None:
+def test_preloading_local_module_is_rejected_with_a_reason(launch: Launch, script: Script) -> None:
     """The reason tells users why their own module is not found."""
     script("", "own.py")
     result = launch("run", "--preload=own", "--", script(SAYS_RAN))
     assert "modules beside the script are not preloaded" in result.stderr
 
 
-def test_main_module_has_absolute_file(launch: Launch, script: Script, library: Library) -> None:
+def test_file_of_main_module_is_absolute_during_preload(
+    launch: Launch, script: Script, library: Library
+) -> None:
     """An import that reads `__main__.__file__` sees the same value as in a worker."""
     found = library("import __main__\nfile = __main__.__file__")
     script("import culprit\nprint(culprit.file == __file__)")
@@ -406,7 +410,7 @@ def test_main_module_has_absolute_file(launch: Launch, script: Script, library: 
     assert "workers start with preloaded modules" in result.stderr
 
 
-def test_stream_settings_of_imports_are_kept(
+def test_stream_settings_changed_by_imports_are_kept(
     launch: Launch, script: Script, library: Library
 ) -> None:
     """If a module enables line buffering, the worker also gets it."""
@@ -417,7 +421,7 @@ def test_stream_settings_of_imports_are_kept(
     assert "workers start with preloaded modules" in result.stderr
 
 
-def test_excessive_import_output_is_truncated_and_counted(
+def test_excessive_output_from_imports_is_truncated(
     launch: Launch, library: Library, script: Script
 ) -> None:
     """Each worker shows the first part, and a line says how much is left out."""
@@ -452,7 +456,7 @@ def test_processes_started_by_imports_end_with_agent(
     wait_until_gone(marker, LIMIT_S)
 
 
-def test_unseeded_generators_are_reseeded(
+def test_unseeded_random_generators_are_reseeded_in_each_worker(
     launch: Launch, script: Script, library: Library, tmp_path: Path
 ) -> None:
     """A generator that was created during an import draws different numbers in each worker, unless

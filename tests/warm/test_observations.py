@@ -50,7 +50,9 @@ def compare(cold: list[Seen], warm: list[Seen]) -> None:
 
 @pytest.mark.parametrize("form", ["file", "module", "relative import", "directory", "safe path",
                                   "launch", "dev mode", "C locale", "pythonpath"])  # fmt: skip
-def test_script_sees_the_same_cold_and_warm(form: str, launch: Launch, tmp_path: Path) -> None:
+def test_script_sees_same_process_state_cold_and_warm(
+    form: str, launch: Launch, tmp_path: Path
+) -> None:
     """More than 40 observations of a process are equal for each way to name the script."""
     package = tmp_path / "package"
     package.mkdir()
@@ -94,7 +96,7 @@ def test_script_sees_the_same_cold_and_warm(form: str, launch: Launch, tmp_path:
     compare(*observations(tmp_path, run))
 
 
-def test_script_on_a_terminal_sees_the_same_cold_and_warm(tmp_path: Path) -> None:
+def test_script_on_terminal_sees_same_process_state_cold_and_warm(tmp_path: Path) -> None:
     """The streams are terminals in both cases."""
 
     def run(preload: str) -> None:
@@ -116,7 +118,7 @@ def test_script_on_a_terminal_sees_the_same_cold_and_warm(tmp_path: Path) -> Non
     compare(*observations(tmp_path, run, ranks=1))
 
 
-def test_randomness_is_not_shared(launch: Launch, tmp_path: Path) -> None:
+def test_warm_workers_do_not_share_random_state(launch: Launch, tmp_path: Path) -> None:
     """Workers in one generation draw different numbers, names, and keys."""
     variables = {"RESULT": str(tmp_path / "result")}
     result = launch("run", f"--preload={MODULES}", "--nproc-per-node=2", PROBE, **variables)

@@ -162,7 +162,7 @@ def parent(pid: int) -> int:
 # Which jobs use a warm process.
 
 
-def test_next_job_uses_warm_process_with_any_arguments(shell: Shell) -> None:
+def test_next_job_uses_warm_process_whatever_its_arguments(shell: Shell) -> None:
     """Concurrent jobs can share one process; each worker has its own arguments."""
     shell.script.write_text("import json, sys, os\nprint(os.environ['RANK'], sys.argv[1:])\n")
     pid = shell.make()
@@ -183,7 +183,7 @@ def test_next_job_uses_warm_process_with_any_arguments(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("form", ["module", "directory", "archive"])
-def test_every_way_to_name_a_script_supports_warm_process(shell: Shell, form: str) -> None:
+def test_module_directory_and_archive_scripts_can_use_warm_process(shell: Shell, form: str) -> None:
     package = shell.folder / "package"
     package.mkdir()
     (package / "__main__.py").write_text("import sys\nprint('main', sys.argv[1:])\n")
@@ -196,14 +196,14 @@ def test_every_way_to_name_a_script_supports_warm_process(shell: Shell, form: st
     assert TOOK in result.stderr and result.stdout == "main ['x']\n"
 
 
-def test_jobs_without_preload_use_no_warm_process(shell: Shell) -> None:
+def test_jobs_without_preload_flag_use_no_warm_process(shell: Shell) -> None:
     shell.make()
     for flags in ((), ("--preload=json", "--run-path"), ("--preload=json", "--numa-binding=node")):
         result = shell.relight("run", "-v", *flags, shell.script)
         assert result.stdout == "trains\n" and TOOK not in result.stderr, flags
 
 
-def test_keep_warm_leaves_process_for_next_job(shell: Shell) -> None:
+def test_keep_warm_flag_leaves_warm_process_for_next_job(shell: Shell) -> None:
     """--keep-warm alone preloads the modules that the script imports, even after a short job."""
     shell.script.write_text("import decimal, json\nprint('trains')\n")
     first = shell.relight("run", "--keep-warm", "-v", shell.script)
@@ -218,7 +218,7 @@ def test_keep_warm_leaves_process_for_next_job(shell: Shell) -> None:
     assert "preload" not in third.stderr
 
 
-def test_warm_process_gets_all_modules_imported_by_worker(shell: Shell) -> None:
+def test_warm_process_preloads_all_modules_imported_by_worker(shell: Shell) -> None:
     (shell.packages / "one.py").write_text("")
     (shell.packages / "two.py").write_text("")
     shell.script.write_text("import one\n")
@@ -256,7 +256,7 @@ def test_only_one_warm_process_is_created_at_a_time(shell: Shell) -> None:
     assert shell.takes(modules="slow")
 
 
-def test_variable_set_by_a_library_is_found_once(shell: Shell) -> None:
+def test_variable_set_by_library_is_detected_only_once(shell: Shell) -> None:
     """A library that isn't preloaded, because it reads RANK, sets a variable during its own import.
     The second job finds that out, and the process that it leaves behind has the value.
     """
@@ -286,7 +286,7 @@ IMPATIENT = (
 """Relight that doesn't wait for imports if it does not know how long they take."""
 
 
-def test_restart_uses_process_that_was_not_ready_at_start(shell: Shell) -> None:
+def test_restart_uses_warm_process_that_was_not_ready_at_start(shell: Shell) -> None:
     """A job that starts cold during another job's imports uses them once they are done."""
     (shell.packages / "slow.py").write_text(
         "import os, time\nopen('began', 'w')\n"
@@ -321,7 +321,7 @@ def test_restart_uses_process_that_was_not_ready_at_start(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("how", ["stop", "stop by pid", "while"])
-def test_warm_process_stuck_in_imports_is_ended(shell: Shell, how: str) -> None:
+def test_warm_process_stuck_in_import_can_be_ended(shell: Shell, how: str) -> None:
     """The process is ended by its user, or when the process that it must not outlive has ended. The
     job that started it is long over.
     """
@@ -352,7 +352,7 @@ def test_warm_process_stuck_in_imports_is_ended(shell: Shell, how: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "module", "directory"])
-def test_script_sees_the_same_cold_and_in_warm_process(shell: Shell, kind: str) -> None:
+def test_script_sees_same_process_state_cold_and_in_warm_process(shell: Shell, kind: str) -> None:
     """The process was created from another session, with different arguments, variables, and
     streams, and the script has been edited since.
     """
@@ -379,7 +379,7 @@ def test_script_sees_the_same_cold_and_in_warm_process(shell: Shell, kind: str) 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_script_ends_the_same_cold_and_in_warm_process(shell: Shell) -> None:
+def test_script_ends_the_same_way_cold_and_in_warm_process(shell: Shell) -> None:
     """The script ends in all 71 ways; it is edited between the jobs that use one process."""
     pid = shell.make(modules=ENDING_MODULES)
     (shell.folder / "neighbour.py").write_text("x = 3\n")
@@ -456,7 +456,7 @@ def made_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         ("READER_OF_PREFIX", (), {"READER_OF_PREFIX": "secret"}),
     ],
 )
-def test_mismatch_is_named_and_job_starts_cold(
+def test_job_that_does_not_match_warm_process_starts_cold(
     made_shell: Shell, fact: str, under: tuple[str, ...], variables: dict[str, str]
 ) -> None:
     if under[:1] == ("INHERITING",):
@@ -475,7 +475,9 @@ def test_mismatch_is_named_and_job_starts_cold(
     assert "secret" not in line
 
 
-def test_signals_reserved_by_libc_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_process_match_ignores_signals_reserved_by_libc(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Until the process has a thread, they may or may not be ignored, depending on how a shell or
     make started it (nptl(7)).
     """
@@ -490,12 +492,12 @@ def test_signals_reserved_by_libc_do_not_matter(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.needs_root
 @pytest.mark.parametrize("kind", ["net", "uts", "ipc", "mount"])
-def test_different_namespace_does_not_fit(made_shell: Shell, kind: str) -> None:
+def test_warm_process_is_not_used_from_another_namespace(made_shell: Shell, kind: str) -> None:
     result = made_shell.job(modules="json,reader", under=("unshare", f"--{kind}"))
     assert ": namespace " in result.stderr and TOOK not in result.stderr
 
 
-def test_different_interpreter_directory_or_module_does_not_fit(
+def test_warm_process_requires_same_interpreter_directory_and_modules(
     shell: Shell, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     shell.make()
@@ -520,7 +522,7 @@ def test_different_interpreter_directory_or_module_does_not_fit(
         "sitecustomize",
     ],
 )
-def test_changed_package_is_detected_immediately(shell: Shell, change: str) -> None:
+def test_change_in_preloaded_package_is_detected_immediately(shell: Shell, change: str) -> None:
     """Even changes within the same second that keep the size are detected; the process ends."""
     module = shell.packages / "package.py"
     data = shell.folder / "data.txt"
@@ -569,7 +571,7 @@ def test_changed_package_is_detected_immediately(shell: Shell, change: str) -> N
         wait(lambda: is_gone(pid))
 
 
-def test_variables_quoted_by_pth_modules_count_as_read(
+def test_variables_named_in_pth_modules_count_as_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Modules in .pth files run before anything can be traced, so every name in them counts."""
@@ -582,7 +584,7 @@ def test_variables_quoted_by_pth_modules_count_as_read(
     assert file_tracer._module_words() >= {"MYMODE"}
 
 
-def test_irrelevant_changes_still_fit(shell: Shell) -> None:
+def test_warm_process_is_used_despite_irrelevant_changes(shell: Shell) -> None:
     """The script, its neighbours, compiled files, and other variables may change."""
     shell.make()
     shell.script.write_text("import json, neighbour\nprint('edited', neighbour.x)\n")
@@ -603,7 +605,7 @@ def test_file_changed_during_import_invalidates_warm_process(shell: Shell) -> No
     assert not shell.list()
 
 
-def test_module_reading_a_changing_file_is_left_out(shell: Shell) -> None:
+def test_module_that_reads_a_changing_file_is_not_preloaded(shell: Shell) -> None:
     """Only that module is left out: the process keeps the others."""
     (shell.packages / "busy.py").write_text(
         "open('status', 'w').write('new')\nopen('status').read()\n"
@@ -615,7 +617,7 @@ def test_module_reading_a_changing_file_is_left_out(shell: Shell) -> None:
     assert shell.pids()
 
 
-def test_only_changed_data_content_matters(shell: Shell) -> None:
+def test_data_file_rewritten_with_same_content_keeps_warm_process_valid(shell: Shell) -> None:
     """A file rewritten with the same content, as by a package manager, doesn't matter."""
     data = shell.packages / "settings.json"
     data.write_text("1")
@@ -630,7 +632,7 @@ def test_only_changed_data_content_matters(shell: Shell) -> None:
     assert "settings.json has changed" in shell.job(modules="reader").stderr
 
 
-def test_only_used_libraries_matter_in_linker_cache(
+def test_linker_cache_changes_matter_only_for_libraries_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, libc = tmp_path / "ld.so.cache", next(file_tracer._mapped())
@@ -644,7 +646,7 @@ def test_only_used_libraries_matter_in_linker_cache(
     assert inputs.changed() == f"{cache} refers to different files for libraries in use"
 
 
-def test_import_reading_arguments_is_left_to_each_worker(shell: Shell) -> None:
+def test_module_that_reads_arguments_is_imported_by_each_worker(shell: Shell) -> None:
     (shell.packages / "reads.py").write_text("import sys\nwords = sys.argv[1:]\n")
     shell.script.write_text("import json, reads\nprint(reads.words)\n")
     made = shell.relight("warm", "start", "--preload=json,reads", shell.script)
@@ -699,7 +701,7 @@ def test_warm_directory_must_be_private(shell: Shell) -> None:
 
 
 @pytest.mark.needs_root
-def test_other_users_get_no_answer(shell: Shell) -> None:
+def test_warm_process_does_not_respond_to_other_users(shell: Shell) -> None:
     """The permissions of the directory and the socket have been opened up."""
     shell.make()
     folder = shell.runtime / "relight"
@@ -725,7 +727,7 @@ def test_other_users_get_no_answer(shell: Shell) -> None:
     assert shell.takes()
 
 
-def test_garbage_on_the_socket_is_harmless(shell: Shell) -> None:
+def test_warm_process_ignores_garbage_on_its_socket(shell: Shell) -> None:
     pid = shell.make()
     (path,) = (x for x in (shell.runtime / "relight").iterdir() if stat.S_ISSOCK(x.stat().st_mode))
     folder = os.open(path.parent, os.O_PATH)
@@ -783,7 +785,9 @@ def pids_of(process: "subprocess.Popen[str]", workers: int) -> list[int]:
         ("warm process", "guard"),
     ],
 )
-def test_no_worker_survives_any_kill(shell: Shell, victims: str, stopped: str) -> None:
+def test_no_worker_survives_if_any_process_of_job_is_killed(
+    shell: Shell, victims: str, stopped: str
+) -> None:
     """Even processes started in another session end; the warm process serves the next job."""
     pid = shell.make()
     text = shell.script.read_text()
@@ -819,7 +823,7 @@ def test_no_worker_survives_any_kill(shell: Shell, victims: str, stopped: str) -
         assert not shell.takes()
 
 
-def test_job_in_warm_process_restarts_its_workers(shell: Shell) -> None:
+def test_job_can_restart_workers_from_warm_process(shell: Shell) -> None:
     """The warm process forks the new workers; if it is killed, the job continues without it."""
     pid = shell.make()
     shell.script.write_text(
@@ -854,7 +858,7 @@ def test_warm_process_ends_when_unused(shell: Shell) -> None:
     assert not list((shell.runtime / "relight").glob("[!lj]*"))
 
 
-def test_warm_process_ends_with_watched_process(shell: Shell) -> None:
+def test_warm_process_ends_with_process_it_was_tied_to(shell: Shell) -> None:
     other = subprocess.Popen(["sleep", "1000"])
     pid = shell.make(f"--keep-warm=while:{other.pid}", str(shell.script))
     assert shell.takes()
@@ -864,7 +868,7 @@ def test_warm_process_ends_with_watched_process(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("what", ["socket", "directory"])
-def test_warm_process_ends_when_unreachable(shell: Shell, what: str) -> None:
+def test_warm_process_ends_when_its_socket_is_removed(shell: Shell, what: str) -> None:
     """At logout, for example, the user's directory is removed."""
     pid = shell.make()
     folder = shell.runtime / "relight"
@@ -876,7 +880,7 @@ def test_warm_process_ends_when_unreachable(shell: Shell, what: str) -> None:
     wait(lambda: is_gone(pid))
 
 
-def test_warm_stop_ends_process_after_current_job(shell: Shell) -> None:
+def test_warm_stop_command_ends_warm_process_after_current_job(shell: Shell) -> None:
     """The process finishes the current job and accepts no other."""
     pid = shell.make()
     shell.script.write_text("import time\nprint('pids', flush=True)\ntime.sleep(1000)\n")
@@ -921,7 +925,7 @@ def test_idle_warm_process_never_wakes_up(shell: Shell) -> None:
     assert switches() == before
 
 
-def test_warm_process_is_bound_to_its_login_session(shell: Shell) -> None:
+def test_warm_process_is_not_used_from_another_login_session(shell: Shell) -> None:
     """A session started by pam_loginuid(8) ends with its first process."""
     login = 'echo 0 > /proc/self/loginuid && "$@" && echo made && read word'
     command = [*RELIGHT, "warm", "start", "--preload=json", str(shell.script)]
@@ -981,7 +985,7 @@ process.run(ours, os.getppid())
         process.stdout.close()
 
 
-def test_memory_pressure_is_watched_through_the_kernel() -> None:
+def test_memory_pressure_is_monitored_through_the_kernel() -> None:
     """The test needs a writable /proc/pressure. Real pressure would harm other tests."""
     from relight.preload import warm_process
 
@@ -998,7 +1002,7 @@ def test_memory_pressure_is_watched_through_the_kernel() -> None:
 # relight warm.
 
 
-def test_warm_command_lists_processes(shell: Shell) -> None:
+def test_warm_command_lists_warm_processes(shell: Shell) -> None:
     assert "you have no warm processes" in shell.relight("warm").stderr
     pid = shell.make()
     assert shell.takes()
@@ -1030,16 +1034,14 @@ def test_warm_command_lists_processes(shell: Shell) -> None:
         (("run", "--keep-warm=until:3", "train.py"), "while:PID with the pid"),
     ],
 )
-def test_invalid_arguments_are_refused_by_name(
-    shell: Shell, words: tuple[str, ...], said: str
-) -> None:
+def test_error_names_invalid_argument(shell: Shell, words: tuple[str, ...], said: str) -> None:
     result = shell.relight(*words)
     assert result.returncode == 2, result.stderr
     assert said in result.stderr and "Traceback" not in result.stderr
     assert not any(path.is_socket() for path in shell.runtime.glob("relight/*"))
 
 
-def test_second_warm_start_reuses_existing_process(shell: Shell) -> None:
+def test_second_warm_start_command_reuses_existing_process(shell: Shell) -> None:
     pid = shell.make()
     again = shell.relight("warm", "start", "--preload=json", shell.script)
     assert again.returncode == 0 and f"already running: pid {pid}" in again.stderr
@@ -1066,7 +1068,7 @@ entry()
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("by", [RELIGHT, (sys.executable, "-c", BUSY)], ids=["idle", "busy"])
-def test_interrupted_warm_start_leaves_nothing(
+def test_interrupted_warm_start_command_leaves_nothing_behind(
     shell: Shell, by: tuple[str, ...], number: signal.Signals
 ) -> None:
     (shell.packages / "endless.py").write_text(ENDLESS)
@@ -1081,7 +1083,7 @@ def test_interrupted_warm_start_leaves_nothing(
     wait(lambda: is_gone(int((shell.folder / "pid").read_text())))
 
 
-def test_function_calls_use_the_warm_process(shell: Shell) -> None:
+def test_launched_functions_use_warm_process(shell: Shell) -> None:
     """The first call leaves the process behind, and it stays as long as the caller runs."""
     (shell.packages / "package.py").write_text("value = 1\n")
     shell.script.write_text("""
@@ -1121,7 +1123,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("kind", ["silent", "slow"])
-def test_unresponsive_warm_process_does_not_block_another(shell: Shell, kind: str) -> None:
+def test_unresponsive_warm_process_does_not_block_use_of_another(shell: Shell, kind: str) -> None:
     """A process hangs, or sends its response byte by byte, on a socket that looks newer."""
     shell.make()
     (path,) = (path for path in (shell.runtime / "relight").iterdir() if path.is_socket())
@@ -1144,7 +1146,7 @@ def test_unresponsive_warm_process_does_not_block_another(shell: Shell, kind: st
         hanging.kill()
 
 
-def test_endless_imports_are_ended() -> None:
+def test_warm_process_with_endless_import_is_ended() -> None:
     code = (
         "import os, time\nfrom relight.preload import guard\n"
         "guard.IMPORT_LIMIT_S = 0.5\n"
@@ -1196,14 +1198,14 @@ def test_querying_warm_process_does_not_disturb_job(shell: Shell, what: str) -> 
         assert job.wait(LIMIT_S) == 0
 
 
-def test_long_module_list_is_shortened(shell: Shell) -> None:
+def test_long_list_of_modules_is_shortened(shell: Shell) -> None:
     names = "json,csv,decimal,fractions,statistics,colorsys,tomllib,wave"
     shell.make(modules=names)
     line = shell.relight("warm").stdout.splitlines()[1]
     assert "json,csv,decimal,fractions,statistics and 3 more" in line
 
 
-def test_ineffective_keep_warm_flags_are_refused_or_noted(shell: Shell) -> None:
+def test_keep_warm_flag_without_effect_is_rejected_or_reported(shell: Shell) -> None:
     result = shell.relight("run", "--keep-warm=while:4194305", shell.script)
     assert result.returncode == 2
     assert "--keep-warm=while:4194305: no process has this pid" in result.stderr
@@ -1215,7 +1217,7 @@ def test_ineffective_keep_warm_flags_are_refused_or_noted(shell: Shell) -> None:
     assert "--keep-warm has no effect with --no-python" in result.stderr
 
 
-def test_second_start_of_short_script_knows_its_modules(shell: Shell) -> None:
+def test_second_start_of_short_script_preloads_its_modules(shell: Shell) -> None:
     """The script ends before a process could import its modules alongside it."""
     module = shell.packages / "slow.py"
     module.write_text("import time\ntime.sleep(0.1)\n")

@@ -8,7 +8,7 @@ from warm.test_processes import Shell, is_gone, shell, wait
 __all__ = ["shell"]  # a fixture
 
 
-def test_suspended_warm_process_is_named(shell: Shell) -> None:
+def test_warm_command_reports_suspended_warm_process(shell: Shell) -> None:
     """The message explains how to end the process, which also ends its guard."""
     pid = shell.make()
     os.kill(pid, signal.SIGSTOP)

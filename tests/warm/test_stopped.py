@@ -75,7 +75,7 @@ def agent(
 
 
 @pytest.mark.parametrize("agent", KINDS, ids=IDS, indirect=True)
-def test_job_with_stopped_spawner_can_be_terminated(
+def test_job_with_suspended_spawner_can_be_terminated(
     agent: "subprocess.Popen[bytes]",
     marker: str,
 ) -> None:
@@ -86,7 +86,7 @@ def test_job_with_stopped_spawner_can_be_terminated(
 
 
 @pytest.mark.parametrize("agent", KINDS, ids=IDS, indirect=True)
-def test_stopped_spawner_cleans_up_when_agent_is_killed(
+def test_suspended_spawner_cleans_up_when_agent_is_killed(
     agent: "subprocess.Popen[bytes]",
     marker: str,
 ) -> None:
@@ -114,7 +114,7 @@ def test_spawner_held_by_debugger_is_killed(
     assert marked(marker) == []
 
 
-def test_never_started_workers_are_not_reported_as_killed() -> None:
+def test_workers_that_were_never_started_are_not_reported_as_killed() -> None:
     """If the process that should start the workers fails, that is the reason, and not SIGKILL."""
 
     def fork(plans: object, scratch: str) -> tuple[int, socket.socket]:
@@ -146,7 +146,7 @@ sys.exit(restart == "0")
 
 
 @pytest.mark.parametrize("flags", KINDS, ids=IDS)
-def test_signals_to_spawner_do_not_end_workers(
+def test_signals_sent_to_spawner_do_not_end_workers(
     start: Start, script: Script, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     """A signal to it ends neither the workers nor, after they have ended, a warm spawner."""

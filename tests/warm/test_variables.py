@@ -44,7 +44,7 @@ SETS = {
 
 
 @pytest.mark.parametrize("what", SETS)
-def test_variable_set_before_import_is_respected(
+def test_variable_set_before_importing_preloaded_module_is_respected(
     what: str, launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
     """A worker that was forked with the module starts over cold, in the same process."""
@@ -63,7 +63,7 @@ print(numpy._core._multiarray_umath.__cpu_features__.get("X86_V3", False))
 """
 
 
-def test_putenv_is_respected_by_compiled_code(launch: Launch, script: Script) -> None:
+def test_variable_set_with_putenv_is_seen_by_compiled_code(launch: Launch, script: Script) -> None:
     """With os.putenv alone, only code that calls getenv sees the value, as in a cold worker."""
     result = launch("run", "--preload=numpy", "-v", script(NUMPY))
     assert "workers start with preloaded modules" in result.stderr
@@ -88,7 +88,7 @@ def test_torch_variable_does_not_affect_other_compiled_modules(
      'os.environ["LIBRARY_MODE"] = "1"\ndel os.environ["LIBRARY_MODE"]', ""],
     ids=["another", "late", "undone", "nothing"],
 )  # fmt: skip
-def test_variable_read_by_no_module_is_harmless(
+def test_setting_variable_that_no_module_reads_does_not_restart_worker(
     text: str, launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
     """A variable that no module has read, or that is set after the import, causes no new start."""
@@ -108,7 +108,7 @@ def test_script_that_has_written_a_file_is_not_restarted(
     assert "continues, with the value that was set at import time" in stderr
 
 
-def test_modules_stay_hidden_until_imported(
+def test_preloaded_modules_stay_hidden_until_imported(
     launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
     """A worker has the modules once it imports them, and importlib can find them before."""
@@ -153,7 +153,7 @@ sys.exit(restart != "{last}")
 """
 
 
-def test_next_process_imports_with_first_workers_variables(
+def test_next_preload_uses_variables_set_by_first_generation(
     start: Start, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     """The first generation starts cold; its variables are set when the modules are imported."""
@@ -170,7 +170,7 @@ def test_next_process_imports_with_first_workers_variables(
     assert b"again" not in errors
 
 
-def test_variable_changing_every_attempt_starts_workers_cold(
+def test_workers_start_cold_if_a_variable_changes_with_every_attempt(
     start: Start, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     """A variable with a different value in each attempt can't be adopted; the reason is shown."""
@@ -199,7 +199,7 @@ print(library.__file__.split(os.sep)[-2], library.below.WHO, flush=True)
 
 
 @pytest.mark.parametrize("before", ["", 'os.mkdir("once")'])
-def test_package_placed_first_on_path_is_imported(
+def test_package_placed_first_on_sys_path_is_imported(
     launch: Launch, script: Script, library: dict[str, str], before: str, tmp_path: Path
 ) -> None:
     """Modules below the package are found there too, even if the script can't be restarted."""
@@ -214,7 +214,7 @@ def test_package_placed_first_on_path_is_imported(
     assert ("restarts without preloaded modules" in stderr) == (not before)
 
 
-def test_directory_above_installed_packages_does_not_hide_packages(
+def test_sys_path_entry_above_site_packages_does_not_hide_packages(
     launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     """An example is a virtual environment in the project's directory."""
@@ -225,7 +225,7 @@ def test_directory_above_installed_packages_does_not_hide_packages(
     assert run(launch, library, path)[0] == "third {}\n"
 
 
-def test_alias_of_package_path_is_the_same_package(
+def test_package_found_through_symbolic_link_is_the_same_package(
     launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "lib64").symlink_to("site-packages")
@@ -247,7 +247,7 @@ print(user.value, sys.modules["library"] is mine, flush=True)
 
 
 @pytest.mark.parametrize("before", ["", 'os.mkdir("once")'])
-def test_module_placed_in_sys_modules_is_kept(
+def test_module_that_script_puts_into_sys_modules_is_kept(
     launch: Launch, script: Script, library: dict[str, str], before: str
 ) -> None:
     """If a script can be restarted, other modules also use the script's own module."""

@@ -44,7 +44,7 @@ class WarmJob(Job):
         self.until(lambda: events(logs, "PreloadReady"), f"warm modules, {logs}")
 
 
-def test_waiting_node_starts_with_modules_imported(tmp_path: Path) -> None:
+def test_waiting_node_preloads_modules_before_job_starts(tmp_path: Path) -> None:
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
         agent, logs = job.start_warm("first")
@@ -56,7 +56,7 @@ def test_waiting_node_starts_with_modules_imported(tmp_path: Path) -> None:
         assert job.stop() == [0, 0]
 
 
-def test_spare_replaces_lost_node_with_modules_imported(tmp_path: Path) -> None:
+def test_spare_node_with_preloaded_modules_replaces_lost_node(tmp_path: Path) -> None:
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
         agents = [job.start("first"), job.start("second")]
@@ -72,7 +72,7 @@ def test_spare_replaces_lost_node_with_modules_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["train.py", "conf.py"])
-def test_script_setting_variables_starts_cold_after_waiting(tmp_path: Path, where: str) -> None:
+def test_script_that_sets_variables_starts_cold_after_waiting(tmp_path: Path, where: str) -> None:
     """Nothing is imported while the node waits, because these variables would not be set yet."""
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
