@@ -108,9 +108,7 @@ def test_virtual_local_rank_makes_only_one_device_visible(
 @pytest.mark.parametrize(
     ("variables", "local_rank"), [({CUDA: "4,5"}, 2), ({CUDA: ""}, 0), ({HIP: "4,5"}, 2)]
 )
-def test_error_for_missing_device_names_the_device_list(
-    variables: dict[str, str], local_rank: int
-) -> None:
+def test_missing_device_error_lists_the_devices(variables: dict[str, str], local_rank: int) -> None:
     (name,) = variables
     with pytest.raises(UsageError, match=f"{name}=.* has no device for local rank"):
         visible_devices(variables, local_rank)

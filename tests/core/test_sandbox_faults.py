@@ -76,7 +76,7 @@ def names(faults: list[Fault]) -> list[str]:
     return [fault.action for fault in faults]
 
 
-def test_faults_are_due_in_chronological_order() -> None:
+def test_faults_fire_in_chronological_order() -> None:
     plan = Plan(read("at 5s heal\nat 2s cut host 1\nat 2s delay 1s", "f", hosts=1))
     assert (plan.deadline(), plan.due(1.9)) == (2.0, [])
     assert names(plan.due(6.0)) == ["cut", "delay", "heal"]

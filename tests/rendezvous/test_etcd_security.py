@@ -262,7 +262,7 @@ def test_wrong_password_is_not_shown_in_error(
         assert "guessed" not in caught.value.message + caught.value.hint
 
 
-def test_error_for_missing_user_names_the_settings(users: EtcdServer, registers: New) -> None:
+def test_missing_etcd_user_error_lists_the_settings(users: EtcdServer, registers: New) -> None:
     register = registers(Place("etcd", users.endpoint, "nobody"))
     with pytest.raises(UsageError, match="requires a user and a password") as caught:
         register.hold("a", LONG_S)

@@ -148,7 +148,7 @@ def _faults(path: str, spec: LaunchSpec, count: int) -> list[Fault]:
 
 
 def _agent_flags(texts: Mapping[str, str]) -> list[str]:
-    """Return the flags that are passed to each agent in the form in which the user gave them."""
+    """Return the flags to pass to each agent, exactly as the user typed them."""
     switches = {flag.name for flag in FLAGS if flag.parse is None}
     own = {flag.name for flag in _OWN}
     return [

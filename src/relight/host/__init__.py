@@ -1,8 +1,8 @@
 """Accesses this machine's resources. Each module deals with one kind of resource.
 
-`system` is the module with the functions that differ between operating systems. It is `linux` on
-Linux, and `portable`, which uses only what macOS provides, on macOS. No other module makes this
-choice. On any other operating system, using `system` raises UsageError.
+`system` is the module with the functions that differ between operating systems. On Linux, it is
+`linux`. On macOS, it is `portable`, which uses only features that are available there. No other
+module makes this choice. On any other operating system, using `system` raises UsageError.
 """
 
 import sys

@@ -235,7 +235,7 @@ def _guard(pid: int, agent: int, directory: int, of: str, held: Collection[int])
 
 
 def _stay(agent: int, poll: select.poll, of: str) -> None:
-    """Wait as the guard until the agent or the child has exited."""
+    """Run as the guard: wait until the agent or the child has exited."""
     os.setsid()
     rename_process(f"{of} guard of {agent}")
     try:

@@ -129,7 +129,7 @@ class Console:
         return bool(self._waiting)
 
     def may_write(self, stream: "ConsoleStream") -> bool:
-        """Return whether `stream` may write now. If it may not, its `flush` is called once it
+        """Return whether `stream` may write now. If not, its `flush` is called as soon as it
         may.
         """
         owner = self._owner

@@ -222,8 +222,8 @@ def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | No
     """Find the exception that ended a worker in the last part of its stderr, or return None.
 
     The last exception is used. Exceptions that don't end a process are only used as a fallback.
-    This concerns exceptions in threads, destructors, logs or other processes, and exceptions that
-    the program handled.
+    This applies to exceptions in threads, destructors, logs or other processes, and to exceptions
+    that the program handled.
     """
     lines = _lines(text)
     return _ending(lines, _chains(lines), program)[1]

@@ -192,7 +192,7 @@ class Members:
         del self._ready[member.node]
 
     def ready(self) -> list[Member]:
-        """Return the nodes that are ready, ordered by the arrival of their NodeReady."""
+        """Return the ready nodes, in the order in which their NodeReady arrived."""
         return [self._by_node[node] for node in self._ready]
 
     def count_ready(self) -> int:
