@@ -407,7 +407,7 @@ def test_only_hung_rank_is_replaced(warm_torch: WarmTorch, how: str) -> None:
     assert "rank 1 was replaced in" in result.stderr
     assert set(result.stdout.splitlines()) == set(whole.stdout.splitlines())
     assert stayed(warm_torch.folder) == [True, False, True, True]
-    assert not Path(f"/proc/{pids(warm_torch.folder, 0)[1]}").exists()
+    assert not Path(f"/proc/{pids(warm_torch.folder, 0)[1]}/exe").exists()
 
 
 @pytest.mark.slow

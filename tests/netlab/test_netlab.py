@@ -366,8 +366,15 @@ def users_of(namespace: str) -> list[str]:
     return found
 
 
+def named_networks() -> list[str]:
+    """Return what `ip netns` has made on this machine."""
+    found = (Path("/run/netns"), Path("/etc/netns"))
+    return sorted(str(each) for path in found if path.is_dir() for each in path.iterdir())
+
+
 def test_killed_lab_owner_leaves_nothing_behind(tmp_path: Path) -> None:
     """The owner's processes, hosts, and switch are gone."""
+    before = named_networks()
     owner = f"""
 import json, os, subprocess, sys
 sys.path.insert(0, {str(TESTS)!r})
@@ -392,8 +399,7 @@ with Lab(hosts=["node1", "node2"]) as lab:
         process.wait()
         await_none(lambda: [pid for pid in pids if state(pid) not in ("", "Z")])
         await_none(lambda: [user for network in networks for user in users_of(network)])
-    for directory in ("/run/netns", "/etc/netns"):
-        assert "node1" not in (os.listdir(directory) if os.path.isdir(directory) else [])
+    assert named_networks() == before
 
 
 def test_closing_a_lab_ends_its_processes() -> None:

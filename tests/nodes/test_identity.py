@@ -174,7 +174,7 @@ def test_clock_skew_does_not_affect_a_job(lab: Lab, tmp_path: Path, shift: str) 
     lab.set(delay_ms=100)
     pid = max(int(name.split(".")[2]) for name in job.counts() if ".node2." in name)
     job.tell("fail.1")
-    job.until(lambda: not Path(f"/proc/{pid}").exists(), "the end of rank 1")
+    job.until(lambda: not Path(f"/proc/{pid}/exe").exists(), "the end of rank 1")
     job.tell("fail.0")
     assert [agent.wait() for agent in agents] == [1, 1]
     for agent in agents:

@@ -850,8 +850,8 @@ def test_job_can_restart_workers_from_warm_process(shell: Shell) -> None:
 
 def test_warm_process_ends_when_unused(shell: Shell) -> None:
     """The process does not end while a job is using it."""
-    pid = shell.make("--keep-warm=0.02", str(shell.script))  # 1.2 s
-    shell.script.write_text("import time\ntime.sleep(2.5)\n")
+    pid = shell.make("--keep-warm=0.1", str(shell.script))  # 6 s
+    shell.script.write_text("import time\ntime.sleep(7)\n")
     assert shell.takes()
     assert not is_gone(pid)
     wait(lambda: is_gone(pid))
