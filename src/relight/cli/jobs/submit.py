@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from inspect import signature
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from relight.base.env import Environment
@@ -154,9 +155,9 @@ def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]
         if flag is None:
             if stop_at_unknown:
                 return words, left
-            forgotten = _forgotten_component(words, left)
-            if forgotten is not None:
-                raise forgotten
+            misplaced = _misplaced(words, left)
+            if misplaced is not None:
+                raise misplaced
             parse([word], Environment({}), SUBMIT_FLAGS)  # raises an error with a suggestion
             raise UsageError(f"{word} is ambiguous", hint="relight submit --help")
         left.pop(0)
@@ -273,16 +274,25 @@ def _exit_on_signal(number: int, _: object) -> NoReturn:
     raise SystemExit(signal_exit_code(number))
 
 
-def _forgotten_component(given: Sequence[str], left: Sequence[str]) -> UsageError | None:
-    """Return an error if a `dist.ddp` flag was given where the component should be, otherwise None.
+def _misplaced(given: Sequence[str], left: Sequence[str]) -> UsageError | None:
+    """Return an error if a component's flag was given where the component should be, otherwise
+    None. A flag is assumed to be one of `dist.ddp` unless a built-in component follows.
 
     Args:
         given: the preceding flags of `relight submit`.
         left: the flag and all arguments after it.
     """
+    from relight.job import components
     from relight.job.components.dist import ddp
 
-    if left[0].partition("=")[0].lstrip("-").replace("-", "_") not in signature(ddp).parameters:
+    known = components.names()
+    words = takewhile("--".__ne__, left)
+    component = next((word for word in words if word in known or ".py:" in word), "")
+    function = components.load(component) or ddp
+    flag = left[0].partition("=")[0]
+    if flag.lstrip("-").replace("-", "_") not in signature(function).parameters:
         return None
+    if component:
+        return UsageError(f"{flag} must come after {component}", hint=f"relight {PAGE.usage}")
     line = shlex.join(["relight", "submit", *given, "dist.ddp", *left])
     return UsageError("no component given", hint=f"did you mean {line}?")
