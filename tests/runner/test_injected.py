@@ -113,5 +113,7 @@ def test_tracker_may_be_a_function_in_a_module() -> None:
 
 def test_tracker_name_that_is_not_a_word_is_rejected() -> None:
     """The name becomes part of a variable name."""
-    with pytest.raises(UsageError, match="a tracker named 'a-b': expected a name"):
+    with pytest.raises(
+        UsageError, match="the settings: invalid tracker name 'a-b': expected an identifier"
+    ):
         injected({"torchx:tracker": {"a-b": ""}})

@@ -214,7 +214,7 @@ def test_job_started_with_run_records_under_its_own_id(
 @pytest.mark.parametrize("name", ["a-b", "a:b=config", ""])
 def test_tracker_with_invalid_name_is_rejected(launch: Launch, name: str) -> None:
     job = launch("run", f"--tracker={name}=x", "train.py")
-    assert (job.returncode, "a tracker named" in job.stderr) == (2, True)
+    assert (job.returncode, "invalid tracker name" in job.stderr) == (2, True)
 
 
 def test_tracker_command_shows_records_of_submitted_job(
@@ -272,3 +272,19 @@ def test_tracker_command_shows_records_of_submitted_job(
         with pytest.raises(UsageError) as caught:
             tracker.main([*words])
         assert said in f"{caught.value} {caught.value.hint}"
+
+
+def test_messages_name_a_tracker_without_text_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plain_tracker.py").write_text(
+        "class Tracker:\n"
+        "    def run_ids(self, **kwargs): return []\n"
+        "def create(config): return Tracker()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    flag = "--tracker=plain_tracker:create"
+    with pytest.raises(UsageError, match="tracker plain_tracker:create has no run foo"):
+        tracker.main(["list", "metadata", "foo", flag])
+    assert tracker.main(["list", "jobs", flag]) == 0
+    assert "tracker plain_tracker:create has no jobs" in capsys.readouterr().err

@@ -26,8 +26,8 @@ def variables(configs: Mapping[str, str]) -> dict[str, str]:
     found = {TRACKERS: ",".join(configs)} if configs else {}
     for name, config in configs.items():
         if not name.isidentifier() and (config or not _FUNCTION.fullmatch(name)):
-            what = "a name, or module:function without a configuration"
-            raise ValueError(f"a tracker named {name!r}: expected {what}")
+            what = "an identifier, or module:function without a configuration"
+            raise ValueError(f"invalid tracker name {name!r}: expected {what}")
         if config:
             found[config_variable(name)] = config
     return found

@@ -90,4 +90,4 @@ def trackers(env: Environment, settings: ConfigFile) -> dict[str, str]:
     try:
         return names.variables(configs)
     except ValueError as error:
-        raise UsageError(f"{where} has {error}") from None
+        raise UsageError(f"{where}: {error}") from None

@@ -73,13 +73,15 @@ def main(argv: list[str]) -> int:
             f"relight tracker list {what} {'does not take a' if run else 'needs a'} RUN_ID",
             hint=f"relight {PAGE.usage}",
         )
-    tracker = _tracker(dict(parsed.values["tracker"]))
+    name, tracker = _tracker(dict(parsed.values["tracker"]))
     try:
-        rows, heads = _LISTED[what](tracker, _find_run(tracker, run[0]) if run else "", parsed)
+        rows, heads = _LISTED[what](
+            tracker, _find_run(name, tracker, run[0]) if run else "", parsed
+        )
     except RelightError:
         raise
     except Exception as error:  # raised by a file system, a server or another package
-        raise MachineError(f"can't read {tracker}: {plugins.one_line(error)}") from None
+        raise MachineError(f"can't read {name}: {plugins.one_line(error)}") from None
     if parsed.values["json"]:
         print_json([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows])
     elif rows:
@@ -87,24 +89,28 @@ def main(argv: list[str]) -> int:
     else:
         parent = parsed.values["parent_run_id"]
         of = f" of {run[0]}" if run else f" descended from {parent}" if parent else ""
-        say(f"{tracker} has no {what}{of}")
+        say(f"{name} has no {what}{of}")
     return EXIT_OK
 
 
-def _tracker(chosen: Mapping[str, str]) -> Any:
-    """Return the selected tracker, or the first configured tracker if none is selected."""
+def _tracker(chosen: Mapping[str, str]) -> tuple[str, Any]:
+    """Return the selected tracker, or the first configured tracker if none is selected, and how
+    messages refer to it.
+    """
     with Runner() as runner:
         variables = names.variables(chosen) or trackers(runner.env, runner.settings)
     configs = backends.names_and_configs(variables)
     for name, config in configs.items():
-        return backends.load(name, config)
+        found = backends.load(name, config)
+        text = str(found)
+        return f"tracker {name}" if text == object.__repr__(found) else text, found
     raise UsageError(
         "no tracker is configured",
         hint="--tracker=NAME=CONFIG, or [torchx:tracker] in .relightconfig (docs/trackers.md)",
     )
 
 
-def _find_run(tracker: Any, run_id: str) -> str:
+def _find_run(name: str, tracker: Any, run_id: str) -> str:
     """Return a run's id. The user may give the handle, with relight's or TorchX's session, or only
     the handle's last part.
 
@@ -122,7 +128,7 @@ def _find_run(tracker: Any, run_id: str) -> str:
     if ends:
         raise UsageError(f"several runs match {run_id}", hint=f"one of {', '.join(ends)}")
     raise UsageError(
-        f"{tracker} has no run {run_id}",
+        f"{name} has no run {run_id}",
         hint=did_you_mean(run_id, runs, "relight tracker list jobs"),
     )
 
