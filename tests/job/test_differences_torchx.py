@@ -39,6 +39,8 @@ SHOWN = {
     "runopts": "runner/test_options.py::test_each_run_option_has_its_default",
     "role-workspace": "runner/test_runner.py::test_roles_with_different_workspaces_are_rejected",
     "slurm-script": "schedulers/test_slurm_script.py::test_batch_scripts_match_recorded_ones",
+    "specs-exceptions": "job/test_app.py::test_torchx_exceptions_are_raised_in_the_same_cases",
+    "specs-names": "job/test_app.py::test_names_for_torchx_schedulers_are_missing",
     "state": "cli_jobs/test_reading.py::test_job_forgotten_by_scheduler_is_still_listed",
     "stays-behind": "schedulers/test_workspaces.py::test_git_history_and_bytecode_are_excluded",
     "status-json": "cli_jobs/test_submit.py::test_submit_and_status_json_have_torchx_keys",

@@ -24,6 +24,7 @@ MISSING_IS_FINE = {
     "relight.api.embedding",  # `relight.run` needs an installation
     "relight.api.function",  # `relight.launch`, likewise
     "relight.api.futures",  # `relight.attach`, likewise
+    "relight.job.workspaces",  # for components that convert or copy a workspace
     "relight.api.submission",  # `relight.submit` and `relight.map`, likewise
 }
 """Modules that others import only for things that the file isn't meant for."""

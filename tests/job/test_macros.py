@@ -61,3 +61,19 @@ def test_macros_are_expanded_in_arguments_variables_and_metadata() -> None:
     assert found.env == {"${app_id}": "0"}
     assert found.metadata == {"a": [{"b": ["a-1"]}], "n": 1}
     assert role.args == ["${app_id}"]
+
+
+def test_values_have_torchx_methods() -> None:
+    values = macros.Values(**VALUES)
+    assert values.substitute("${app_id} $$") == "a-1 $$"
+    assert values.to_dict() == VALUES
+    role = Role("r", "i", args=["${app_id}"], port_map={"a": 1})
+    found = values.apply(role)
+    assert (found.args, role.args) == (["a-1"], ["${app_id}"])
+    found.port_map.clear()
+    assert role.port_map == {"a": 1}
+
+
+def test_macros_are_expanded_in_overrides() -> None:
+    role = Role("r", "i", overrides={"args": lambda: ["${app_id}"]})
+    assert macros.substitute(role, VALUES).args == ["a-1"]

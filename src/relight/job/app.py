@@ -8,14 +8,18 @@ copies, pickles and modifies them. A runner works on its own copy. `to_json` and
 """
 
 import inspect
-from collections.abc import Mapping
+import os
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from functools import partial
+from threading import Lock, RLock
 from types import MappingProxyType
 from typing import Any
 
+from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
+from relight.job.states import AppState as AppState
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -26,24 +30,6 @@ class RetryPolicy(StrEnum):
     REPLICA = "REPLICA"
     ROLE = "ROLE"
     APPLICATION = "APPLICATION"
-
-
-class AppState(IntEnum):
-    """The state of an app or a replica."""
-
-    UNSUBMITTED = 0
-    SUBMITTED = 1
-    PENDING = 2
-    RUNNING = 3
-    SUCCEEDED = 4
-    FAILED = 5
-    CANCELLED = 6
-    UNKNOWN = 7
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the state is final."""
-        return self in (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)
 
 
 @dataclass
@@ -120,6 +106,29 @@ class Workspace:
 
     projects: dict[str, str]
 
+    @staticmethod
+    def from_str(workspace: str | None) -> "Workspace":
+        """Parse the syntax of `--workspace`."""
+        from relight.job import workspaces
+
+        return Workspace(dict(workspaces.pairs(workspace)) if workspace else {})
+
+    def is_unmapped_single_project(self) -> bool:
+        """Return whether there is only one directory, and it is copied to the root."""
+        return list(self.projects.values()) == [""]
+
+    def merge_into(self, outdir: str | os.PathLike[str]) -> None:
+        """Copy everything to a directory, without the files that `.relightignore` excludes.
+
+        Raises:
+            UsageError: if a path doesn't exist, or its target is outside the directory.
+            MachineError: if a file can't be read or written.
+        """
+        from relight.job import workspaces
+
+        if self.projects:
+            workspaces.pack(str(self), os.fspath(outdir))
+
     def __bool__(self) -> bool:
         return bool(self.projects)
 
@@ -140,8 +149,8 @@ class Role:
 
     `min_replicas` is the minimum number of replicas that the job needs to run, or None for all of
     them. `args` and the values of `env` and `metadata` may contain macros for values that only the
-    scheduler knows (`job/macros.py`). `overrides` maps field names to functions that return the
-    field's value. A function is called when its field is first read.
+    scheduler knows (`job/macros.py`). `overrides` maps field names to functions or awaitables that
+    return the field's value. Each is called or awaited once, when its field is first read.
     """
 
     name: str
@@ -171,9 +180,7 @@ class Role:
         overrides = own.get("overrides")
         if not overrides or name not in overrides:
             return object.__getattribute__(self, name)
-        value = _produced(overrides[name])
-        overrides[name] = partial(_same, value)
-        return value
+        return _once(overrides, name, f"role {own.get('name')}")()
 
     def pre_proc(self, scheduler: str, dryrun_info: Any) -> Any:  # noqa: ARG002
         """Return the scheduler's request unchanged. A subclass may modify the request, as in
@@ -207,19 +214,65 @@ class AppDef:
         raise KeyError(f"app {self.name} has no role {name}; {hint}")
 
 
+class _Once:
+    """An override that calls or awaits its producer once, even if several threads need the value.
+    After an error, the next reader tries again.
+    """
+
+    def __init__(self, producer: Any, what: str) -> None:
+        self._producer, self._what = producer, what
+        self._lock = RLock()  # the producer may read its own role
+        self._value: tuple[Any, ...] = ()
+
+    def __call__(self) -> Any:
+        with self._lock:
+            if not self._value:
+                awaitable = inspect.isawaitable(self._producer)
+                value = _awaited(self._producer, self._what) if awaitable else self._producer()
+                self._value = (value,)
+            return self._value[0]
+
+    def __reduce__(self) -> Any:  # a lock can't be copied
+        if self._value:
+            return partial, (_same, *self._value)
+        return _Once, (self._producer, self._what)
+
+
+_wrapping = Lock()
+
+
+def _once(overrides: dict[str, Any], name: str, role: str) -> Any:
+    with _wrapping:
+        found = overrides[name]
+        if not isinstance(found, _Once):
+            found = overrides[name] = _Once(found, f"override {name} of {role}")
+    return found
+
+
 def _same(value: Any) -> Any:
     return value
 
 
-def _produced(producer: Any) -> Any:
-    if not inspect.isawaitable(producer):
-        return producer()
+def _awaited(awaitable: Awaitable[Any], what: str) -> Any:
     # This import takes 30 ms and is only needed for images that are still being built.
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
     async def wait() -> Any:
-        return await producer
+        return await awaitable
 
     with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this thread
-        return thread.submit(asyncio.run, wait()).result()
+        if not isinstance(awaitable, asyncio.Future):
+            return thread.submit(asyncio.run, wait()).result()
+        if awaitable.done():
+            return awaitable.result()
+        loop = awaitable.get_loop()
+        if loop is asyncio._get_running_loop() or loop.is_closed():
+            why = "closed" if loop.is_closed() else "blocked while the field is read"
+            raise UsageError(
+                f"{what} needs an event loop that is {why}",
+                hint="await the task before the field is read, or pass a coroutine",
+            )
+        if loop.is_running():
+            return asyncio.run_coroutine_threadsafe(wait(), loop).result()
+        return thread.submit(loop.run_until_complete, awaitable).result()

@@ -43,6 +43,7 @@ ROOMS = frozenset({
 """Packages that `relight run` needs. They form the launcher layer in tests/test_layers.py."""
 FOR_SSH = frozenset({
     "job/__init__.py", "job/app.py", "job/handles.py", "job/macros.py", "job/records.py",
+    "job/states.py",
     "schedulers/__init__.py", "schedulers/ssh/__init__.py", "schedulers/ssh/frames.py",
     "schedulers/ssh/hosts.py", "schedulers/ssh/orders.py", "schedulers/ssh/replica.py",
 })  # fmt: skip

@@ -10,7 +10,8 @@ as well.
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from relight.job.app import Role
@@ -41,6 +42,7 @@ def substitute(role: Role, values: Mapping[str, str]) -> Role:
         args=[text(argument, values) for argument in role.args],
         env={name: text(value, values) for name, value in role.env.items()},
         metadata={name: _inside(value, values) for name, value in role.metadata.items()},
+        overrides={},  # they have been applied by reading the fields
     )
 
 
@@ -54,6 +56,28 @@ def text(template: str, values: Mapping[str, str]) -> str:
         values = {**values, "rank0_env": rank0_env}
         return _WORD.sub(lambda m: values.get(m[1], m[0]) if m[1] else m[0], template)
     return _WORD.sub(lambda m: values.get(m[1], m[0]) if m[1] else "", template)
+
+
+@dataclass
+class Values:
+    """The macros' values, as an object with TorchX's methods."""
+
+    img_root: str
+    app_id: str
+    replica_id: str
+    rank0_env: str
+
+    def apply(self, role: Role) -> Role:
+        """Return a deep copy of a role with its macros replaced."""
+        return deepcopy(substitute(role, self.to_dict()))
+
+    def substitute(self, arg: str) -> str:
+        """Return a string with its macros replaced."""
+        return text(arg, self.to_dict())
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the values by name."""
+        return asdict(self)
 
 
 def _inside(value: Any, values: Mapping[str, str]) -> Any:

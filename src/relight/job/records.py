@@ -20,8 +20,8 @@ from relight.base.errors import MachineError, UsageError
 from relight.host import files
 from relight.host.files import make_directories, remove_tree
 from relight.host.waiting import wait_until
-from relight.job.app import AppState
 from relight.job.handles import is_whole
+from relight.job.states import AppState
 
 FILE = "job.json"
 _LOCK = "sending"

@@ -20,13 +20,11 @@ comes last.
 """
 
 
-class ReplicaStatus(NamedTuple):
-    """The status of one replica. `exitcode` is None as long as it is unknown. `error` describes the
-    replica's failure in one line. If the scheduler knows them, `last_line` is the last line of the
-    replica's output, `use` is its resource usage, and `pid` is its process on this machine.
-    `topology` is its node's location in the network, if that determines the order of ranks.
-    """
+_NONE = "<NONE>"
+"""TorchX's value for the lack of an error."""
 
+
+class _ReplicaFields(NamedTuple):
     role: str
     replica: int
     state: AppState
@@ -37,6 +35,53 @@ class ReplicaStatus(NamedTuple):
     use: RankUse | None = None
     pid: int = 0
     topology: str = ""
+    address: str = ""
+
+
+class ReplicaStatus(_ReplicaFields):
+    """The status of one replica. `exitcode` is None as long as it is unknown. `error` describes the
+    replica's failure in one line. If the scheduler knows them, `last_line` is the last line of the
+    replica's output, `use` is its resource usage, and `pid` is its process on this machine.
+    `topology` is its node's location in the network, if that determines the order of ranks.
+    `address` is the host's address if it differs from `host`.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        role: str,
+        replica: int = 0,
+        state: AppState = AppState.UNKNOWN,
+        host: str = "",
+        exitcode: int | None = None,
+        error: str = "",
+        last_line: str = "",
+        use: RankUse | None = None,
+        pid: int = 0,
+        topology: str = "",
+        address: str = "",
+        *,
+        id: int = 0,
+        hostname: str = "",
+        structured_error_msg: str = "",
+        hostaddr: str | None = None,
+    ) -> "ReplicaStatus":
+        """Accept the names of the fields in TorchX as well."""
+        return super().__new__(
+            cls,
+            role,
+            replica or id,
+            state,
+            host or hostname,
+            exitcode,
+            error or _given(structured_error_msg),
+            last_line,
+            use,
+            pid,
+            topology,
+            address or hostaddr or "",
+        )
 
     @property
     def id(self) -> int:
@@ -48,6 +93,16 @@ class ReplicaStatus(NamedTuple):
         """TorchX's name for `host`."""
         return self.host
 
+    @property
+    def hostaddr(self) -> str:
+        """The host's address or, if unknown, its name."""
+        return self.address or self.host
+
+    @property
+    def structured_error_msg(self) -> str:
+        """TorchX's name for `error`, or `<NONE>` if there is none."""
+        return self.error or _NONE
+
 
 class RoleStatus(NamedTuple):
     """The replicas of one role."""
@@ -56,14 +111,7 @@ class RoleStatus(NamedTuple):
     replicas: list[ReplicaStatus]
 
 
-class AppStatus(NamedTuple):
-    """The status of a job. A job has failed once any replica has failed, and it is over once all
-    replicas are over. `account` shows how the job's time was spent, `progress` is how far the job
-    has progressed, and `charts` contains its metrics over time. `preload` is the progress of
-    preloading imports for restarts on this node. `restarts`, `account` and `progress` are None if
-    unknown.
-    """
-
+class _AppFields(NamedTuple):
     state: AppState
     message: str = ""
     replicas: tuple[ReplicaStatus, ...] = ()
@@ -73,6 +121,52 @@ class AppStatus(NamedTuple):
     preload: PreloadStatus | None = None
     progress: Progress | None = None
     charts: tuple[Chart, ...] = ()
+    error: str = ""
+
+
+class AppStatus(_AppFields):
+    """The status of a job. A job has failed once any replica has failed, and it is over once all
+    replicas are over. `account` shows how the job's time was spent, `progress` is how far the job
+    has progressed, and `charts` contains its metrics over time. `preload` is the progress of
+    preloading imports for restarts on this node. `restarts`, `account` and `progress` are None if
+    unknown. `error` describes the job's failure; if empty, see the replicas' errors.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        state: AppState,
+        message: str = "",
+        replicas: Iterable[ReplicaStatus] = (),
+        restarts: int | None = None,
+        url: str = "",
+        account: Account | None = None,
+        preload: PreloadStatus | None = None,
+        progress: Progress | None = None,
+        charts: tuple[Chart, ...] = (),
+        error: str = "",
+        *,
+        msg: str = "",
+        num_restarts: int | None = None,
+        structured_error_msg: str = "",
+        ui_url: str | None = None,
+        roles: Iterable[RoleStatus] = (),
+    ) -> "AppStatus":
+        """Accept the names of the fields in TorchX as well."""
+        return super().__new__(
+            cls,
+            state,
+            message or msg,
+            tuple(replicas) or tuple(each for role in roles for each in role.replicas),
+            num_restarts if restarts is None else restarts,
+            url or ui_url or "",
+            account,
+            preload,
+            progress,
+            charts,
+            error or _given(structured_error_msg),
+        )
 
     @property
     def msg(self) -> str:
@@ -88,6 +182,12 @@ class AppStatus(NamedTuple):
     def ui_url(self) -> str | None:
         """TorchX's name for `url`."""
         return self.url or None
+
+    @property
+    def structured_error_msg(self) -> str:
+        """The first error of the job or a replica, or `<NONE>` if there is none."""
+        errors = (self.error, *(each.error for each in self.replicas))
+        return next(filter(None, errors), _NONE)
 
     @property
     def roles(self) -> list[RoleStatus]:
@@ -127,6 +227,10 @@ class AppStatusError(RelightError):
         super().__init__(f"the job is {status.state.name}{why}")
         self.status = status
         self.exit_code = status.exitcode
+
+
+def _given(error: str) -> str:
+    return "" if error == _NONE else error
 
 
 def by_cause(replicas: Iterable[ReplicaStatus]) -> list[ReplicaStatus]:

@@ -2,9 +2,10 @@
 use them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from relight.base.errors import UsageError
 from relight.job import handles
 from relight.job.app import NOTHING, AppDef, AppState, Resource
 from relight.job.lookup import find_job
@@ -17,6 +18,10 @@ UNKNOWN = "<UNKNOWN>"
 AppHandle = str
 CfgVal = Any
 ReplicaState = AppState
+InvalidRunConfigException = UsageError
+MalformedAppHandleException = UsageError
+UnknownAppException = UsageError
+UnknownSchedulerException = UsageError
 
 
 class ParsedAppHandle(NamedTuple):
@@ -59,6 +64,36 @@ def parse_app_handle(app_handle: AppHandle) -> ParsedAppHandle:
         UsageError: if the text is not a handle.
     """
     return ParsedAppHandle(*find_job(app_handle)[:3])
+
+
+def materialize_appdef(
+    cmpnt_fn: Callable[..., Any],
+    cmpnt_args: Sequence[str],
+    cmpnt_defaults: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> AppDef:
+    """Call a component with command-line arguments, and return its app. `--help` prints the
+    component's parameters and exits.
+
+    Args:
+        cmpnt_fn: the component.
+        cmpnt_args: its arguments.
+        cmpnt_defaults: defaults that replace those of the component.
+        config: values that replace the defaults but not the arguments.
+
+    Raises:
+        UsageError: if an argument or the component is invalid.
+    """
+    from relight.job.components import AUTO, arguments, loading
+
+    name = cmpnt_fn.__name__
+    signature = arguments.read_signature(name, cmpnt_fn)
+    parsed = arguments.parse(cmpnt_args, signature)
+    if parsed.wants_help:
+        print(arguments.usage(signature, "").replace("  ", " ", 1))  # noqa: T201
+        raise SystemExit(0)
+    args, kwargs = arguments.bind(signature, parsed, cmpnt_defaults or {}, config or {})
+    return loading.call(name, cmpnt_fn, args, kwargs, AUTO)
 
 
 def get_named_resources(res: str) -> Resource:

@@ -23,7 +23,6 @@ from typing import IO, Any, NamedTuple
 
 from relight.base.errors import MachineError, UsageError
 from relight.job import dockerignore, patterns, records, torchxignore
-from relight.job.app import NOTHING
 
 IGNORED_BY_DEFAULT = (".git", ".venv/", "__pycache__/")
 GIT_LIMIT_S = 2.0
@@ -59,7 +58,7 @@ def projects(text: str) -> list[Project]:
         UsageError: if a path is not a directory, or its target is outside the copy.
     """
     found = []
-    for path, below in _pairs(text):
+    for path, below in pairs(text):
         folder = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
         if not os.path.isdir(folder) and not os.path.isfile(folder):
             raise UsageError(f"workspace {path} is not a directory")
@@ -97,7 +96,8 @@ def find(text: str, path: str) -> str | None:
     return None
 
 
-def _pairs(text: str) -> list[tuple[str, str]]:
+def pairs(text: str) -> list[tuple[str, str]]:
+    """Return the directories of a workspace as written, each with its target."""
     plain = text.removeprefix("file://")
     if os.path.exists(os.path.expanduser(plain)) or not any(mark in plain for mark in ";:{\n"):
         return [(plain, "")]
@@ -173,7 +173,7 @@ def pack(source: str, destination: str) -> None:
 
 
 def archive(
-    source: str, file: IO[bytes], prefix: str = "", more: Mapping[str, bytes] = NOTHING
+    source: str, file: IO[bytes], prefix: str = "", more: Mapping[str, bytes] | None = None
 ) -> None:
     """Write a workspace without its ignored files as a tar archive, in which all files belong to
     root.
@@ -189,7 +189,7 @@ def archive(
         MachineError: if a file can't be read or written.
     """
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for name, contents in more.items():
+        for name, contents in (more or {}).items():
             member = tarfile.TarInfo(name)
             member.size = len(contents)
             tar.addfile(member, io.BytesIO(contents))
