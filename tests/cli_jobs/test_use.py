@@ -84,6 +84,43 @@ def test_status_shows_metrics_reported_or_parsed_from_output(
     assert " of 5000, " in shown and " steps/s, about " in shown and "loss " in shown
 
 
+ENDS = """\
+import os, sys, time
+from relight.worker import progress, report
+for step in range(40):
+    progress(step, total=40)
+    report(loss=1 / (step + 1))
+    while step == 20 and not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("is_queried", [False, True])
+def test_status_of_ended_job_shows_the_last_reported_step(
+    start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str],
+    tmp_path: Path, is_queried: bool,
+) -> None:  # fmt: skip
+    go = tmp_path / "go"
+    agent = start("run", script(ENDS), go, variables=variables)
+
+    def is_ready() -> bool:
+        if not any(Path(variables["XDG_RUNTIME_DIR"]).rglob(f"train-{agent.pid}*")):
+            return False  # the job can't be queried yet
+        return not is_queried or '"step": 20,' in relight("status", "--json", "train").stdout
+
+    deadline = time.monotonic() + LIMIT_S
+    while not is_ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    go.touch()
+    assert agent.wait(LIMIT_S) == 0
+    found = json.loads(relight("status", "--json", "train").stdout)
+    assert (found["progress"]["step"], found["progress"]["total"]) == (39, 40)
+    (rank,) = found["roles"][0]["replicas"]
+    assert (rank["use"]["step"], rank["use"]["reported"]) == (39, {"loss": 0.025})
+    assert (rank["use"]["memory"] is not None) == is_queried
+
+
 def test_metric_pattern_without_a_match_is_reported_at_job_end(
     launch: Command, script: Callable[[str], Path]
 ) -> None:

@@ -76,6 +76,16 @@ def test_agent_does_not_report_garbage_from_shared_memory(
     found._loop.close()
 
 
+def test_last_reported_step_is_kept_after_files_are_removed(tmp_path: Path) -> None:
+    now = time.monotonic_ns()
+    page = page_with({words.STEP: 39, words.STEP_AT: now, words.TOTAL: 40})
+    memory, _ = share_memory(tmp_path, page)
+    memory.close()
+    assert list(tmp_path.iterdir()) == []
+    assert (memory.progress(), memory.totals()) == ({0: (39, now / 1e9)}, {0: 40})
+    memory._loop.close()
+
+
 @given(NONSENSE)
 @example(b"\xff" * words.SIZE)
 def test_worker_survives_garbage_in_shared_memory(data: bytes) -> None:

@@ -266,8 +266,7 @@ class WorkerGroup:
             if saved:
                 number = self.formed.generation.number
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
-        matters = self._memory is not None or job.run_directory or not self.all_exited_with_0
-        if matters and self._has_memory():
+        if self._has_memory():
             self.had_called = self.has_survivors or self.memory.calls() > 0
             if not self.has_survivors:
                 self.memory.close()  # a run directory is kept

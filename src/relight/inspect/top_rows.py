@@ -128,7 +128,9 @@ def _row(job: JobLook, each: ReplicaStatus) -> Row:
     line = printable(each.error or each.last_line, lines=False)[:_MAX_LINE]
     if each.exitcode:
         line = f"exit code {each.exitcode}: {line}" if line else f"exit code {each.exitcode}"
-    step, memory = (each.use.step, each.use.memory) if each.use is not None else (None, None)
+    step, memory = (
+        (each.use.step, each.use.memory or None) if each.use is not None else (None, None)
+    )
     return Row(
         job.handle, each.role, each.replica, printable(each.host), each.state.name, step, None,
         None, memory, line, job.name, " ".join(each.use.reported if each.use else ()),

@@ -53,6 +53,8 @@ class WorkerMemory:
         """The number of the call that the workers have agreed on, or 0 if they have not agreed on a
         call yet.
         """
+        self._last: list[tuple[int, memoryview]] = []
+        """The final pages, with local ranks, after the files have been removed."""
 
     def calls(self) -> int:
         """Return the largest number of `should_checkpoint` calls by a single worker on this node,
@@ -75,7 +77,8 @@ class WorkerMemory:
         loop's clock, by local rank.
         """
         found = {
-            rank: words.progress(page, self._began, self._loop.now) for rank, page in self._pages()
+            rank: words.progress(page, self._began, self._loop.now)
+            for rank, page in self._last or self._pages()
         }
         return {rank: progress for rank, progress in found.items() if progress is not None}
 
@@ -83,12 +86,12 @@ class WorkerMemory:
         """Return each worker's total number of steps, by local rank, for workers that report this
         number.
         """
-        found = {rank: words.total(page) for rank, page in self._pages()}
+        found = {rank: words.total(page) for rank, page in self._last or self._pages()}
         return {rank: total for rank, total in found.items() if total is not None}
 
     def values(self) -> dict[int, tuple[str, ...]]:
         """Return the numbers that each worker reported last, by local rank."""
-        return {rank: words.values(page) for rank, page in self._pages()}
+        return {rank: words.values(page) for rank, page in self._last or self._pages()}
 
     def span(self) -> tuple[float, float] | None:
         """Return when workers on this node first and last reported a step, in seconds on the
@@ -185,7 +188,8 @@ class WorkerMemory:
             self._paths[local_rank] = error_file + words.SUFFIX
 
     def close(self) -> None:
-        """Remove the files."""
+        """Remove the files. The steps and values that workers reported last are kept."""
+        self._last = list(self._pages())
         while self._open:
             os.close(self._open.popitem()[1])
         for path in self._paths.values():

@@ -210,7 +210,7 @@ def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     ends = {end.local_rank: end for end in supervisor.ends}
     boot = time.time() - served.loop.now()
     pids = supervisor.workers.pids
-    latest = served.uses | _uses(workers, served.numbers.reported())
+    latest = served.uses | _uses(workers, served.numbers.reported(), served.uses)
     served.uses = {pid: latest[pid] for pid in pids.values() if pid in latest}
     return tuple(
         RankSnapshot(
@@ -229,17 +229,35 @@ def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     )
 
 
-def _uses(workers: WorkerGroup, reported: Mapping[int, tuple[str, ...]]) -> dict[int, RankUse]:
-    """Return the running workers' resource usage, by pid."""
+def _uses(
+    workers: WorkerGroup, reported: Mapping[int, tuple[str, ...]], before: Mapping[int, RankUse]
+) -> dict[int, RankUse]:
+    """Return the running workers' resource usage and the last step of those that have ended, by
+    pid.
+
+    Args:
+        workers: the workers.
+        reported: the numbers that they reported, by local rank.
+        before: the last samples, by pid.
+    """
     supervisor = workers.supervisor
     assert supervisor is not None
     totals = workers.memory.totals()
     progress, now, seen_at = workers.memory.progress(), time.monotonic(), time.time()
     found = {}
-    for local_rank in supervisor.alive:
-        pid = supervisor.workers.pids.get(local_rank, 0)
+    for local_rank, pid in supervisor.workers.pids.items():
         step, done_at = progress.get(local_rank, (None, now))
-        if pid:
+        if local_rank not in supervisor.alive:
+            if step is not None:
+                last = before.get(pid) or RankUse(0.0, 0.0, 0)
+                found[pid] = last._replace(
+                    seen_at=max(last.seen_at, seen_at - now + done_at),
+                    step=step,
+                    step_age_s=0.0,
+                    reported=reported.get(local_rank, last.reported),
+                    total=totals.get(local_rank),
+                )
+        elif pid:
             every = (pid, *system.tree(pid))
             found[pid] = RankUse(
                 seen_at=seen_at,

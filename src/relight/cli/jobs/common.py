@@ -152,11 +152,13 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
 
 def _use_object(use: RankUse) -> dict[str, Any]:
     """Return a rank's resource usage, with the numbers that the rank reported keyed by name. NaN
-    and infinity become None.
+    and infinity become None, and so does the usage of a rank that ended before it was sampled.
     """
     values = numbers_in(use.reported).items()
     finite = {name: each if isfinite(each) else None for name, each in values}
-    return {**use._asdict(), "reported": finite}
+    usage = {"cpu_s": use.cpu_s, "memory": use.memory} if use.memory else {}
+    unknown = {"cpu_s": None, "memory": None}
+    return {**use._asdict(), **unknown, **usage, "reported": finite}
 
 
 class Follower:

@@ -20,6 +20,7 @@ workers, is waiting for other nodes after its workers have succeeded, or is in a
 class RankUse(NamedTuple):
     """The resource usage of a worker and its descendants until `seen_at`. It consists of their CPU
     time in seconds and their current memory in bytes, with shared pages counted once per process.
+    Both are 0 if the worker ended before it was sampled.
     The `step` field is the last step that the worker reported (`relight.worker.progress`), or None,
     and `step_age_s` is how many seconds before `seen_at` it was reported. The `total` field is the
     total number of steps, if the script reports it. The `reported` field contains the numbers from
@@ -40,8 +41,8 @@ class RankSnapshot(NamedTuple):
     is the stop signal that the worker was sent before it ended, or 0. The fields `stdout` and
     `stderr` are the paths of the worker's log files, or empty. The `last_line` field is the last
     line of the worker's output that the agent has seen. After the worker has ended, the `use` field
-    is the agent's last sample, or None if there was no earlier query. The `ended` field is the time
-    when the worker ended, or 0 while it is running.
+    is the agent's last sample with the last reported step, or None if there is neither. The `ended`
+    field is the time when the worker ended, or 0 while it is running.
     """
 
     rank: int

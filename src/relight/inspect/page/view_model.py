@@ -226,7 +226,7 @@ def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
     return [
         rank.rank, node.node, node.host, state, rank.exitcode, rank.pid,
         use.step if use is not None else None, pace.steps, pace.cpu,
-        use.memory if use is not None else None, hidden(rank.last_line),
+        (use.memory or None) if use is not None else None, hidden(rank.last_line),
         use.seen_at if use is not None and is_over else None, gpu.busy, gpu.memory,
         hidden(" ".join(use.reported)) if use is not None and use.reported else None,
     ]  # fmt: skip
