@@ -46,7 +46,7 @@ SOURCES = {
         "_left_early", "elsewhere", "different_collectives", "first_victim", "_printed",
         "_was_handling",
     ),
-    "core/workers/worker_command.py": ("LAUNCH_PASSES", "suggest_replacement"),
+    "core/workers/worker_command.py": ("suggest_replacement", "suggest_use_env"),
     "core/diagnosis/failure_text.py": (
         "what_happened", "_after_printing", "_exception", "_hint", "_consequence", "_evidence",
         "_LOADER_EXITED",

@@ -202,7 +202,8 @@ def test_broken_pipe_is_explained_if_console_is_closed(
     assert bool(found) == is_told
 
 
-LAUNCH = "relight launch passes --local-rank; accept it too, or use --use-env"
+LAUNCH = "relight launch passes --local-rank; use --use-env"
+UNDERSCORE = "use --use-env, and add --local_rank '${local_rank}' after the script"
 RUN = "read LOCAL_RANK, or add --local_rank '${local_rank}' after the script"
 UNKNOWN = "t.py: error: unrecognized arguments: --local-rank=1"
 REQUIRED = "t.py: error: the following arguments are required: --lr, --local_rank, --data"
@@ -212,9 +213,10 @@ REQUIRED = "t.py: error: the following arguments are required: --lr, --local_ran
     ("line", "words", "passed", "said"),
     [
         (UNKNOWN, "", True, LAUNCH),
+        (f"t.py [-h] [--local_rank LOCAL_RANK]\n{UNKNOWN}", "", True, UNDERSCORE),
         ("Error: No such option: --local-rank", "", True, LAUNCH),
         (UNKNOWN, "--local-rank=1", False, ""),
-        (REQUIRED, "", True, LAUNCH),
+        (REQUIRED, "", True, UNDERSCORE),
         (REQUIRED, "", False, RUN),
         ("OSError: [Errno 98] Address already in use", "--local_rank 0", False,
          "all 2 workers on this node were passed --local_rank 0"),
@@ -230,4 +232,4 @@ def test_wrong_use_of_local_rank_argument_is_explained(
         spec=spec, env=HERE, python="", run_path=(), run_id="", local_rank_argument=passed,
         agent_store=True, threads=0, timer_file="", breakpoint={},
     )  # fmt: skip
-    assert exit_evidence.local_rank(["usage: t.py", line], command, 2) == said
+    assert exit_evidence.local_rank(["usage: t.py", *line.splitlines()], command, 2) == said

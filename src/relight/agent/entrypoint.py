@@ -13,7 +13,6 @@ from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.base.values import AUTO, BACKGROUND
 from relight.core.workers.worker_command import (
-    LAUNCH_PASSES,
     same_local_rank,
     suggest_replacement,
     with_local_rank,
@@ -152,7 +151,8 @@ def misplaced_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
 
 def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool) -> list[str]:
     """Return a note if a script that takes its local rank as an argument appears not to receive it,
-    to receive an argument that it doesn't support, or to receive the same value in all workers.
+    or to receive the same value in all workers. A script that would exit because of that gets no
+    note, because the failure report has the same hint.
 
     Args:
         spec: the launch options.
@@ -167,7 +167,7 @@ def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool
             "each worker its own rank"
         ]
     is_file = not (spec.module or spec.no_python) and os.path.isfile(spec.script)
-    if given or not is_file or (local_world_size == 1 and not is_passed):
+    if given or is_passed or not is_file or local_world_size == 1:
         return []
     try:
         with open(spec.script, "rb") as file:
@@ -180,10 +180,8 @@ def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool
         return []
     from relight.warm.script_scan import local_rank_flags
 
-    flags, reads_variable, takes_any = local_rank_flags((sys.executable, "-u", spec.script))
-    if is_passed and flags == ("--local_rank",) and not takes_any:
-        return [f"{spec.script} appears to accept only --local_rank; {LAUNCH_PASSES}"]
-    if flags and not (is_passed or reads_variable):
+    flags, reads_variable, is_required = local_rank_flags((sys.executable, "-u", spec.script))
+    if flags and not (reads_variable or is_required):
         return [
             f"{spec.script} appears to read its local rank from {flags[-1]}, which relight run "
             f"does not pass; {suggest_replacement(flags[-1])}"

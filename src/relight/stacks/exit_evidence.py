@@ -15,10 +15,10 @@ from relight.base.fields import fit
 from relight.base.text import format_size
 from relight.core.failure import ErrorReport
 from relight.core.workers.worker_command import (
-    LAUNCH_PASSES,
     Command,
     same_local_rank,
     suggest_replacement,
+    suggest_use_env,
 )
 
 _SHM = "/dev/shm"  # noqa: S108
@@ -41,6 +41,7 @@ _MAX_PATHS = 50
 _UNKNOWN_LOCAL_RANK = re.compile(
     r"(?:unrecognized arguments:|[Nn]o such option|unknown (?:option|flag)).*--local-rank"
 )
+_UNDERSCORE = "--local_rank"
 _LACKS_LOCAL_RANK = re.compile(
     r"(?:arguments are required:|[Mm]issing (?:required )?(?:option|argument)).*(--local[-_]rank)\b"
 )
@@ -184,9 +185,9 @@ def local_rank(texts: Iterable[str], command: Command, local_world_size: int) ->
     passed, given = command.local_rank_argument, same_local_rank(command.spec.script_args)
     lacked = next(filter(None, map(_LACKS_LOCAL_RANK.search, lines)), None)
     if lacked is not None:
-        return LAUNCH_PASSES if passed else suggest_replacement(lacked[1])
+        return (suggest_use_env if passed else suggest_replacement)(lacked[1])
     if passed and any(_UNKNOWN_LOCAL_RANK.search(line) for line in lines):
-        return LAUNCH_PASSES
+        return suggest_use_env(_UNDERSCORE if any(_UNDERSCORE in line for line in lines) else "")
     if given and local_world_size > 1 and any(_TAKEN.search(line) for line in lines):
         return f"all {local_world_size} workers on this node were passed {given}"
     return ""

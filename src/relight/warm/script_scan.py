@@ -20,6 +20,7 @@ _IMPORT = re.compile(
 )
 _NAME = re.compile(rb"[A-Za-z_][\w.]*")
 _LOCAL_RANK = re.compile(rb"""["']--local([-_])rank["']""")
+_REQUIRES_LOCAL_RANK = re.compile(rb"--local[-_]rank[^()]*\brequired *= *True")
 _READS_LOCAL_RANK = (b"LOCAL_RANK", b"accelerate", b"deepspeed", b"lightning", b"transformers")
 """The environment variable itself, and the names of libraries that read it."""
 _CALLS = (b"environ.setdefault(", b"environ.update(", b"putenv(")
@@ -37,14 +38,14 @@ def sets_variables(argv: Sequence[str]) -> bool:
 
 def local_rank_flags(argv: Sequence[str]) -> tuple[tuple[str, ...], bool, bool]:
     """Return which of the flags `--local-rank` and `--local_rank` a worker's program appears to
-    accept, whether the program may also get its local rank from LOCAL_RANK, and whether it accepts
-    unknown flags.
+    accept, whether the program may also get its local rank from LOCAL_RANK, and whether it requires
+    one of these flags.
     """
     texts = list(_texts(argv))
     found = {match[1].decode() for text in texts for match in _LOCAL_RANK.finditer(text)}
     flags = tuple(f"--local{dash}rank" for dash in sorted(found))
     reads = any(name in text for text in texts for name in _READS_LOCAL_RANK)
-    return flags, reads, any(b"parse_known" in text for text in texts)
+    return flags, reads, any(map(_REQUIRES_LOCAL_RANK.search, texts))
 
 
 def import_lines(argv: Sequence[str]) -> str:

@@ -38,8 +38,6 @@ Environment variables would also affect the programs that the worker starts. The
 single argument, like torchrun's `-u`, because scripts and wrappers rely on the script's position in
 the command line.
 """
-LAUNCH_PASSES = "relight launch passes --local-rank; accept it too, or use --use-env"
-"""Remedy for a script that only supports the flag used by the old torch.distributed.launch."""
 RECOVERY = "RELIGHT_RECOVERY"
 """This variable is set if ranks can keep their processes. A rank whose collective has failed waits
 this many seconds for its agent to report that another rank has failed.
@@ -116,6 +114,17 @@ def with_local_rank(argument: str, local_rank: int) -> str:
 def suggest_replacement(flag: str) -> str:
     """Return a hint for a script that expects its local rank as an argument but doesn't get one."""
     return f"read LOCAL_RANK, or add {flag} '{_MACRO}' after the script"
+
+
+def suggest_use_env(flag: str) -> str:
+    """Return a hint for a script that rejects the argument that `relight launch` passes.
+
+    Args:
+        flag: the flag that the script accepts instead, or an empty string.
+    """
+    if not flag:
+        return "relight launch passes --local-rank; use --use-env"
+    return f"use --use-env, and add {flag} '{_MACRO}' after the script"
 
 
 def same_local_rank(arguments: Sequence[str]) -> str:
