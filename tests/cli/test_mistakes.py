@@ -323,7 +323,8 @@ DASH = "parser.add_argument('--local_rank', '--local-rank', type=int)\n"
 @pytest.mark.parametrize(
     ("text", "words", "is_passed", "note"),
     [
-        (UNDERSCORE, "", True, "train.py appears to accept only --local_rank; relight launch"),
+        (UNDERSCORE, "", True, ""),
+        (UNDERSCORE.replace(")", ", required=True)"), "", False, ""),
         (
             UNDERSCORE,
             "",
@@ -332,7 +333,6 @@ DASH = "parser.add_argument('--local_rank', '--local-rank', type=int)\n"
         ),
         (DASH, "", True, ""),
         (DASH, "", False, "train.py appears to read its local rank from --local_rank, which"),
-        (UNDERSCORE + "parser.parse_known_args()", "", True, ""),
         (UNDERSCORE + 'os.environ["LOCAL_RANK"]', "", False, ""),
         (UNDERSCORE + "import other", "", False, ""),
         (UNDERSCORE + "import deepspeed", "", False, ""),
@@ -396,12 +396,21 @@ DEVICES = {"CUDA_VISIBLE_DEVICES": "0,1"}
     ("words", "variables", "note"),
     [
         ("x.py", PLACE, "MASTER_ADDR=10.9.8.7, MASTER_PORT=29511: no effect, as in torchrun"),
-        ("--standalone x.py", PLACE, ""),
-        ("--master-port=1 x.py", PLACE, ""),
+        ("--standalone x.py", PLACE, "MASTER_ADDR=10.9.8.7, MASTER_PORT=29511: no effect, as in"),
+        ("--master-port=29511 x.py", PLACE, "MASTER_ADDR=10.9.8.7: no effect, as in torchrun; the"),
+        ("--master-port=1 x.py", PLACE, "MASTER_ADDR=10.9.8.7, MASTER_PORT=29511: no effect, as"),
+        ("--master-addr=10.9.8.7 --master-port=29511 x.py", PLACE, ""),
+        ("--rdzv-endpoint=10.9.8.7:29511 x.py", PLACE, ""),
+        ("--rdzv-backend=c10d --rdzv-endpoint=10.9.8.7:29511 x.py", PLACE, ""),
         ("--nnodes=2 --rdzv-endpoint=a x.py", PLACE, ""),
         ("x.py", {**PLACE, "LOCAL_RANK": "0"}, ""),
         ("x.py", {**PLACE, "TORCHELASTIC_RUN_ID": "x"}, ""),
         ("x.py", DEVICES, "starting 1 worker, which sees all 2 devices in CUDA_VISIBLE_DEVICES"),
+        (
+            "x.py",
+            {"HIP_VISIBLE_DEVICES": "2,3"},
+            "starting 1 worker, which sees all 2 devices in H",
+        ),
         ("--nproc-per-node=1 x.py", DEVICES, ""),
         ("x.py", {"CUDA_VISIBLE_DEVICES": "0"}, ""),
         ("x.py", {"CUDA_VISIBLE_DEVICES": ""}, ""),

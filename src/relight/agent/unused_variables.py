@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from relight.flags.spec import LaunchSpec
 
 _OF_A_WORKER = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")
-_PLACE = {"master-addr", "master-port", "rdzv-endpoint"}
+_PLACE = ("master-addr", "master-port", "rdzv-endpoint")
+_DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
 def notes(
@@ -23,20 +24,37 @@ def notes(
     """
     if any(name in variables for name in _OF_A_WORKER):
         return []  # they were set by another launcher, which knows better
-    found = []
-    place = [name for name in ("MASTER_ADDR", "MASTER_PORT") if variables.get(name)]
-    if place and spec.runs_locally() and not spec.standalone and not _PLACE & given:
-        port = variables.get("MASTER_PORT") or "PORT"
-        shown = ", ".join(f"{name}={variables[name]}" for name in place)
+    found = _address_notes(spec, given, variables) if spec.runs_locally() else []
+    lists = {name: variables.get(name, "").split(",") for name in _DEVICES}
+    counts = {name: len(list(filter(None, lists[name]))) for name in _DEVICES}
+    name = max(_DEVICES, key=lambda name: counts[name])
+    if counts[name] > 1 and local_world_size == 1 and "nproc-per-node" not in given:
         found.append(
-            f"{shown}: no effect, as in torchrun; in a single-node job, workers rendezvous at a "
-            f"free port (set it with --master-port={port})"
-        )
-    devices = [each for each in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
-    if len(devices) > 1 and local_world_size == 1 and "nproc-per-node" not in given:
-        found.append(
-            f"starting 1 worker, which sees all {len(devices)} devices in CUDA_VISIBLE_DEVICES; "
-            f"--nproc-per-node={len(devices)} starts one per device, --nproc-per-node=1 hides "
+            f"starting 1 worker, which sees all {counts[name]} devices in {name}; "
+            f"--nproc-per-node={counts[name]} starts one per device, --nproc-per-node=1 hides "
             "this note"
         )
     return found
+
+
+def _address_notes(spec: LaunchSpec, given: set[str], variables: Mapping[str, str]) -> list[str]:
+    """Return a note about MASTER_ADDR and MASTER_PORT in a single-node job. Values that were also
+    passed as flags need none.
+    """
+    flags = [name for name in _PLACE if name in given and not spec.standalone]
+    endpoint = spec.rdzv_endpoint
+    chosen = (spec.master_addr, str(spec.master_port), endpoint.host, str(endpoint.port))
+    place = {name: variables.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")}
+    place = {name: x for name, x in place.items() if x and not (flags and x in chosen)}
+    if not place:
+        return []
+    if flags:
+        why = f"the address comes from {' and '.join(f'--{name}' for name in flags)}"
+    elif spec.standalone:
+        why = "with --standalone, workers rendezvous at a free port"
+    else:
+        port = variables.get("MASTER_PORT") or "PORT"
+        why = "in a single-node job, workers rendezvous at a free port "
+        why += f"(set it with --master-port={port})"
+    shown = ", ".join(f"{name}={value}" for name, value in place.items())
+    return [f"{shown}: no effect, as in torchrun; {why}"]
