@@ -95,6 +95,9 @@ def describe(event: Event) -> str:
         case InternalErrorEvent():
             return event.text
         case Restarting():
+            cause, _, count = event.reason.rpartition("; restart ")
+            if cause and count.startswith(str(event.restart)):
+                return f"restart {count}: {cause}"
             return f"restart {event.restart} of {event.of}: {event.reason}"
         case HealthChecked():
             result = f"failed: {event.reason}" if event.reason else "passed"
