@@ -64,7 +64,12 @@ def test_torchrun_from_another_environment_uses_its_python(tmp_path: Path) -> No
     torchrun.write_text(f"#!{python}\nfrom torch.distributed.run import main\nmain()\n")
     torchrun.chmod(0o755)
     (tmp_path / "which.py").write_text("import sys; print(sys.executable)")
-    for script in ("torchrun which.py", ". env/bin/activate; torchrun which.py"):
+    for script in (
+        "torchrun which.py",
+        ". env/bin/activate; torchrun which.py",
+        "export PYTHONPATH=$PWD; torchrun which.py",
+        "unset PYTHONPATH; torchrun which.py",
+    ):
         done = execute(tmp_path, "bash", "-c", script, PATH=f"/usr/bin:/bin:{tmp_path}/env/bin")
         assert done.stdout == f"{python}\n", done.stderr
 
