@@ -1,5 +1,6 @@
 """`relight shim` replaces torchrun with relight in one environment, and restores it."""
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,6 +68,16 @@ def test_shim_does_nothing_after_relight_is_removed(environment: Path, launch: L
     hook.write_text(hook.read_text().replace("relight/shim/site", "relight/gone"))
     done = run(environment / "bin/python", "-c", "print('ok')")
     assert (done.stdout, done.stderr) == ("ok\n", "")
+
+
+def test_install_prints_the_command_that_removes_the_shim(
+    environment: Path, launch: Launch
+) -> None:
+    before = files(environment)
+    said = launch("shim", "install", "--venv", environment).stderr
+    undo = said.rstrip().partition("undo with relight ")[2]
+    assert launch(*shlex.split(undo)).returncode == 0
+    assert files(environment) == before
 
 
 def test_shim_command_defaults_to_active_environment(environment: Path, launch: Launch) -> None:

@@ -142,7 +142,8 @@ def _install(place: Place) -> None:
         fd = os.open(place.torchrun, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(_TORCHRUN % shlex.quote(place.python))
-    say(f"torchrun in {place.prefix} now starts relight; undo with relight shim remove")
+    undo = f"relight shim remove --venv {shlex.quote(place.prefix)}"
+    say(f"torchrun in {place.prefix} now starts relight; undo with {undo}")
 
 
 def _remove(place: Place) -> None:
