@@ -218,6 +218,10 @@ def test_rank_named_in_the_first_exception_while_handling_its_own_is_the_cause(
 ) -> None:
     verdict = judge(end(1, at=1.0, report=error(message)), stopped(0, CLEANS_UP))
     assert (verdict.root.rank, verdict.certainty) == (root, Certainty.LIKELY)
+    lost = end(2, at=0.9, report=RESET)
+    assert (
+        judge(lost, end(1, at=1.0, report=error(message)), stopped(0, CLEANS_UP)).root.rank == root
+    )
 
 
 def test_rank_handling_lost_connection_is_a_victim() -> None:

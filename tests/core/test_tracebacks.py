@@ -372,6 +372,14 @@ def test_child_process_exceptions_are_reported_as_the_workers_own(text: str) -> 
     assert HEADER.rstrip() in report.lines[:2]
 
 
+@pytest.mark.parametrize("file", ["pandas/_libs/hashtable_class_helper.pxi", "_mt19937.pyx"])
+def test_location_is_in_the_script_if_cython_code_raises(file: str) -> None:
+    """The paths of files compiled by Cython are relative."""
+    report = from_stderr(f"{MAIN}  File \"{file}\", line 7, in get_item\nKeyError: 'label'\n")
+    assert report is not None
+    assert report.where == "/srv/job/train.py:9"
+
+
 def test_location_is_in_the_script_if_a_library_traceback_is_quoted() -> None:
     text = (
         MAIN + "ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal " + HEADER

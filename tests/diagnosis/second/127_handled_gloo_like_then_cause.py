@@ -1,4 +1,4 @@
-# truth: rank=0 line=14 kind=exception says=RuntimeError: mat1 and mat2 shapes cannot be multiplied
+# truth: rank=0 line=14 kind=exception says=mat1 and mat2 shapes cannot be multiplied
 # never: (?i)(?<!not the )(?<!not a )\bcause\b(?:(?!rank)[^\n]){0,12}\brank (?:1)\b
 # run: {L} --nproc-per-node=2 {C}/127_handled_gloo_like_then_cause.py
 import datetime, os, sys, time

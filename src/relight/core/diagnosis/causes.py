@@ -279,11 +279,12 @@ def own_failure(known: Known) -> Verdict | None:
         return Verdict("own_failure", Certainty.LIKELY, why, root, root)
     handler = next((f for f in known.ends if f is not root and handling(f)), None)
     why = _was_handling(handler, known) if handler is not None else ""
-    if not earlier and handler is not None and why:
+    if handler is not None and why:
         # It may have failed first and be cleaning up, or be waiting before it tries again.
         if _names(root, handler.rank):
             return Verdict("own_failure", Certainty.LIKELY, why, handler, handler)
-        return Verdict("own_failure", Certainty.LIKELY, why, root, root)
+        if not earlier:
+            return Verdict("own_failure", Certainty.LIKELY, why, root, root)
     if not earlier:
         return Verdict("own_failure", Certainty.PROVEN, "no other rank had failed", root, root)
     later = since(root) - since(earlier[0])

@@ -23,7 +23,7 @@ class TracebackLine(NamedTuple):
         """The installed package or standard library module that contains the file, such as `torch`,
         or an empty string.
         """
-        match = _LIBRARY.match(self.file)
+        match = _LIBRARY.match(self.file) or _CYTHON.fullmatch(self.file)
         return match[1].removesuffix(".py") if match is not None else ""
 
     @property
@@ -75,6 +75,10 @@ _FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$")
 _IN_BOX = re.compile(r"^ +\| ?")
 _MARKS = re.compile(r"^[ |]*[~^][ ~^]*$")
 _LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?/python3[.\d]*)/([^/]+)")
+_CYTHON = re.compile(r"(\w+)[\w/.]*\.(?:pyx|pxi|pxd)")
+"""A file compiled by Cython. Its path is relative to the directory in which it was built, such as
+`pandas/_libs/hashtable_class_helper.pxi`.
+"""
 _IN_RICH = re.compile(r"^([^│]+):(\d+) in ?([^│]*)$")
 _IN_RAY = re.compile(r"^(?P<error>ray\.exceptions\.RayTaskError)(?:\(\w+\))?: (?P<task>ray::.*)$")
 _ESCAPED = {
