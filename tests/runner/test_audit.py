@@ -50,6 +50,19 @@ def test_site_settings_select_the_event_handler(
     assert (event["action"], event["detail"]) == ("debug", "rank 3, pid 4711")
 
 
+def test_variable_cannot_turn_off_locked_event_handler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", PLUGIN)
+    monkeypatch.setenv("EVENTS_FILE", str(tmp_path / "audit"))
+    locked = frozenset({"event-log-handler"})
+    site = Site(run={"event-log-handler": "logs"}, locked=locked)
+    audit.record(Environment({"PET_EVENT_LOG_HANDLER": "null"}), site, "submit", "local://x/y")
+    (event,) = told(tmp_path / "audit")
+    assert event["action"] == "submit"
+    assert "PET_EVENT_LOG_HANDLER=null: locked to logs by" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

@@ -112,7 +112,7 @@ def bind(host: str, port: int, *, listen: bool = False, among: range = range(0))
     if among and port == 0:
         raise MachineError(
             f"no free port in {PORT_RANGE}={among[0]}-{among[-1]} for the workers' store",
-            hint="`ss -tan` shows what uses them; each job on a machine needs one",
+            hint="each agent on a machine needs its own; `ss -tan` shows what uses them",
         )
     return _bind(host, port, listen=listen)
 

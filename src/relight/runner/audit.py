@@ -39,8 +39,9 @@ def record(env: Environment, site: Site, action: str, job: str, detail: str = ""
     try:
         name = parse([], env, (_FLAG,), site).values[_FLAG.field]
     except UsageError as error:
-        sys.stderr.write(f"relight: no audit record of {action}: {error.message}\n")
-        return
+        # A variable must not be able to turn off a handler that the site has locked.
+        sys.stderr.write(f"relight: {error.message}\n")
+        name = parse([], Environment({}), (_FLAG,), site).values[_FLAG.field]
     if name in EVENT_HANDLERS:
         return
     event = {
