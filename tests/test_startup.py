@@ -45,6 +45,7 @@ OWN = {
     "relight.core.group.silence",
     "relight.core.ranks",
     "relight.core.workers",
+    "relight.core.workers.shared_words",  # at the end: did a worker report a step?
     "relight.core.workers.supervision",
     "relight.core.workers.worker_command",
     "relight.events",
