@@ -172,6 +172,20 @@ def test_request_that_arrives_late_expires_after_its_ttl(
     assert mine.ours
 
 
+def test_late_release_does_not_end_a_later_hold(place: Place, proxy: Proxy, registers: New) -> None:
+    """A request to release the lock may arrive after its sender has taken the lock again."""
+    register = registers(place._replace(endpoint=proxy.endpoint))
+    register.hold("first", 1.0)
+    proxy.choose = lambda request: Fate(late_s=1.5 if b"/kv/txn" in request else 0)
+    with pytest.raises(OSError, match="no response within"):
+        register.release()
+    proxy.choose = lambda request: Fate()
+    wait_for(lambda: register.hold("second", LONG_S).ours, "the register")
+    mine = register.hold("second", LONG_S)
+    time.sleep(1.5)  # by now, the late request has been carried out
+    assert register.hold("second", LONG_S) == mine
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_lock_never_has_two_holders_on_an_unreliable_network(

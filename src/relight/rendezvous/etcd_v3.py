@@ -96,7 +96,7 @@ class EtcdRegister:
         self._members = members
         self._key = key
         self._login = login
-        self._token = os.urandom(16).hex()
+        self._token = _new_token()
         self._held = False
         self._lease = 0
         self._lease_s = 0
@@ -140,11 +140,13 @@ class EtcdRegister:
         if not self._lease:
             return  # without a lease, no request can have acquired the record
         found = self._read_key()
-        self._held = False
-        if found.token == self._token:
+        lease, token = self._lease, self._token
+        # The requests below may be carried out late, after this object has taken the record again.
+        # The new record must therefore share neither the key's revision nor the lease.
+        self._held, self._lease, self._token = False, 0, _new_token()
+        if found.token == token:
             self._remove(_if_created(found.revision))
-        self._revoke(self._lease)  # a request still in flight finds no lease
-        self._lease = 0
+        self._revoke(lease)  # a request still in flight finds no lease
 
     def _hold(self, value: str, seconds: int) -> _KeyContent:
         old = self._lease
@@ -310,6 +312,10 @@ class EtcdRegister:
             )
         self._members.move_on()
         return OSError(f"{where}: {text}")
+
+
+def _new_token() -> str:
+    return os.urandom(16).hex()
 
 
 def _if_created(revision: int) -> dict[str, str]:
