@@ -236,7 +236,7 @@ def test_trailing_newline_in_token_file_is_ignored(tmp_path: Path) -> None:
 
 
 def test_every_rdzv_conf_key_has_a_field_and_is_documented() -> None:
-    """Every field also has a key. Keys without an effect have no field."""
+    """Every field also has a key. Only keys with an effect have a field."""
     assert {key.target for key in KEYS if key.backends} == set(Conf._fields)
     assert len({key.name for key in KEYS}) == len(KEYS)
     text = (Path(__file__).parent.parent / "docs" / "several-nodes.md").read_text()

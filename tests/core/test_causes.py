@@ -275,7 +275,7 @@ def test_exception_in_stopped_rank_is_likely_cause_of_lost_connections() -> None
 
 
 def test_lost_connection_possibly_to_a_peer_is_only_a_likely_cause() -> None:
-    """Either a peer had exited, or no stack was taken of it."""
+    """Either a peer had exited, or its stack was not taken."""
     for others in ([stopped(1)], [end(1, at=0.5, report=LOST)]):
         assert judge(end(0, at=1.0, report=RESET), *others).certainty is Certainty.LIKELY
     unseen = judge(end(0, at=1.0, report=RESET), world_size=2)  # rank 1 exited with 0 when stopped

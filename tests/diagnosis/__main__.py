@@ -100,7 +100,7 @@ def _fault(path: Path) -> Fault:
 
 def run(fault: Fault, launcher: str) -> tuple[str, dict[str, object]]:
     """Return the stderr of a fault's launcher and its JSON report or None. In the report, `listed`
-    is the failure reason shown by `relight list` (which may miss a short job).
+    is the failure reason from `relight list`. Short jobs may be missing there.
     """
     place = Path(tempfile.mkdtemp(prefix="diagnosis-", dir="/tmp"))
     try:

@@ -105,7 +105,7 @@ def end(job: Job, codes: list[int], *gone: Rank) -> None:
         if code and agent.process.poll() is None:
             job.kill(agent, signal.SIGTERM)
         assert (agent.wait() != 0) == bool(code), job.report()
-    # A zombie, which has no exe, may stay until the machine's init reaps it.
+    # A zombie (without an exe) may stay until the machine's init reaps it.
     job.until(
         lambda: not any(Path(f"/proc/{rank.pid}/exe").exists() for rank in gone), "no process"
     )

@@ -505,7 +505,7 @@ def refuses(world: World, address: tuple[str, int]) -> bool:
     """Return what `relight.cli.coordinator._refuses` would, immediately.
 
     Raises:
-        OSError: If it gets no reply.
+        OSError: If no reply arrives.
     """
     here = world.me().host
     there = world.host_of(address[0], here)

@@ -97,7 +97,7 @@ UNDER_WAY_S = 0.5
 
 
 def _comes_first(coordinator: "WatchedMembership", nodes: Collection[str]) -> set[str]:
-    """Return the node that gets rank 0 because it hosts the endpoint, if there is one."""
+    """Return the node that gets rank 0 because it hosts the endpoint, or an empty set."""
     return {node for node in nodes if coordinator.members[node].join.comes_first}
 
 

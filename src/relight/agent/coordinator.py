@@ -491,7 +491,7 @@ class _Peer:
         echo.
         """
         self.claimed = "", 0
-        """The address from which the agent claims to send its heartbeat datagrams."""
+        """The source address that the agent claims for its heartbeat datagrams."""
         self.address: Address = ()
         """The address in `claimed`, once it has been verified."""
         self.key = b""

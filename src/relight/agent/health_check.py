@@ -45,9 +45,9 @@ _DRIVER_REMEDY = "check dmesg; restart the driver or the machine"
 
 
 class HealthCheckFailure(NamedTuple):
-    """The result of a health check. It consists of the failure reason, which is empty if the node
-    is healthy, and the remedy. `is_proof` is true if the node is unfit for any job, because its
-    hardware is broken or the site's own check failed.
+    """The result of a health check: the failure reason (empty if the node is healthy) and the
+    remedy. `is_proof` is true if the node is unfit for any job, because its hardware is broken or
+    the site's own check failed.
     """
 
     why: str

@@ -691,9 +691,9 @@ class RemoteLink(finders.Seeker):
 
 
 class _Coordinator:
-    """What is known about a coordinator. This includes its datagram address, its node's group rank
-    or -1, whether it has sent a message, whether it has replied to a datagram, and whether the
-    processes that outlive its agent share the socket.
+    """Known facts about a coordinator: its datagram address, its node's group rank or -1, whether
+    it has sent a message, whether it has replied to a datagram, and whether the processes that
+    outlive its agent share the socket.
     """
 
     def __init__(self, address: "Address") -> None:

@@ -149,7 +149,7 @@ def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
 
 
 def suspects_peer(logs: Logs, local_rank: int) -> bool:
-    """Return whether a failed worker's error blames another worker, which has exited or is late."""
+    """Return whether a failed worker's error blames another worker for exiting or being late."""
     stderr = _stderr(logs, local_rank)
     program = tracebacks.ProgramFacts(_went_on(logs, local_rank), is_function=True)
     raised = _reported(logs, local_rank, stderr, program)
@@ -334,7 +334,7 @@ def _printed(
     end: WorkerEnd, logs: Logs, report: ErrorReport | None
 ) -> tuple[float | None, bool | None]:
     """Return how many seconds before its exit a worker printed the exception in its report, and
-    whether its program kept running afterwards. Either value is None if it was not observed.
+    whether its program kept running afterwards, with None for an unobserved value.
     """
     printed = logs.printed(end.local_rank)
     if printed is None or printed.at is None or report is None:

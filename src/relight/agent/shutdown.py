@@ -32,8 +32,8 @@ _TELL_S = 3.0
 
 
 class Leaving:
-    """The ways in which an agent leaves its job. Each method returns the agent's exit code and the
-    reason why the job ended here.
+    """The ways an agent can leave its job. Each method returns the agent's exit code and the reason
+    why the job ended here.
 
     Args:
         job: the configuration of this node.

@@ -97,7 +97,7 @@ class AgentContext(NamedTuple):
     """The services that an agent provides to the workers of all generations.
 
     `host` is the name of this node. The function `fork` starts workers cold. The function `preload`
-    forks workers from a process that has already imported modules. It is None without --preload.
+    forks workers from a process that has already imported modules (None without --preload).
     """
 
     host: str
@@ -114,8 +114,8 @@ class GenerationResult(NamedTuple):
     before those failures.
 
     The `step` field is the highest reported step, or None. The `saved` field says whether the
-    workers saved a checkpoint, and is None if no checkpoint pattern is set (--checkpoints). The
-    `waiting` field contains the survivors of a hang (core/group/messages).
+    workers saved a checkpoint (None without --checkpoints). The `waiting` field contains the
+    survivors of a hang (core/group/messages).
     """
 
     failures: tuple[Failure, ...] = ()
@@ -173,8 +173,7 @@ class WorkerGroup:
         self._memory: WorkerMemory | None = None
         self._progress = GenerationResult()
         self._suspects_peer = False
-        """Whether the first failure on this node blames another worker, which has exited or is
-        late.
+        """Whether the first failure on this node blames another worker for exiting or being late.
         """
         self._recovery: Recovery | None = None
         """Handles workers that keep their process after a failure. Set once that is possible."""

@@ -227,7 +227,7 @@ def check_call(
         function: the function.
         args: its arguments.
         kwargs: its keyword arguments.
-        caller: the relight function to which the arguments were passed; `launch` by default.
+        caller: the relight function that received the arguments; `launch` by default.
 
     Raises:
         UsageError: if the arguments don't match the signature, or if a name is similar to one of

@@ -59,8 +59,8 @@ class Future(concurrent.futures.Future[Any]):
     and `as_completed`.
 
     If the job fails, `result` raises the exception from the rank that failed first, with its
-    traceback as the cause. If there is no such exception, or if the job ended in another way,
-    `result` raises a WorkersFailedError with the reason.
+    traceback as the cause. Without such an exception, or if the job ended in another way, `result`
+    raises a WorkersFailedError with the reason.
 
     Args:
         runner: submits the job.

@@ -10,8 +10,8 @@ Failed workers are not a launcher error, and the job ends with the exit code of 
 job whose nodes did not find each other in time, or lost each other permanently, ends with
 EXIT_GROUP.
 
-An error message is one line that says what happened, what it happened to, and why. The hint says
-what to do next.
+An error message is one line that names the problem, the affected object, and the cause. The hint
+says what to do next.
 """
 
 import signal

@@ -1,5 +1,5 @@
-"""Exits with 128 + n on SIGINT or SIGTERM while no agent handles these signals, which is the case
-before an agent starts and after it has ended.
+"""Exits with 128 + n on SIGINT or SIGTERM while no agent handles these signals: before an agent
+starts and after it has ended.
 
 No workers are running at those times, so nothing has to be stopped. By default, Python turns SIGINT
 into an exception at an arbitrary point in the code, so the process may print a traceback or ignore

@@ -38,7 +38,7 @@ def last_line(text: str) -> str:
 
 
 def format_names(hosts: Sequence[str]) -> str:
-    """Format a list of host names, which is shortened if there are many."""
+    """Format a list of host names. A long list is shortened."""
     shown = ", ".join(hosts[:8])
     return f"{shown} and {len(hosts) - 8} more" if len(hosts) > 8 else shown
 

@@ -337,7 +337,7 @@ def parse_port(text: str) -> int:
 
 
 def parse_port_range(text: str) -> range:
-    """Parse `PORT`, or `FIRST-LAST`, which is a range that includes both ports."""
+    """Parse `PORT` or the inclusive range `FIRST-LAST`."""
     first, dash, last = text.strip().partition("-")
     ports = range(parse_port(first), parse_port(last if dash else first) + 1)
     if not ports or 0 in ports:

@@ -1,6 +1,4 @@
-"""The data about a worker failure that nodes exchange, which consists of how the worker ended and
-what it printed.
-"""
+"""The data about a worker failure that nodes exchange: how the worker ended and its output."""
 
 import signal
 from enum import Enum
@@ -55,7 +53,7 @@ class ErrorReport(NamedTuple):
 
 
 class WorkerState(NamedTuple):
-    """What a worker was doing before it was stopped, as observed from outside the process
+    """A worker's activity before it was stopped, as observed from outside the process
     (`core/diagnosis/stack_text.doing`).
 
     The `place` field is shown after the worker's name, such as ` in read (data.py:41)`. The `stack`
@@ -99,15 +97,15 @@ class Failure(NamedTuple):
     `collectives` is set if torch's flight recorder left a dump.
 
     The `when` field is the time when the worker ended, on that host's clock, such as `2026-07-01
-    12:00:00+0200`. The `at` field is a time in seconds by which the failures on one node can be
-    sorted. Within an agent, this time is monotonic. In a message and in a `relight.RunResult`, it
-    is relative to the time of sending and hence negative, because nodes don't share a clock. The
-    `stopping_s` field is the number of seconds between the stop signal and the worker's end. The
-    `printed_s` field is the number of seconds between the exception in `report` and the worker's
-    end, or None if unknown. The `went_on` field says whether the worker's program kept running
-    after that exception. The `words` field is the most informative line in the worker's other
-    output. The `gpu_error` field is a GPU error from the kernel log that may be the reason for the
-    failure. The `gpu_broken` field is true if that GPU needs a reset or a repair.
+    12:00:00+0200`. The `at` field is a time in seconds for sorting the failures on one node. Within
+    an agent, this time is monotonic. In a message and in a `relight.RunResult`, it is relative to
+    the time of sending and hence negative, because nodes don't share a clock. The `stopping_s`
+    field is the number of seconds between the stop signal and the worker's end. The `printed_s`
+    field is the number of seconds between the exception in `report` and the worker's end, or None
+    if unknown. The `went_on` field says whether the worker's program kept running after that
+    exception. The `words` field is the most informative line in the worker's other output. The
+    `gpu_error` field is a GPU error from the kernel log that may be the reason for the failure. The
+    `gpu_broken` field is true if that GPU needs a reset or a repair.
     """
 
     rank: int

@@ -166,7 +166,7 @@ def worker_variables(
 
     Args:
         assignment: the worker's place.
-        generation: the generation to which the worker belongs.
+        generation: the worker's generation.
         agent_store: whether the agent serves MASTER_PORT, so that every rank is a client.
         virtual: whether LOCAL_RANK is 0 for every worker (`--virtual-local-rank`).
     """
@@ -191,7 +191,7 @@ def visible_devices(variables: Mapping[str, str], local_rank: int) -> dict[str, 
     """Return the variables that make one GPU visible to a worker under `--virtual-local-rank`.
 
     HIP_VISIBLE_DEVICES takes precedence over CUDA_VISIBLE_DEVICES on ROCm (torch 2.15). Without
-    either of them, devices are numbered from 0.
+    either variable, devices are numbered from 0.
 
     Args:
         variables: the agent's variables.

@@ -70,7 +70,7 @@ class GatherSettings(NamedTuple):
 
 
 def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdict:
-    """Meet the other nodes, probe the network between all of them, and return the findings.
+    """Meet the other nodes, probe the network between all nodes, and return the findings.
 
     Args:
         settings: the settings for the meeting.
@@ -239,8 +239,8 @@ class _Participant(Seeker):
         )
 
     def _own(self, prober: Prober, address: str) -> DoctorNode:
-        """Return this node's description for the others, given the `address` from which it connects
-        to the host.
+        """Return this node's description for the others. The node connects to the host from
+        `address`.
         """
         chosen = self._settings.meeting.local_addr
         if chosen and not is_numeric(chosen):

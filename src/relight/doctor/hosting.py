@@ -203,7 +203,7 @@ class MeetingHost:
         return self._began_at is None and len(self._attendees) < self._wanted.max_nodes
 
     def _number_of(self, connection: Connection) -> int:
-        """Return the number of the node at the other end of a connection, or 0 if it has none."""
+        """Return a connection's node number, or 0 if the node isn't an attendee."""
         connections = [each.connection for each in self._attendees]
         return connections.index(connection) if connection in connections else 0
 

@@ -3,8 +3,8 @@
 This module implements torchrun's command-line syntax, which argparse can't parse exactly
 (docs/decisions/0002). Each flag has two spellings (`--max-restarts`, `--max_restarts`), and any
 unique prefix of a flag is accepted. Values are written as `--flag=value` or `--flag value`.
-Everything after the script is passed to the script. The only exception is a `--` directly after the
-script: it is dropped unless another `--` precedes the script.
+Everything after the script is passed to the script. The only exception is that a `--` directly
+after the script is dropped unless another `--` precedes the script.
 """
 
 from collections.abc import Iterable, Mapping

@@ -135,10 +135,10 @@ def _explain_workers(text: str) -> tuple[str, str] | None:
 
 
 def blank(what: str, word: str) -> UsageError:
-    """Return the error for a blank argument, which is usually caused by an empty shell variable.
+    """Return the error for a blank argument, usually caused by an empty shell variable.
 
     Args:
-        what: what the argument should have been, such as `the script`.
+        what: the expected argument, such as `the script`.
         word: the argument.
     """
     hint = "delete the space or carriage return after a backslash at the end of a line"

@@ -22,7 +22,7 @@ _GROUPS = {
 table.
 """
 _EMPTY = {"local-ranks-filter": "all"}
-"""What an empty tuple means as a default value."""
+"""The meaning of an empty tuple as a default value."""
 
 
 def flag_lines(flags: Iterable[Flag]) -> list[str]:

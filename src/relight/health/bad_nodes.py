@@ -42,7 +42,7 @@ class BadNode(NamedTuple):
     """A record of a node with broken hardware, with the reason and the user and job that detected
     it.
 
-    `scheduler` is empty if there is none. `since` and `until` are in seconds since 1970.
+    `scheduler` is empty for a job without one. `since` and `until` are in seconds since 1970.
     """
 
     name: str
@@ -58,7 +58,7 @@ class BadNode(NamedTuple):
         return f"{self.name} until {self.expiry_text()}: {self.reason}"
 
     def expiry_text(self) -> str:
-        """Return the time at which the record expires, as text in local time."""
+        """Return the record's expiry time as text, in local time."""
         return time.strftime("%F %H:%M", time.localtime(self.until))
 
 

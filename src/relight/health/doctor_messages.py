@@ -36,13 +36,13 @@ class DoctorNode(NamedTuple):
     """A node's description of itself.
 
     Other nodes try to reach the node at `address`, on the ports `tcp_port` and `udp_port`. `own` is
-    the address from which it connects to the meeting's host. `resolved` holds the addresses that
+    the local address of its connection to the meeting's host. `resolved` holds the addresses that
     the endpoint's host resolves to on this node. `udp_taken` means that the node hosts the
     endpoint, but another program receives the datagrams.
 
-    The host adds `seen_as`, which is the source address of the node's connection if it differs from
-    `own`. It also adds `clock_s`, the offset of the node's clock from the host's, with an error of
-    up to `clock_error_s`, or None if unknown.
+    The host adds `seen_as`, the source address of the node's connection if it differs from `own`.
+    It also adds `clock_s`, the offset of the node's clock from the host's, with an error of up to
+    `clock_error_s`, or None if unknown.
     """
 
     name: str
@@ -65,8 +65,7 @@ class Probe(NamedTuple):
     `tcp` is the result of connecting to a free port, and `large` is the result of sending a large
     amount of data over that connection. `answered` is the size in bytes of the largest packet that
     the other node replied to, and `heard` is the size of the largest packet received from the other
-    node. 0 means that there was none. `mtu` is the size of the largest packet that the interface
-    accepts.
+    node. 0 means no packet. `mtu` is the size of the largest packet that the interface accepts.
     """
 
     tcp: ProbeResult = ProbeResult.UNTRIED

@@ -1,4 +1,4 @@
-"""Defines findings, each of which has a subject, a severity and a remedy."""
+"""Defines findings, each with a subject, a severity and a remedy."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum

@@ -52,7 +52,7 @@ class Accelerators(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Facts about a machine. Sizes are in bytes, and `NO_LIMIT` means that there is no limit.
+    """Facts about a machine. Sizes are in bytes, and `NO_LIMIT` means unlimited.
 
     `tasks_of_user` and `tasks_of_cgroup` are how many more threads and processes RLIMIT_NPROC and
     the cgroup allow. `locked` is RLIMIT_MEMLOCK. `rdma` contains the names of InfiniBand and RoCE

@@ -20,7 +20,7 @@ def raise_limit() -> None:
 
 
 def restore_limit() -> None:
-    """Restore the limit in a worker to what it would have been without `raise_limit`."""
+    """Restore a worker's limit to its value without `raise_limit`."""
     if _soft is not None:
         import resource
 

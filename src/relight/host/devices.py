@@ -90,7 +90,7 @@ def gpu_names(env: Environment) -> list[str]:
 
 def xpus(env: Environment, root: str = "/") -> list[Device]:
     """Return the Intel GPUs that Level Zero makes visible to a worker. A GPU built into the
-    processor is included only if there is no other GPU.
+    processor is excluded if there is another GPU.
     """
     found = _intel(root, tiles=env.get("ZE_FLAT_DEVICE_HIERARCHY") != "COMPOSITE")
     mask = env.get("ZE_AFFINITY_MASK")

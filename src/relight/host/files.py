@@ -33,7 +33,7 @@ def own_directory(base: str, forbidden: int = 0) -> str:
 
     The directory is named `relight-<uid>`, or `relight-<uid>-1` to `-9` if another user has taken
     that name. The first directory that belongs to this user is returned, so that all of the user's
-    processes find the same directory. If there is none, it is created.
+    processes find the same directory. If none exists, it is created.
 
     Args:
         base: the shared directory.

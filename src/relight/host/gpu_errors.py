@@ -101,7 +101,7 @@ class GpuError(NamedTuple):
 
     @property
     def is_hardware(self) -> bool:
-        """Whether the device needs a reset or a repair, no matter what the program did."""
+        """Whether the device needs a reset or a repair, whatever the program did."""
         return self.is_switch or (self.code in _HARDWARE and "Nonfatal" not in self.says)
 
     def text(self, before: float, *, own: bool) -> str:
@@ -158,8 +158,8 @@ def explain_exit(
     errors: Iterable[GpuError], *, pid: int, pci: str, visible: Iterable[str], at: float,
     blames_gpu: bool,
 ) -> tuple[str, bool]:  # fmt: skip
-    """Describe the GPU error that may explain why a worker ended (empty if there is none). Also
-    return whether the worker's own GPU is broken.
+    """Return a description of the GPU error that may explain why a worker ended, or an empty
+    string, and whether the worker's own GPU is broken.
 
     Args:
         errors: the errors in the log.

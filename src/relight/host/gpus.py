@@ -18,7 +18,7 @@ _LIMIT_S, _AFTER_KILL_S = 5.0, 0.5
 class Gpu(NamedTuple):
     """One GPU, with its number, model, utilization in percent, and used and total memory in MiB.
 
-    A value is None if the driver does not report it, which is the case for MIG partitions.
+    A value is None if the driver does not report it, as with MIG partitions.
     `processes` maps the pids of processes that compute on the GPU to the GPU memory that they use.
     In a container, `processes` is empty.
     """
@@ -115,6 +115,6 @@ def _parsed(text: str) -> list[Gpu]:
 
 
 def _rows(text: str | None, size: int) -> list[list[str]]:
-    """Return the values in each line that has exactly `size` of them."""
+    """Return the values in each line with exactly `size` values."""
     rows = (line.split(", ") for line in (text or "").splitlines())
     return [row for row in rows if len(row) == size]

@@ -21,7 +21,7 @@ variables"; qsub(1B) of OpenPBS; "Environment variables set for job execution" o
 
 class Origin(NamedTuple):
     """This agent's user, host and relight version, and the job's scheduler and scheduler job id.
-    The last two are empty if there is no scheduler.
+    The last two are empty without a scheduler.
     """
 
     user: str

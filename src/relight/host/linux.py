@@ -41,7 +41,7 @@ _FOLDERS = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108
 END_LIMIT_S = 10.0
 """How long to wait for processes to exit after SIGKILL before giving up."""
 REFUSED_LIMIT_S = 1.0
-"""The same limit for processes that this user is not allowed to signal, which may never exit."""
+"""The same limit for processes that this user is not allowed to signal. They may never exit."""
 _LET_END_S = 0.5
 _START_MS = 100
 """How long the guard delays its own setup, so that it does not compete with the starting workers
@@ -148,8 +148,8 @@ class Child:
         return is_stopped(self.pid) or is_stopped(self._child)
 
     def reap(self) -> int:
-        """Reap the process once `fileno` is readable, and return its exit code, which is negative
-        for a signal.
+        """Reap the process once `fileno` is readable, and return its exit code, negative for a
+        signal.
 
         The exit code is unknown if the process was forked by another process. In that case, the
         process itself reports why it is exiting, unless it is killed.
@@ -163,7 +163,7 @@ class Child:
 
     def kill_orphans(self) -> bool:
         """Kill the orphans that the process left behind when it was killed, and return whether some
-        still exist. The orphans are now children of this process, which is a subreaper.
+        still exist. The orphans are now children of this process because it is a subreaper.
         """
         return bool(reap_and_kill(own_children))
 
@@ -326,8 +326,8 @@ def anonymous_file(name: str) -> int:
     """Return the descriptor of a new in-memory file, whose name is visible in the links in
     /proc/PID/fd.
 
-    The function uses memfd_create(2), which needs Linux 3.17 and a CPython built with glibc 2.27 or
-    newer. If that isn't available, the function creates a file in a directory and immediately
+    The function uses memfd_create(2), available on Linux 3.17 or newer in a CPython built with
+    glibc 2.27 or newer. Without it, the function creates a file in a directory and immediately
     removes it.
 
     Raises:
@@ -532,8 +532,8 @@ program was started, including spare room.
 
 
 def _overwrite(field: int, data: bytes, *, exactly: bool) -> None:
-    """Overwrite the memory in which the kernel finds the command line or the environment that it
-    shows in /proc. Data that does not fit is truncated, and shorter data is padded with zero bytes.
+    """Overwrite the memory that holds the command line or the environment shown in /proc. Data that
+    does not fit is truncated, and shorter data is padded with zero bytes.
 
     With `exactly`, the data is not padded if the kernel supports that (PR_SET_MM_MAP, Linux 3.18
     with CONFIG_CHECKPOINT_RESTORE).

@@ -2,7 +2,7 @@
 signals without polling.
 
 The loop runs in one thread. It doesn't use asyncio, because importing asyncio alone takes 40 ms,
-which is most of the time budget for a launch (docs/decisions/0001).
+most of the time budget for a launch (docs/decisions/0001).
 """
 
 import heapq
@@ -133,8 +133,8 @@ class Loop:
         return (fd if isinstance(fd, int) else fd.fileno()) in self._callbacks
 
     def call_at(self, when: float, callback: Callback) -> Timer:
-        """Call back once at the monotonic time `when`. Calls for the same time are made in the
-        order in which they were scheduled.
+        """Call back once at the monotonic time `when`. Calls for the same time are made in
+        scheduling order.
         """
         timer = Timer(when, callback)
         self._timers_set += 1

@@ -30,10 +30,10 @@ def bind(
       largest group first.
 
     The home is the NUMA node of the GPU whose index is the local rank. With `exclusive` and
-    `core-complex`, a visible GPU that has no worker also gets a share of the CPUs, which stays
-    unused. If there are no GPUs (a case that torchrun rejects), the workers' homes are spread
-    evenly over the cores. For example, if there are 4 workers and 2 equal nodes, each node is the
-    home of 2 workers.
+    `core-complex`, a visible GPU without a worker also gets a share of the CPUs, which stays
+    unused. Without GPUs (a case that torchrun rejects), the workers' homes are spread evenly over
+    the cores. For example, if there are 4 workers and 2 equal nodes, each node is the home of 2
+    workers.
 
     Args:
         mode: one of the four modes.

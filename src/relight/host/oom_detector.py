@@ -67,7 +67,7 @@ class OomKills:
         self._before = self._last = _read(self._counter)
         self._machine_before = _read(self._vmstat)
         self._times: list[float] | None = None
-        """The times at which the counter increased, or None if the counter isn't being watched."""
+        """The times of the counter's increases, or None if the counter isn't being watched."""
         self._inotify = -1
         self._loop: Loop | None = None
         self._alarm: Alarm | None = None
@@ -115,7 +115,7 @@ class OomKills:
 
     def explain_child_kill(self, at: float, *, is_worker: bool) -> str:
         """Return a text that says whether a worker's child process that received SIGKILL ran out of
-        memory. The result is empty if there is no sign of that.
+        memory. The result is empty without any sign of that.
 
         Args:
             at: when the worker ended, on the monotonic clock.

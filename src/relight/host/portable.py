@@ -52,7 +52,7 @@ class _GuardianPipes(NamedTuple):
     """The pipes between this process, a process that it has forked, and that process's guardian.
 
     `ended` becomes readable when the forked process has ended, and `swept` when the guardian has
-    ended. The guardian can tell that this process is running as long as `alive` is open.
+    ended. The guardian knows that this process is running as long as `alive` is open.
     """
 
     ended: int
@@ -231,8 +231,8 @@ class Child:
         return is_stopped(self.pid)
 
     def reap(self) -> int:
-        """Reap the process once `fileno` is readable, and return its exit code, which is negative
-        for a signal.
+        """Reap the process once `fileno` is readable, and return its exit code, negative for a
+        signal.
         """
         status = reap(self.pid, END_LIMIT_S)
         self._reaped = True
@@ -613,7 +613,7 @@ def anonymous_file(name: str) -> int:
 
 
 def open_files() -> int:
-    """Return how many files this process may have open, which is at most the number that `Selector`
+    """Return how many files this process may have open, at most the number that `Selector`
     supports.
     """
     files = os.sysconf("SC_OPEN_MAX")

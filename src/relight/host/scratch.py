@@ -88,9 +88,9 @@ def make(base: str) -> tuple[str, int]:
     will.
 
     Returns:
-        The directory's path, and its lock, which is a descriptor to close when the directory is
-        removed. This process must not open the file `lock` elsewhere, because closing that
-        descriptor would release the lock.
+        The directory's path, and its lock, a descriptor to close when the directory is removed.
+        This process must not open the file `lock` elsewhere, because closing that descriptor would
+        release the lock.
 
     Raises:
         OSError: if it can't be created.

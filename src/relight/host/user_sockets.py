@@ -35,8 +35,8 @@ class Peer(NamedTuple):
 
 
 def directory(variables: Mapping[str, str], below: str = "") -> str:
-    """Return this user's directory or a subdirectory of it, and create that directory if it does
-    not exist.
+    """Return this user's directory or one of its subdirectories, and create that directory if it
+    does not exist.
 
     Args:
         variables: the environment.
@@ -134,8 +134,8 @@ def _remove(path: str) -> None:
 
 
 def _shortened(path: str) -> tuple[int, str]:
-    """Return a path to a socket that is at most 107 bytes long, which is the kernel's limit, and a
-    descriptor that must stay open while that path is used.
+    """Return a path to a socket within the kernel's limit of 107 bytes, and a descriptor that must
+    stay open while that path is used.
     """
     folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
     return folder, f"/proc/self/fd/{folder}/{os.path.basename(path)}"

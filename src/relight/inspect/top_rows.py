@@ -22,8 +22,8 @@ _RANK = re.compile(r"\brank (\d{1,9})\b", re.IGNORECASE)
 HEADS = ("JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "GPU",
          "GPU MEMORY", "REPORT", "LAST LINE")  # fmt: skip
 ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
-"""The columns to sort by. The most noteworthy row comes first, which is the row with the lowest
-step or rate, or with the highest usage.
+"""The columns to sort by. The most noteworthy row comes first: the one with the lowest step or
+rate, or the highest usage.
 """
 _IMPORTANT = ("STATE", "REPLICA", "JOB", "STEP", "REPORT", "LAST LINE", "STEP/S", "HOST", "GPU",
               "GPU MEMORY", "CPU", "MEMORY")  # fmt: skip
@@ -37,7 +37,7 @@ _STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDIN
 
 
 class JobLook(NamedTuple):
-    """A sample of a job: its handle, its status, and its name (empty if it has none)."""
+    """A sample of a job: its handle, its status, and its name (may be empty)."""
 
     handle: str
     status: AppStatus
@@ -183,7 +183,7 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def widths(
     heads: Sequence[str], lines: Sequence[Sequence[str]], room: int, between: int, keep: str = ""
 ) -> dict[int, int]:
-    """Return the columns that fit into a line, as a map from column number to width.
+    """Choose the columns for a line. Return a map from column number to width.
 
     Columns that would be too narrow to read are dropped, the least important first. The long
     columns then share the remaining space, from left to right.
@@ -235,7 +235,7 @@ def totals(rows: Iterable[Row]) -> str:
 
 
 def gpus_line(gpus: Sequence[Gpu]) -> str:
-    """Return a line that summarizes this machine's GPUs, or an empty string if it has none."""
+    """Return a one-line summary of this machine's GPUs, or an empty string without GPUs."""
     models = {gpu.model for gpu in gpus}
     texts = []
     for gpu in gpus:

@@ -25,7 +25,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class RetryPolicy(StrEnum):
-    """What is restarted when a replica fails: the replica, its role, or the whole app."""
+    """The scope of a restart after a replica failure: the replica, its role, or the whole app."""
 
     REPLICA = "REPLICA"
     ROLE = "ROLE"

@@ -1,11 +1,10 @@
-"""Replaces macros, which are placeholders in an app for values that only the scheduler knows.
+"""Replaces macros: placeholders in an app for values that only the scheduler knows.
 
 A component writes `macros.app_id`, and `substitute` replaces it with the scheduler's value when a
 request is rendered. Only the names of the four macros in braces are replaced, so that other text
 that a user passes to a script (`$HOME`, `$$`, `${x}`) arrives unchanged. TorchX replaces every `$$`
 with `$`, and its components therefore write the shell's `${VAR:=localhost}` as
-`$${${rank0_env}:=localhost}`. That form is the only one that loses its first dollar sign in relight
-as well.
+`$${${rank0_env}:=localhost}`. Only in that form does relight drop the first dollar sign.
 """
 
 import re
@@ -19,7 +18,7 @@ from relight.job.app import Role
 img_root = "${img_root}"
 """The directory with the image's files, as the replica sees it."""
 app_id = "${app_id}"
-"""The scheduler's id for the app, which is unique and the same for all replicas."""
+"""The scheduler's unique id for the app. All replicas get the same id."""
 replica_id = "${replica_id}"
 """The replica's number within its role, starting at 0."""
 rank0_env = "${rank0_env}"

@@ -144,8 +144,6 @@ def _brackets(text: str, at: int) -> tuple[int, str]:
 
 
 def _one(text: str, at: int) -> tuple[str, int]:
-    """Return the next character of a bracket expression, which may be escaped with a backslash, and
-    the position after it.
-    """
+    """Return the next character of a bracket expression, unescaped, and the position after it."""
     at += text[at] == "\\" and at + 1 < len(text)
     return text[at], at + 1

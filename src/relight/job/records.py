@@ -49,13 +49,13 @@ def new_id(name: str) -> str:
 
 
 def root(env: Environment | None = None) -> str:
-    """Return the parent directory of all job directories, which may not exist yet."""
+    """Return the parent directory of all job directories. It may not exist yet."""
     env = environment.read() if env is None else env
     return os.path.join(environment.state_directory(env), "jobs")
 
 
 def path(app_id: str) -> str:
-    """Return a job's directory, which may not exist yet.
+    """Return a job's directory. It may not exist yet.
 
     Raises:
         UsageError: if the id is invalid.
@@ -178,8 +178,8 @@ def instant(text: str) -> float:
 
 
 def find_by_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
-    """Look up a job's record by the scheduler's job id, which may differ from the name of the job's
-    directory.
+    """Look up a job's record by the scheduler's job id. The job's directory may have a different
+    name.
     """
     record = read(app_id) if _is_id(app_id) else None
     if record is not None and record.get("scheduler") == scheduler:

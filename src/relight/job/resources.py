@@ -166,10 +166,9 @@ def resource(
     memMB: int | None = None,  # noqa: N803  # the flag's name
     h: str | None = None,
 ) -> Resource:
-    """Return a replica's resource. If a name `h` is given, look up the resource with that name.
-    Otherwise, create the resource from the numbers.
+    """Look up the resource named `h`, or create a resource from the numbers if `h` is empty.
 
-    None means TorchX's default, which is 2 cores, no GPU and 1024 MiB. An explicit 0 is kept.
+    None means TorchX's default: 2 cores, no GPU and 1024 MiB. An explicit 0 is kept.
     """
     if h:
         return named_resources[h]

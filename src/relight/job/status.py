@@ -39,9 +39,9 @@ class _ReplicaFields(NamedTuple):
 
 
 class ReplicaStatus(_ReplicaFields):
-    """The status of one replica. `exitcode` is None as long as it is unknown. `error` describes the
-    replica's failure in one line. If the scheduler knows them, `last_line` is the last line of the
-    replica's output, `use` is its resource usage, and `pid` is its process on this machine.
+    """The status of one replica. `exitcode` is None while unknown. `error` describes the replica's
+    failure in one line. If the scheduler knows them, `last_line` is the last line of the replica's
+    output, `use` is its resource usage, and `pid` is its process on this machine.
     `topology` is its node's location in the network, if that determines the order of ranks.
     `address` is the host's address if it differs from `host`.
     """
@@ -67,7 +67,7 @@ class ReplicaStatus(_ReplicaFields):
         structured_error_msg: str = "",
         hostaddr: str | None = None,
     ) -> "ReplicaStatus":
-        """Accept the names of the fields in TorchX as well."""
+        """Accept TorchX's field names in addition to relight's."""
         return super().__new__(
             cls,
             role,
@@ -100,7 +100,7 @@ class ReplicaStatus(_ReplicaFields):
 
     @property
     def structured_error_msg(self) -> str:
-        """TorchX's name for `error`, or `<NONE>` if there is none."""
+        """TorchX's name for `error`. If empty, `<NONE>`."""
         return self.error or _NONE
 
 
@@ -153,7 +153,7 @@ class AppStatus(_AppFields):
         ui_url: str | None = None,
         roles: Iterable[RoleStatus] = (),
     ) -> "AppStatus":
-        """Accept the names of the fields in TorchX as well."""
+        """Accept TorchX's field names in addition to relight's."""
         return super().__new__(
             cls,
             state,
@@ -185,7 +185,7 @@ class AppStatus(_AppFields):
 
     @property
     def structured_error_msg(self) -> str:
-        """The first error of the job or a replica, or `<NONE>` if there is none."""
+        """The first error of the job or a replica, or `<NONE>`."""
         errors = (self.error, *(each.error for each in self.replicas))
         return next(filter(None, errors), _NONE)
 

@@ -33,8 +33,8 @@ class ParsedAppHandle(NamedTuple):
 
 
 class AppDryRunInfo:
-    """The argument of `Role.pre_proc`. It contains the scheduler's rendered request (a dict that
-    may be modified), and the app and the options from which the request was rendered.
+    """The argument of `Role.pre_proc`. It contains the scheduler's rendered request (a mutable
+    dict), and the app and the options that the request was rendered from.
     """
 
     def __init__(

@@ -175,13 +175,13 @@ def pack(source: str, destination: str) -> None:
 def archive(
     source: str, file: IO[bytes], prefix: str = "", more: Mapping[str, bytes] | None = None
 ) -> None:
-    """Write a workspace without its ignored files as a tar archive, in which all files belong to
-    root.
+    """Write a workspace without its ignored files as a tar archive. In the archive, root owns all
+    files.
 
     Args:
         source: a directory.
         file: a file that is open for writing.
-        prefix: the directory in the archive in which the files are stored.
+        prefix: the directory for the files within the archive.
         more: additional files to add to the archive, by name.
 
     Raises:

@@ -26,7 +26,7 @@ class ByteStream:
 
     Args:
         loop: the event loop.
-        sock: the socket, which is closed together with the stream.
+        sock: the socket. Closing the stream closes it.
         on_ready: called when there may be something to read, or when connecting or the TLS
             handshake can continue.
         on_broken: called with the error when sending is no longer possible. Data from the peer can

@@ -63,12 +63,11 @@ class ConnectionOwner(Protocol):
 
 
 class Connection:
-    """A connection to a peer, from the first byte on. Connections are created by `dial` and by
-    `Listener`.
+    """A connection to a peer, from the first byte on. `dial` and `Listener` create connections.
 
     Args:
-        divert: takes over an accepted socket whose first byte, which is still unread, is 0. Such a
-            peer is a client of torch's TCPStore.
+        divert: takes over an accepted socket whose (still unread) first byte is 0. Such a peer is a
+            client of torch's TCPStore.
 
     Attributes:
         owner: receives the events.

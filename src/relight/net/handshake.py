@@ -1,4 +1,4 @@
-"""Implements the handshake between two peers, which comes before any messages.
+"""Implements the handshake that precedes any messages between two peers.
 
     connected, or the caller's first byte -> [TLS handshake] -> hello -> [proof of the token]
 
@@ -37,7 +37,7 @@ class HandshakeFailed(Exception):  # noqa: N818
 
 
 class Handshake:
-    """One side of the handshake, which lasts until the peer has authenticated.
+    """One side of the handshake. It ends when the peer has authenticated.
 
     Args:
         stream: the byte stream.

@@ -24,8 +24,8 @@ class Listener:
     Args:
         sock: the bound and listening socket; `close` closes it.
         hello: the message sent to each peer that sends a hello. The attribute may be replaced.
-        divert: takes over an accepted socket whose first byte, which is still unread, is 0. Such a
-            peer is a client of torch's TCPStore.
+        divert: takes over an accepted socket whose (still unread) first byte is 0. Such a peer is a
+            client of torch's TCPStore.
 
     Attributes:
         on_refused: called with a message for each refused peer.

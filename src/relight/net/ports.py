@@ -34,7 +34,7 @@ def is_ours(address: str) -> bool:
 
 
 def free_ports() -> str:
-    """Describe the kernel's port range, which is used for port 0 and for outgoing connections."""
+    """Describe the kernel's port range for port 0 and for outgoing connections."""
     try:
         with open(_RANGE) as file:
             first, last = file.read().split()

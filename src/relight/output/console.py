@@ -228,9 +228,9 @@ class Console:
             self._owner = None
 
     def _serve(self) -> None:
-        """Let the waiting streams write, in the order in which they began to wait.
+        """Let the waiting streams write, longest wait first.
 
-        If a stream ends a line that was blocking streams ahead of it, serve those streams again.
+        If a stream ends a line that was blocking earlier waiters, serve those streams again.
         """
         is_served, self._again = self._again is not None, True
         if is_served:

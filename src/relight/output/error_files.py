@@ -30,15 +30,13 @@ def read(path: str) -> ErrorReport | None:
 
 
 def line_in(path: str) -> str:
-    """Return a one-line reason for a program's failure from its error file, or an empty string if
-    there is none.
-    """
+    """Return a one-line failure reason from a program's error file, or an empty string."""
     return failure_line(_text(path))
 
 
 def failure_line(text: str) -> str:
-    """Return why a program failed, given the text of its error file. The result is the agent's
-    headline or, if there is none, the exception.
+    """Return a one-line failure reason from the text of a program's error file: the agent's
+    headline or, without a headline, the exception.
     """
     report = from_error_file(text) if text else None
     if report is None:

@@ -50,14 +50,14 @@ def check(name: str) -> None:
 
 
 class EventProcess:
-    """The process in which the event handler runs.
+    """The event handler's process.
 
     Args:
         loop: the agent's loop.
         name: the handler's name.
         journal: the agent's journal. Events that it already has in memory are passed on
             immediately, and later ones when they occur.
-        origin: the origin of the job (host/job_origin), which is added to each event as `agent`.
+        origin: the origin of the job (host/job_origin), added to each event as `agent`.
 
     Raises:
         OSError: if no process can be started.
@@ -117,7 +117,7 @@ class EventProcess:
         self._loop.on_writable(self._socket, self._send if self._waiting else None)
 
     def _receive(self) -> None:
-        """Handle a message in which the handler's process reports an exception or its own exit."""
+        """Handle an exception or exit report from the handler's process."""
         try:
             data = self._socket.recv(4096)
         except BlockingIOError:
@@ -147,7 +147,7 @@ class EventProcess:
 
 
 def _live(name: str, origin: Mapping[str, str]) -> None:
-    """Run as the handler's process until the agent closes its end of the socket, which is this
+    """Run as the handler's process until the agent closes its end of the socket. The socket is this
     process's stdin. stdout is reserved for the workers' output, so stdout and stderr both refer to
     the agent's stderr.
     """

@@ -27,7 +27,7 @@ class FileTail:
     is buffered here.
 
     Args:
-        path: the file, which must exist.
+        path: an existing file.
         stream: where to show it. If None, the file is only searched for tracebacks, and output that
             is written faster than it is read is skipped.
         copy: called with all output, for filters, even after writing to the console has failed.
@@ -46,9 +46,7 @@ class FileTail:
         self._copy = copy
         self._on_traceback = on_traceback
         self._before = b""
-        """The last bytes that were read, which may contain the first part of a traceback's
-        header.
-        """
+        """The last bytes read. They may contain the first part of a traceback's header."""
         self._position = 0
 
     @property
@@ -58,7 +56,7 @@ class FileTail:
 
     @property
     def blocked(self) -> bool:
-        """Whether there is no point in reading the file, either for now or permanently."""
+        """Whether reading the file is pointless, either for now or permanently."""
         stream = self.stream
         return stream is not None and (stream.full or (stream.broken and self._copy is None))
 

@@ -158,7 +158,7 @@ class Journal:
         self.say(event.text)
 
     def write(self, event: Event) -> None:
-        """Write an event only to the log. The user is told about it in a separate message."""
+        """Write an event only to the log. A separate message informs the user."""
         recorded = self.events.write(event)
         for listener in list(self.listeners):
             try:

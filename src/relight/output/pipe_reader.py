@@ -37,7 +37,7 @@ class PipeReader:
 
     Args:
         loop: the agent's loop.
-        fd: this process's end of the pipe, which the reader closes.
+        fd: this process's end of the pipe. The reader closes it.
         stream: where to show the output, or None.
         on_traceback: called when a traceback begins, before it is shown. If None, tracebacks are
             ignored.
@@ -154,9 +154,7 @@ class PipeReader:
             self._on_readable()
 
     def _on_readable(self) -> None:
-        """Read up to one chunk of the available data, which a pseudo-terminal returns in small
-        pieces.
-        """
+        """Read up to one chunk of the available data. Pseudo-terminals return small pieces."""
         left = _CHUNK
         while left > 0:
             if self._stream is not None and self._stream.full:
@@ -168,9 +166,7 @@ class PipeReader:
             left -= size
 
     def _read(self, most: int) -> int:
-        """Call read(2) once. Return the number of bytes, or 0 if there is no new data or no
-        writer.
-        """
+        """Call read(2) once. Return the number of bytes, or 0 if the pipe is empty or closed."""
         try:
             data = os.read(self.fd, most)
         except BlockingIOError:
@@ -198,7 +194,7 @@ class PipeReader:
             self._stream.feed(data)
 
     def _find_traceback(self, data: bytes, tell: Callable[[], None]) -> None:
-        """Search new output for the beginning of a traceback, which may be split across reads."""
+        """Search new output for the beginning of a traceback, even if split across reads."""
         first = max(0, len(self.tail) - len(data) - len(TRACEBACK) + 1)
         at = self.tail.rfind(TRACEBACK, first)
         if at >= 0:
@@ -216,9 +212,9 @@ def ends(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) ->
     """Combine two parts of a worker's output.
 
     Args:
-        head: the first part, which is omitted if the second part contains it.
+        head: the first part, omitted from the result if the second part contains it.
         head_at: the offset of the first part in bytes.
-        tail: the second part, which is the end of the output.
+        tail: the second part, at the end of the output.
         tail_at: the offset of the second part in bytes.
         newlines: the number of newlines since the beginning of the first part.
     """

@@ -136,13 +136,11 @@ class Logs:
                     self._filter_to(f"filtered_{name}.log", stream, texts)
 
     def error_file(self, local_rank: int) -> str:
-        """Return the path to which a worker's `@record` writes its exception, or an empty string if
-        there is none.
-        """
+        """Return the path of a worker's error file, written by `@record`, or an empty string."""
         return self._path(local_rank, "error.json") if self._has_files(local_rank) else ""
 
     def stderr_path(self, local_rank: int) -> str:
-        """Return the path of a worker's stderr file, or an empty string if it has none."""
+        """Return the path of a worker's stderr file, or an empty string."""
         return self.path(local_rank, STDERR)
 
     def stderr_of(self, local_rank: int) -> str:
@@ -279,8 +277,8 @@ class Logs:
         )
 
     def replace(self, local_ranks: Sequence[int], directory: str) -> None:
-        """Prepare for new workers that replace ended ones. `open` must be called afterwards for
-        each new worker.
+        """Prepare for new workers that replace ended ones. Call `open` afterwards for each new
+        worker.
 
         Args:
             local_ranks: the local ranks of the workers.

@@ -73,8 +73,7 @@ class Watch:
 
     def problem(self) -> tuple[str, str]:
         """Return a module that depends on a variable that differs between workers, and a
-        description, or two empty strings if there is none. Only imports since the last `begin`
-        count.
+        description, or else two empty strings. Only imports since the last `begin` count.
         """
         if self._first[0]:
             module, name = self._first
@@ -218,8 +217,8 @@ def _names_in(frame: Any) -> set[str]:
 
 
 def _search(marks: dict[str, int]) -> str:
-    """Return the variable whose marker value occurs in objects that modules have left behind, or an
-    empty string if there is none.
+    """Return the variable whose marker value occurs in objects left behind by modules, or an empty
+    string.
 
     Markers inside objects that the garbage collector can't traverse are not found.
     """

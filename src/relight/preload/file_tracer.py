@@ -6,9 +6,9 @@ import something different.
                     cache, only the entries for the libraries in use are compared. Such files are
                     often rewritten without a change
     directories     are those in which modules are looked up, and others that an import has listed.
-                    In the former, only the names that can be imported are compared, so that it
-                    makes no difference if a file is edited that no import has read. In the latter,
-                    all names are compared
+                    In the former, only the names that can be imported are compared, so that edits
+                    to files that imports haven't read don't matter. In the latter, all names are
+                    compared
 
 Two kinds of files are not detected: files that an import has only checked with stat(2), and files
 opened by compiled code, except for shared libraries.
@@ -44,7 +44,7 @@ _QUOTED = re.compile(r"""["']([A-Za-z_]\w*)["']""")
 
 
 class _File(NamedTuple):
-    """What the system can tell about a file's identity and content without reading the file."""
+    """A file's metadata, compared to detect changes without reading the file."""
 
     modified_ns: int
     changed_ns: int
@@ -54,7 +54,7 @@ class _File(NamedTuple):
 
 
 class Inputs:
-    """Records the files that are opened for reading after this object has been created.
+    """Records all files opened for reading after the creation of this object.
 
     Args:
         began_ns: when this process was started, in nanoseconds since 1970. The content of files
@@ -87,7 +87,7 @@ class Inputs:
 
     def end(self) -> str:
         """Stop recording, and return a file that has changed since recording began, or an empty
-        string if there is none.
+        string.
         """
         self._records = False
         paths = {os.path.abspath(path) for path in self._opened}
@@ -109,8 +109,7 @@ class Inputs:
 
     def problem(self) -> tuple[str, str]:
         """Return a module that has opened a file that changed after this process started, and a
-        description, or two empty strings if there is none. Only files opened since the last call
-        count.
+        description, or else two empty strings. Only files opened since the last call count.
         """
         new, self._new = self._new, {}
         for path, module in new.items():

@@ -1,4 +1,4 @@
-"""Implements the guard, which is the warm spawner's parent process.
+"""Implements the guard, the warm spawner's parent process.
 
 A process that is started by an import can leave its session, and its parent can exit. After that,
 only an ancestor that is a subreaper can find the process. The agent is such an ancestor, but it may
@@ -242,7 +242,7 @@ class _Requests:
         self._heir = 0
 
     def take_heir(self) -> int:
-        """Return the pid of the ended child's heir, or 0 if there is none."""
+        """Return the pid of the ended child's heir, or 0."""
         self.read()
         heir, self._heir = self._heir, 0
         return heir
@@ -263,8 +263,8 @@ class _Requests:
 
 
 def _is_child(pid: int) -> bool:
-    """Return whether a pid belongs to a child of this process. This function does not use /proc,
-    which may omit a child while another child is ending.
+    """Return whether a pid belongs to a child of this process. /proc isn't reliable here because it
+    may omit a child while another child is ending.
     """
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -192,7 +192,7 @@ def _import_some(
     child: int,
 ) -> None:
     """Import modules for a limited time. The number of modules tried so far is written to the file
-    `progress`, so that the copy of this process can tell how far this process got.
+    `progress`, so that the copy of this process knows how far this process got.
     """
     end = time.monotonic() + _TRIAL_S
     for number, name in enumerate(names, 1):
@@ -240,7 +240,7 @@ class _DependencyFinder:
 
 
 class _Baseline:
-    """The state of this process before the imports, in which it must still be after each import.
+    """The state of this process before the imports. No import may change this state.
 
     Args:
         descriptors: the descriptors that may be open.
@@ -390,7 +390,7 @@ def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str
 
 
 def _folder(argv: list[str]) -> str:
-    """Return the first directory in which the script would look for modules."""
+    """Return the first directory of the script's module search path."""
     if argv[2] in ("-m", "-"):
         return os.getcwd()
     path = os.path.realpath(argv[2])

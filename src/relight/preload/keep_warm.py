@@ -77,7 +77,7 @@ class Lasting:
             os.pwrite(self.lock, b"%9d" % imported, len(self._shown))
 
     def end_imports(self, variables: Mapping[str, str], watch: Watch) -> None:
-        """Record what the imports depend on, and clear this process's environment.
+        """Record the dependencies of the imports, and clear this process's environment.
 
         Args:
             variables: the environment during the imports.

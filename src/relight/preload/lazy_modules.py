@@ -36,7 +36,7 @@ _IRREVERSIBLE = frozenset({
     "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.system", "os.truncate",
     "builtins.input", "socket.bind", "socket.connect", "socket.sendto", "subprocess.Popen",
 })  # fmt: skip
-"""Audit events after which a script must not be restarted from the beginning."""
+"""Audit events that rule out restarting a script from the beginning."""
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -54,7 +54,7 @@ class Imports(NamedTuple):
 
 
 class Deferred:
-    """An import finder for the hidden modules, which comes first in `sys.meta_path`.
+    """An import finder for the hidden modules, placed first in `sys.meta_path`.
 
     Args:
         names: the hidden modules.
@@ -136,8 +136,8 @@ class Deferred:
         return found
 
     def _check(self, name: str, names: set[str]) -> None:
-        """Check that the environment variables have the same values as when these modules, which an
-        import needs, were preloaded.
+        """Check that the environment variables have the same values as when these modules, required
+        by an import, were preloaded.
 
         Python code reads `os.environ`. Compiled code reads the process's own environment, which
         `os.putenv` can change separately.

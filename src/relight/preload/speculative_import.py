@@ -56,7 +56,7 @@ class UnfitError(Exception):
 
 
 def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
-    """Call `step`. Return None if the step succeeded, or why it was undone.
+    """Call `step`. Return None if the step succeeded, or a description of the undone step.
 
     Args:
         step: raises UnfitError if it must be undone. The step is called with the pid of the waiting

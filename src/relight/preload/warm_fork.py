@@ -97,7 +97,7 @@ class _Notes:
         self._end = 0
 
     def write(self, variable: str) -> None:
-        """Report the value to which the script or a library has set a variable before an import, as
+        """Report a variable that the script or a library has set before an import, as
         `script NAME=VALUE`. Called in a worker.
         """
         with open(f"/proc/{self._pid}/fd/{self._fd}", "ab", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Implements the warm process, which keeps imported modules in memory after its job, for later jobs
+"""Implements the warm process. It keeps imported modules in memory after its job, for later jobs
 that can use them.
 
 The warm process is the process that has imported the modules (`preload/warm_fork.py`). It listens
@@ -48,8 +48,8 @@ _PRESSURE = b"some 200000 2000000\0"
 
 
 class JobConnection(NamedTuple):
-    """What a child of the warm process needs to serve a job: the job's connection, the job's agent,
-    and the warm process.
+    """The parameters for serving a job in a child of the warm process: the job's connection, the
+    job's agent, and the warm process.
     """
 
     control: socket.socket

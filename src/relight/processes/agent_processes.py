@@ -23,13 +23,12 @@ _PF_FORKNOEXEC = 0x40
 
 
 class Running(NamedTuple):
-    """An agent that is running on this machine. Memory is in bytes, and shared pages count
-    proportionally (PSS).
+    """A running agent on this machine. Memory is in bytes, and shared pages count proportionally
+    (PSS).
 
     `run_id` is empty while the agent has no workers. `job` is the id of its job, or empty.
-    `warm_pid` is the pid of the warm spawner, which has imported the --preload modules, or 0 if
-    there is none. `memory` includes the warm spawner's memory. `slow_ranks` describes any slow
-    ranks (--watch-slow-ranks).
+    `warm_pid` is the pid of the warm spawner (with the imported --preload modules), or 0. `memory`
+    includes the warm spawner's memory. `slow_ranks` describes any slow ranks (--watch-slow-ranks).
     """
 
     pid: int

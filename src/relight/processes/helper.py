@@ -2,8 +2,8 @@
 status page, or the event handler.
 
 Each of these helpers has its own guard and spawner, as the workers do (`processes/spawner.py`). No
-descendant is therefore left behind, no matter which process is killed, and a helper can run even if
-there is no guard or spawner for workers. The agent never waits for the helper itself, because the
+descendant is therefore left behind, no matter which process is killed, and a helper can run even
+without a guard or spawner for workers. The agent never waits for the helper itself, because the
 helper may be stuck in an uninterruptible call. Instead, the agent waits for messages on the
 spawner's socket, with a time limit.
 

@@ -91,7 +91,7 @@ class JobDirectory:
         return job in self._names(_ENDED) and job not in self._names(OF_JOB)
 
     def ask(self, job: str) -> NodeSnapshot | None:
-        """Query a job's agent, and return its response, or None if there is no valid response."""
+        """Query a job's agent. Return its response, or None if it is missing or invalid."""
         answer = self._answer(job, b"\n")
         found = _snapshot(answer)
         if found is None and answer:
@@ -172,7 +172,7 @@ class JobDirectory:
 
     def events_everywhere(self, job: str, number: int) -> list[tuple[str, list[str]]]:
         """Return each node's host and the lines of the events in its agent's memory whose numbers
-        are above the given one. There are no lines for a node that doesn't respond.
+        are above the given one. The list is empty for a node that doesn't respond.
         """
         question = _line(EventsAfter(number, follow=False)).decode().strip()
         found = self._query_all_nodes(job, question).nodes

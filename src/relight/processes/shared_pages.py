@@ -1,10 +1,10 @@
 """Manages the memory that this agent shares with one generation's workers
 (core/workers/shared_words).
 
-Each worker has a file next to its error file, which is created when the worker first calls a
-function in `relight.worker`. No files are therefore created for a job whose script never calls such
-a function. A worker that can't create its file, for example because the disk is full, can't report
-anything and can't be asked to save a checkpoint.
+Each worker has a file next to its error file. The file is created when the worker first calls a
+function in `relight.worker`, so a job whose script never calls one has no such files. A worker
+that can't create its file, for example because the disk is full, can't report anything and can't be
+asked to save a checkpoint.
 
 The agent reads and writes the file instead of mapping it, because the worker may truncate it at any
 moment, and access beyond its end would raise SIGBUS.
@@ -151,8 +151,8 @@ class WorkerMemory:
         return {rank for rank, page in self._pages() if page[words.INSIDE] in (1, 2)}
 
     def leave(self, count: int) -> None:
-        """Tell the workers, including held ones, to leave their process group, which is the
-        `count`th group that this job leaves.
+        """Tell the workers, including held ones, to leave their process group, the `count`th
+        group that this job leaves.
         """
         self.release()
         self._write(words.LEAVE, count)

@@ -108,7 +108,7 @@ class Spawner:
         """Descriptors that came with a command that has not been received completely."""
         self._mask: Any = None
         self.freezer: Freezer | None = None
-        """Enforces the workers' lease, or is None until a lease is set."""
+        """Enforces the workers' lease. None until a lease is set."""
         self.abandoned = True
         self._action_before = signal.getsignal(signal.SIGCHLD)
         self._pipe = (-1, -1)
@@ -412,8 +412,8 @@ class SpawnerProcess:
         """
         self._pid = 0
         self._idle_pid = 0
-        """The spawner's own pid, which the spawner reports when it waits for a generation, or 0
-        until then.
+        """The spawner's own pid, as reported by the spawner once it waits for a generation; 0 until
+        then.
         """
         self._control: socket.socket | None = None
 
@@ -580,7 +580,7 @@ class _Agent(NamedTuple):
 
 
 class _FirstSpawner(Spawner):
-    """The spawner of the first generation, which the agent forks. It inherits the plan from the
+    """The spawner of the first generation. The agent forks it, so it inherits the plan from the
     agent's memory.
     """
 

@@ -1,7 +1,7 @@
 """Publishes the slow-rank reports that an agent receives, both as events and in `relight status`.
 
-`relight status` reads the reports from an in-memory file, which it finds by name among the agent's
-open files (proc_pid_fd(5)). No file is therefore left behind.
+`relight status` reads the reports from an in-memory file, found by name among the agent's open
+files (proc_pid_fd(5)). No file is therefore left behind.
 """
 
 import os
@@ -57,8 +57,8 @@ class ShownSlowRanks:
 
 
 def shown_by(pid: int) -> str:
-    """Return an agent's slow-rank reports. The result is empty if there are none or if the agent's
-    open files can't be read.
+    """Return an agent's slow-rank reports. The result is empty if nothing was reported or if
+    the agent's open files can't be read.
     """
     folder = f"/proc/{pid}/fd"
     try:

@@ -39,7 +39,7 @@ OnChange = Callable[[StateChanged], None]
 
 
 class Supervisor:
-    """Starts processes, and stops them together. None of them survives if this process is killed.
+    """Starts processes, and stops them together. All of them end if this process is killed.
 
     Args:
         loop: the loop of this process.

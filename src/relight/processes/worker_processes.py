@@ -116,7 +116,7 @@ class Workers:
             self._command(f"signal {local_rank} {number}")
 
     def stop(self, local_ranks: Sequence[int], number: int) -> None:
-        """Send workers a stop signal. A worker that has no handler for the signal has nothing to
+        """Send workers a stop signal. A worker without a handler for the signal has nothing to
         save, so it also gets SIGKILL in case the signal doesn't end it.
         """
         # Check for handlers before sending the signal, because a handler may be removed in the

@@ -146,7 +146,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _variables(wanted: Wanted) -> dict[str, str]:
-    """Return the job's environment, which is the current environment with the test's changes but
+    """Return the job's environment: the current environment with the test's changes, but
     without the variables of an outer job.
     """
     variables = {"OMP_NUM_THREADS": "1", **environment.read().variables, **wanted.env}

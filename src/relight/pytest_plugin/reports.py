@@ -211,9 +211,7 @@ class ReportedTest:
         )
 
     def _blamed(self) -> set[int]:
-        """Return the ranks that timed out or, if there are none, the ranks that the launcher
-        named.
-        """
+        """Return the ranks that timed out or, if no rank did, the ranks that the launcher named."""
         if late := {each.rank for each in self._ranks if each.stacks}:
             return late
         found = next(filter(None, map(_BLAMED.match, self._output.splitlines())), None)

@@ -1,5 +1,5 @@
-"""Implements the fixture `relight_sandbox`, with which a test runs a script on several hosts and
-injects faults.
+"""Implements the fixture `relight_sandbox`, used by tests to run a script on several hosts and
+inject faults.
 """
 
 import os

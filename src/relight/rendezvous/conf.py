@@ -1,9 +1,9 @@
 """Defines the table of all `--rdzv-conf` keys, and the record that holds their checked values.
 
 The names are the same as in torchrun (torch 2.13: `c10d_rendezvous_backend`, `dynamic_rendezvous`,
-`static_tcp_rendezvous`, `etcd_rendezvous`, `etcd_rendezvous_backend`). The meanings are also the
-same for features that relight has as well. Unlike torchrun, which silently ignores unknown keys,
-relight prints a note for each key that is unknown or that the backend does not use.
+`static_tcp_rendezvous`, `etcd_rendezvous`, `etcd_rendezvous_backend`). The meanings are the same
+wherever relight has the feature. Unlike torchrun, which silently ignores unknown keys, relight
+prints a note for each key that is unknown or that the backend does not use.
 
 A new setting needs a field in `Conf` with its default, a row in `KEYS`, and code that uses the
 setting in one place.
@@ -26,8 +26,8 @@ lost nor frozen.
 MIN_TTL_S = 2.0
 _LONGEST_INTERVAL_S = 0.5  # heartbeat_rate.USUAL_S, which would import core for this table
 _TTL_SHARE = 0.6
-"""The default time for which a coordinator holds a registry, as a fraction of `lost_after_s`. After
-the hold has lapsed, a successor waits for `lost_after_s` before it forms a generation.
+"""How long a coordinator holds a registry by default, as a fraction of `lost_after_s`. After the
+hold has lapsed, a successor waits for `lost_after_s` before it forms a generation.
 """
 
 
@@ -105,7 +105,7 @@ class Key(NamedTuple):
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a time above 0, which may be fractional. torchrun accepts only whole numbers."""
+    """Parse a time above 0, possibly fractional. torchrun accepts only whole numbers."""
     try:
         seconds = float(text)
     except ValueError:
@@ -126,7 +126,7 @@ def parse_wait(text: str) -> float:
 
 
 def parse_attempts(text: str) -> int:
-    """Parse the number of failures to allow, which must be at least 1."""
+    """Parse the number of failures to allow, at least 1."""
     try:
         number = float(text)
     except ValueError:

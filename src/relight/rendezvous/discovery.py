@@ -118,7 +118,7 @@ class Finder:
         """Record that a coordinator has responded at the address that this finder returned."""
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Record that the connection to the address that this finder returned has ended or failed.
+        """Record that the connection to the address returned by this finder has ended or failed.
         `working` means that workers on this node depend on the connection. Return a more precise
         reason (or an empty string), and what a refused connection says about the coordinator.
         """
@@ -130,7 +130,7 @@ class Finder:
 
     def redirected(self, host: int) -> str:
         """Record that the peer named the host with this index as the coordinator. The index is -1
-        if the peer doesn't know the coordinator. Return a description of what the peer reported.
+        if the peer doesn't know the coordinator. Return a description of the peer's report.
         """
         del host
         return "it no longer coordinates"

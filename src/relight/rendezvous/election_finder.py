@@ -2,8 +2,8 @@
 
 On each of these hosts, the agent that listens on the endpoint's port is the host's elector. The
 electors choose a coordinator from among themselves (`core/link/election`), and agents can ask any
-elector who the coordinator is. If the coordinator's host is lost, another host takes over as soon
-as a majority of the hosts agrees. The agents then announce their current generation to the new
+elector for the current coordinator. If the coordinator's host is lost, another host takes over as
+soon as a majority of the hosts agrees. The agents then announce their current generation to the new
 coordinator, and their workers keep running.
 
 An elector opens a connection to every other host in the list, and only sends messages over these
@@ -43,7 +43,7 @@ continues the running generation and only forms another one when all leases have
 (core/group/membership).
 """
 _PING_S = 0.25
-"""The interval at which a heartbeat is sent to each of the other hosts."""
+"""The interval between heartbeats to each of the other hosts."""
 _SILENT_S = 1.0
 """A connection is closed if no echo arrives for this long, and the next ping opens a new one."""
 _HEARD = Ballot | Heartbeat
@@ -178,8 +178,8 @@ class ElectionFinder(Finder):
             connection.close()
 
     def take_ballot(self, data: bytes) -> None:
-        """Pass a datagram, which may come from a process outside this job, to this host's
-        elector.
+        """Pass a datagram to this host's elector. The datagram may come from a process outside this
+        job.
         """
         if self._elector is not None:
             self._elector.take_ballot(data)
@@ -187,8 +187,8 @@ class ElectionFinder(Finder):
     def is_needed(self, *, connected: bool) -> bool:
         """Return whether this host must keep voting. It may stop when no other host has been the
         coordinator, and no other node has been connected to this host, for the time that nodes are
-        given to find a new coordinator. Time during which a host is silent doesn't count, because
-        its nodes may come back after a network partition.
+        given to find a new coordinator. Time while a host is silent doesn't count, because its
+        nodes may come back after a network partition.
         """
         elector = self._elector
         if elector is None:

@@ -1,6 +1,6 @@
 """Sends HTTP requests to the members of an etcd cluster, as if they were one server.
 
-Requests go to the member that responded last. If that member fails, is too slow, or has no leader,
+Requests go to the member that responded last. If that member fails, is too slow, or lacks a leader,
 the other members are tried in turn. A request may therefore arrive twice or late, and callers must
 be able to detect that.
 """

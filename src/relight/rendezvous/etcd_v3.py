@@ -6,7 +6,7 @@ create_revision is the record's revision. etcd doesn't grant leases shorter than
 times its election timeout (2 s by default). If the configured time to live is shorter than that,
 detecting that a holder has exited may take longer than configured, but never less.
 
-A request that gets no response may have been applied, or may still be applied later. The key
+An unanswered request may have been applied, or may still be applied later. The key
 therefore also contains its writer's token, and its content is compared with the desired content
 until the two match.
 
@@ -342,7 +342,7 @@ def _grpc_code(answer: EtcdAnswer) -> int:
 
 
 def _number(value: Any) -> int:
-    """Parse a 64-bit number, which is a string in etcd's JSON; return 0 for any other value."""
+    """Parse a 64-bit number, a string in etcd's JSON. Return 0 for any other value."""
     if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -71,7 +71,7 @@ _T = TypeVar("_T")
 
 
 class _Found(NamedTuple):
-    """The content of the file that contains the record. `revision` is empty if there is no record.
+    """The content of the record's file. `revision` is empty without a record.
 
     An invalid record is treated as belonging to an unknown holder.
     """

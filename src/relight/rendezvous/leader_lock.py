@@ -27,7 +27,7 @@ ENTRY_POINTS = "relight.rendezvous"
 class Record(NamedTuple):
     """A registry's record.
 
-    `value` is the text that the holder wrote, or empty if there is no holder. `revision` changes
+    `value` is the text that the holder wrote, or empty without a holder. `revision` changes
     each time the record is taken, even if the same process takes it again. `ours` is whether this
     `LeaderLock` object is the holder.
     """

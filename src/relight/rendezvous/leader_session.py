@@ -73,7 +73,7 @@ class Candidate:
     ) -> None:
         self.register = register
         self.asked_at: float | None = None
-        """The time at which the current request was made, or None."""
+        """The time of the current request, or None."""
         self._loop = loop
         self._ttl_s = ttl_s
         self._candidacy = candidacy
@@ -87,11 +87,11 @@ class Candidate:
         self._expiry = Alarm(loop, partial(self.step_down, "the register is not responding"))
 
     def waiting_s(self) -> float:
-        """Return how many seconds the current request has been pending, or 0 if there is none."""
+        """Return how many seconds the current request has been pending, or 0 without a request."""
         return 0.0 if self.asked_at is None else self._loop.now() - self.asked_at
 
     def take(self, contact: Callable[[], str], done: Callable[[Answer], None]) -> bool:
-        """Read the record, or write the text returned by `contact` if there is no record.
+        """Read the record. If it doesn't exist, write the text returned by `contact`.
 
         `contact` is called only in that case, in a thread. If it returns an empty string, nothing
         is written. `done` is called in the event loop, with the record or the error. Returns False

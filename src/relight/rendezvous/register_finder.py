@@ -1,6 +1,6 @@
 """The finder for a job whose coordinator is named in a registry: etcd, a file, or a plug-in.
 
-The finder reads the registry's record or, if there is none, writes a record for this process.
+The finder reads the registry's record or, if it doesn't exist, writes a record for this process.
 `core/link/leader_lease` defines the rules. While the registry doesn't respond, it can't name
 another coordinator, so a running group keeps running. A successor never takes over while workers of
 the old group are running (docs/decisions/0012).
@@ -276,7 +276,7 @@ class _OwnContact:
         return CoordinatorAddress(socket.gethostname(), self._addresses(), port).to_text()
 
     def take_socket(self) -> socket.socket | None:
-        """Return the bound socket, if there is one, and transfer its ownership to the caller."""
+        """Return the bound socket, or None, and transfer its ownership to the caller."""
         sock, self._sock = self._sock, None
         return sock
 

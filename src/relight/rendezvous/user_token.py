@@ -55,9 +55,7 @@ def _make(directory: str, path: str) -> None:
 
 
 def _is_ours(path: str) -> bool:
-    """Return whether this user is the only one who can have written a file and the only one who can
-    read it.
-    """
+    """Return whether only this user can have written a file, and only this user can read it."""
     try:
         found = os.stat(path)
         with open(path, "rb") as file:

@@ -83,8 +83,8 @@ def output(
         rank: a worker's rank in the job.
         stream: stdout, stderr or combined.
         follow: whether to wait for new lines.
-        attempt: the number of restarts (as a string) after which the returned attempt started, or
-            ALL to return the lines of all attempts.
+        attempt: the number of restarts (as a string) before the returned attempt, or ALL to return
+            the lines of all attempts.
 
     Raises:
         UsageError: if the job, rank or attempt does not exist, or the rank doesn't have its own log
@@ -146,7 +146,7 @@ def agents(job: Handle, found: AppStatus) -> list[AgentLog]:
 
 def account(logs: Sequence[AgentLog], *, is_over: bool) -> Account | None:
     """Return how a submitted job has spent its time, according to the latest event log from rank
-    0's agent, or None if there is no such log.
+    0's agent, or None if it is missing.
     """
     latest: tuple[float, Account] | None = None
     for events, first, last in logs:
@@ -202,7 +202,7 @@ def _event_logs(runner: Jobs, job: Handle) -> Callable[[], list[str]]:
     """Return a function that finds the event logs from all agents in a job.
 
     Raises:
-        UsageError: if there are no such logs on this machine.
+        UsageError: if the logs aren't on this machine.
     """
     if job.scheduler == RUN:
         found = JobDirectory(runner.env.variables).find_whole(job.app_id)

@@ -1,8 +1,8 @@
 """Adds environment variables that identify the job, for trackers and other tools.
 
 Each variable is set under both TorchX's name and relight's, with the same value. The only exception
-is the handle, which has a different value under each name. RELIGHT_REPLICA_ID is the replica number
-of the agent, and has no counterpart in TorchX.
+is the handle, whose value differs between the two names. RELIGHT_REPLICA_ID, the agent's replica
+number, doesn't have a counterpart in TorchX.
 """
 
 import os

@@ -28,7 +28,7 @@ _USER = ("USER", "LOGNAME", "USERNAME")
 
 
 def submit(job: Prepared, scheduler: Scheduler, env: Environment) -> str:
-    """Submit a job, write a record of it, and return its handle.
+    """Submit a job, write its record, and return its handle.
 
     Raises:
         RelightError: if the submission fails. No record is left in this case.

@@ -229,7 +229,7 @@ class Plan:
     """Determines when each fault is due. Times are in seconds since the start of the job.
 
     Args:
-        faults: the faults, in the order in which the file lists them.
+        faults: the faults, in the file's order.
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
@@ -247,8 +247,8 @@ class Plan:
         return any(fault.moment.word == "when" for fault in self.left())
 
     def deadline(self) -> float | None:
-        """Return the time at which the next fault is due, or None if none of the remaining faults
-        has a known time yet.
+        """Return when the next fault is due, or None if the times of all remaining faults are still
+        unknown.
         """
         times = [
             due

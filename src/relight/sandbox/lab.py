@@ -72,8 +72,8 @@ class Host:
         The pid of the returned process is the program's own pid, because nsenter and env replace
         themselves with the program. If the program does not exist, the exit code is 127.
         """
-        # nsenter's working directory stays in the old mount namespace, and has no path in the new
-        # one.
+        # nsenter's working directory stays in the old mount namespace, and doesn't have a path in
+        # the new one.
         directory = [str(ENV), f"--chdir={os.path.abspath(cwd or os.curdir)}", "--"]
         process = subprocess.Popen(
             [*self.entrance, *directory, *map(str, command)],

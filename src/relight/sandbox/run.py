@@ -283,7 +283,7 @@ def _returns(find: Callable[[], int | None], pid: int) -> bool:
 
 
 class _Output(ConsoleStream):
-    """The output from one host, which is searched for `when` conditions."""
+    """The output from one host, searched for `when` conditions."""
 
     def __init__(self, console: Console, prefix: bytes, on_line: Callable[[str], None]) -> None:
         super().__init__(console, prefix)

@@ -1,7 +1,7 @@
 """Defines the scheduler interface, and how a scheduler declares its capabilities.
 
-`render` has no side effects, and only reads what it needs for a request, such as the user's name or
-a version. `--dryrun` shows its result, and `submit` sends exactly that.
+`render` has no side effects, and only reads the data needed for a request, such as the user's name
+or a version. `--dryrun` shows its result, and `submit` sends exactly that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,9 +98,7 @@ def local_time(milliseconds: object) -> str:
 
 
 def time_limit_s(cfg: Mapping[str, Any]) -> int:
-    """Convert the `timeout` option, which is in minutes, to seconds. Return 0 if there is no
-    limit.
-    """
+    """Convert the `timeout` option from minutes to seconds. Return 0 without a limit."""
     minutes = cfg.get("timeout")
     if minutes is not None and minutes < 1:
         raise UsageError(f"-cfg timeout={minutes}: must be at least one minute")

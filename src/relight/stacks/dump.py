@@ -20,11 +20,11 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
     """Return the stack of each thread in a Python process, main thread first.
 
     The process is not stopped, and doesn't need to cooperate. If a thread is running, its stack may
-    combine frames from two consecutive moments. A zombie has no threads.
+    combine frames from two consecutive moments. For a zombie, `threads` is empty.
 
     Args:
-        pid: the process, which must be running CPython 3.11 to 3.14 on 64-bit Linux. Other versions
-            are supported if py-spy is on PATH.
+        pid: a process running CPython 3.11 to 3.14 on 64-bit Linux. Other versions are
+            supported if py-spy is on PATH.
         may_wait: whether to run py-spy, and to read processes in state D, whose memory may be
             locked.
 

@@ -148,8 +148,8 @@ def _read_symbols(pid: int, mapping: _Mapping, *, is_executable: bool) -> dict[s
 
 
 def _bias(fd: int, header: bytes, mapping: _Mapping) -> int:
-    """Return the load bias, which is the difference between the mapping's address and the address
-    in the file.
+    """Return the load bias: the difference between the mapping's address and the address in the
+    file.
     """
     if struct.unpack_from("<H", header, 16)[0] != _DYNAMIC_FILE:
         return 0

@@ -31,9 +31,9 @@ _LONG, _TUPLE, _STR, _EXCEPTION = 1 << 24, 1 << 26, 1 << 28, 1 << 30
 """Type flags such as Py_TPFLAGS_LONG_SUBCLASS (Include/object.h)."""
 _LONG_TAG, _LONG_DIGIT = 16, 24
 _SIGNS = {0: 1, 1: 1, 2**64 - 1: -1, 8: 1, 12: 1, 10: -1, 14: -1}
-"""The sign of an int that has one 30-bit digit, by the stored value. Python 3.11 stores the number
-of digits, which is negated for a negative int. Later versions store 8 times the number of digits,
-plus 1 for zero, 2 for a negative int, and 4 for an immortal int.
+"""The sign of an int with one 30-bit digit, by the stored value. Python 3.11 stores the number of
+digits, negated for a negative int. Later versions store 8 times the number of digits, plus 1 for
+zero, 2 for a negative int, and 4 for an immortal int.
 """
 _UNTAGGED = ~7
 _PAGE = 4096
@@ -67,8 +67,7 @@ class _Reader:
     def current(self, thread: int) -> int:
         """Return the address of the innermost exception that a thread is handling, or 0.
 
-        Each generator or coroutine that is running adds an entry to the chain, which is often
-        empty.
+        Each running generator or coroutine adds an often empty entry to the chain.
         """
         item = self._memory.word(thread + self._walk.layout.exc_info)
         for _ in range(_MAX_HANDLED):

@@ -107,8 +107,8 @@ def full_shared_memory(texts: Iterable[str], env: Environment, shm: str = _SHM) 
 
 
 def cpu_limit() -> str:
-    """Explain a SIGXCPU, which is sent at the CPU time limit (setrlimit(2)). The script may have
-    set the limit itself.
+    """Explain a SIGXCPU, sent at the CPU time limit (setrlimit(2)). The script may have set the
+    limit itself.
     """
     try:
         import resource

@@ -45,8 +45,8 @@ def ask(env: Environment, ranks: Iterable[int]) -> list[int]:
 
 
 def have_dumped(env: Environment, ranks: Iterable[int], since: float) -> bool:
-    """Return whether each of these ranks has written a complete dump after `since`, which is in
-    seconds since 1970.
+    """Return whether each of these ranks has written a complete dump after `since`, in seconds
+    since 1970.
     """
     prefixes = _prefixes(env)
     return all(any(_is_complete(f"{prefix}{rank}", since) for prefix in prefixes) for rank in ranks)

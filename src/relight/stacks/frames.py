@@ -18,7 +18,7 @@ MAX_INTERPRETERS, MAX_THREADS, MAX_FRAMES, MAX_CHARACTERS = 100, 1000, 500, 1000
 _ATTEMPTS = 5
 _PAUSE_S = 0.001
 _BY_GENERATOR, _BY_C = 1, 3
-"""Owners of a frame (pycore_frame.h). Values from `_BY_C` on mark an entry from C, which has no
+"""Owners of a frame (pycore_frame.h). Values from `_BY_C` on mark an entry from C, without any
 code. These are FRAME_OWNED_BY_CSTACK in 3.12 and 3.13, and FRAME_OWNED_BY_INTERPRETER and
 FRAME_OWNED_BY_CSTACK in 3.14.
 """
@@ -171,7 +171,7 @@ class Walk:
             instruction: the instruction's offset in bytes from the code object's first instruction.
 
         Raises:
-            StackError: if there is no code object at the address.
+            StackError: if the address doesn't hold a code object.
         """
         code = self._cached_code(address)
         return Frame(

@@ -155,7 +155,7 @@ class AppRun:
 def app_run_from_env() -> AppRun:
     """Return this process's run. Every call returns the same object.
 
-    The run's id, its trackers and its parent, which is recorded as a source, are taken from
+    The run's id, its trackers and its parent (recorded as a source) are taken from
     TORCHX_JOB_ID, TORCHX_TRACKERS, TORCHX_TRACKER_<NAME>_CONFIG and TORCHX_PARENT_RUN_ID. `relight
     submit`, `relight run --tracker` and `torchx run` set these variables. Without these variables,
     nothing is recorded. A tracker that fails to load is skipped with a warning.

@@ -45,7 +45,7 @@ def load(name: str, config: str | None) -> Any:
 
     Args:
         name: `fsspec`, `mlflow`, an entry point, or `module:function`.
-        config: the configuration, which is passed to the tracker's function.
+        config: the configuration, passed to the tracker's function.
 
     Raises:
         UsageError: if the name is unknown, the import fails, or the configuration is invalid.

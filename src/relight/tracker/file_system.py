@@ -31,7 +31,7 @@ class FileSystemTracker(TrackerBase):
 
     Args:
         files: an fsspec file system.
-        root: the directory, which is created when the first record is written.
+        root: the directory, created when the first record is written.
 
     All methods raise MachineError if the directory can't be read or written.
     """

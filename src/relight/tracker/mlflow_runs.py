@@ -29,7 +29,7 @@ class MLflowTracker(TrackerBase):
 
     Args:
         client: an MLflow client.
-        experiment_name: the experiment, which is created if it does not exist.
+        experiment_name: the experiment, created if it does not exist.
         artifact_location: the artifact store for a new experiment, or None for the server's
             default.
     """

@@ -39,7 +39,7 @@ _CALLS = {
     "x86_64": {"ioprio_get": 252, "keyctl": 250},
     "aarch64": {"ioprio_get": 31, "keyctl": 219},
 }
-"""The numbers of system calls that have no wrapper in the C library."""
+"""The numbers of system calls without a wrapper in the C library."""
 NATIVE = (
     "LD_", "GLIBC_", "MALLOC_", "GCONV_", "LOCPATH", "NLSPATH", "TZ", "LANG", "LC_", "PYTHON",
     "LSAN_", "ASAN_", "UBSAN_", "TSAN_", "JE_MALLOC_", "MALLOCNG_", "TCMALLOC_", "HOME",
@@ -124,7 +124,7 @@ def import_variables(
     """Determine which environment variables imports depend on.
 
     Args:
-        variables: the environment in which the modules were imported.
+        variables: the modules' environment during the import.
         reads: the names of the variables that the imports have read.
         prefixes: name prefixes of further variables that count.
         but: name prefixes of variables that do not count unless they were read.

@@ -65,7 +65,7 @@ class ImportList:
             self.names = self.learned.known.fit
 
     def third_party(self) -> Sequence[str]:
-        """Return the modules that do not belong to Python itself, or all modules if there are none.
+        """Return the modules that do not belong to Python itself or, failing that, all modules.
         A script usually sets environment variables before it imports third-party modules such as
         torch, but often after it imports standard library modules such as os.
         """

@@ -101,7 +101,7 @@ class LearnedFile:
         self._endless: UnfitModule | None = None
         self._installed: dict[str, bool] = {}
         self.known = self._read(script_scan.import_lines(worker.argv))
-        """The script's profile, which is empty if the stored profile is out of date."""
+        """The script's profile, or an empty one if the stored profile is out of date."""
         self._import_s = self.known.import_s
 
     def note_unfit(self, module: str, reason: str, seconds: float) -> None:

@@ -1,5 +1,4 @@
-"""Decides when to start the warm spawner, which modules it imports, and with which environment
-variables.
+"""Decides when to start the warm spawner, and chooses its imports and its environment variables.
 
 `Preload.fork` is used instead of the cold spawner's `fork`. If the warm spawner is ready, it forks
 a generation's workers. Otherwise, the workers start cold. At most one warm spawner is in use.
@@ -14,13 +13,13 @@ a generation's workers. Otherwise, the workers start cold. At most one warm spaw
                     be, and then takes the process over. Otherwise the job starts cold, and its next
                     generation takes the process over
     auto            the modules are those that an earlier job with the same script imported
-                    (warm/import_profile). If there was none, the first worker is watched, and the
+                    (warm/import_profile). Without such a job, the first worker is watched, and the
                     warm spawner starts after its first optimizer step, at the lowest priority
     background      the same as auto, except that everything begins after the first step
                     (`warm/background.py`), and that processes from other jobs are not used
     more            with auto, the first worker of each generation is watched. If it imports modules
                     that the warm spawner lacks, and if it pays off (core/workers/import_ahead), a
-                    second warm spawner imports all of them. It replaces the first one between two
+                    second warm spawner imports them all. It replaces the first one between two
                     generations
     waiting         while this node waits, as a spare or for other nodes, the warm spawner starts if
                     its modules are known, because no workers are running here that it could disturb
@@ -217,7 +216,7 @@ class Preload:
         self._why_not = self._why_not or "with so few workers, preloading would not be faster"
 
     def _watch(self) -> None:
-        """Set up shared memory in which the first worker reports its imports."""
+        """Set up shared memory for the first worker's imports."""
         if self._watched is None:
             try:
                 self._watched = WatchedWorker(self._loop)
@@ -509,7 +508,7 @@ class Preload:
         )
 
     def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
-        """Store what the workers have imported, for the next job with this script."""
+        """Store the workers' imports for the next job with this script."""
         self._modules.write(unfit, directories)
 
     def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
@@ -695,8 +694,8 @@ def instructions(
         worker: the workers' program.
         modules: the modules to import.
         learned: the profile that the modules come from, if --preload=auto is used.
-        writes: the environment variables that the script sets before its imports. The value is None
-            for a variable that the script removes.
+        writes: the environment variables that the script sets, or removes (None), before its
+            imports.
         low_priority: whether the process runs at the lowest priority.
     """
     return {

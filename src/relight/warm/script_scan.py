@@ -1,5 +1,5 @@
-"""Scans a script's source code before the script runs, to determine whether the script sets
-environment variables, how it gets its local rank, and what it imports.
+"""Scans a script's source code, before the script runs, for its imports, for writes to environment
+variables, and for the source of its local rank.
 
 The script and the modules next to it that it imports (at most 50 files) are scanned, but not
 parsed. The result is a guess, but does not depend on the syntax being valid. The scan takes 0.5 ms

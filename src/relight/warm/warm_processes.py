@@ -55,8 +55,7 @@ class WarmProcesses:
     def take(
         self, asked: Sequence[str], record: Callable[[Event], None]
     ) -> tuple[SpawnerHandle, Description] | None:
-        """Take over the newest suitable process for this job, and return it. Return None if there
-        is none.
+        """Take over the newest suitable process for this job. Return that process, or None.
 
         Args:
             asked: the modules that the process must have been asked to import.
@@ -152,7 +151,7 @@ class WarmProcesses:
 
 
 class _Questions:
-    """Connections to warm processes, over which the processes send their descriptions.
+    """Connections for receiving the descriptions of warm processes.
 
     Args:
         paths: the paths of the processes' sockets.
@@ -300,8 +299,7 @@ def _end_oldest(directory: SocketDirectory) -> None:
 
 def _session() -> int:
     """Return the topmost ancestor of this process in the same login session. When that ancestor
-    exits, the user has logged out. Return 0 if this process doesn't belong to a login session,
-    which is the case in most containers.
+    exits, the user has logged out. Return 0 outside a login session, as in most containers.
     """
     mine = _identity("self")
     top, pid = 0, os.getppid() if mine[1] not in ("", _NO_SESSION) else 0

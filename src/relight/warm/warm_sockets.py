@@ -1,7 +1,7 @@
-"""Manages the sockets of warm processes, which are in the directory that `user_sockets` provides,
-and defines the messages that are sent over them.
+"""Manages the sockets of warm processes in the directory that `user_sockets` provides, and defines
+the messages that are sent over them.
 
-A socket's name is derived from the program for which the process can fork workers (`name`).
+A socket's name is derived from the program that the process can fork workers for (`name`).
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _RANDOM_BYTES = 6
 
 
 class Description(NamedTuple):
-    """A warm process's description of itself, which it sends to clients.
+    """A warm process's description of itself, sent to clients.
 
     `script` is the workers' program. `asked` are the modules that were requested, and `learned` are
     the modules from --preload=auto. `modules` is the number of imported modules, including their
@@ -71,9 +71,7 @@ class BeingMade(NamedTuple):
 
     @classmethod
     def parse(cls, text: bytes) -> "BeingMade | None":
-        """Parse the content of a locked file, which is `text` followed by the number of imported
-        modules.
-        """
+        """Parse the content of a locked file: `text`, then the number of imported modules."""
         described, _, imported = text.partition(b"\n")
         try:
             known: BeingMade = fields.record(cls, fields.decode(described))

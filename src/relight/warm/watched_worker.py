@@ -22,7 +22,7 @@ step.
 
 
 class WatchedWorker:
-    """Reads a worker's imports from shared memory, to which the worker writes them (`worker/hook`).
+    """Reads the imports that a worker writes to shared memory (`worker/hook`).
 
     Raises:
         OSError: if memory or descriptors are exhausted.
@@ -107,17 +107,13 @@ class WatchedWorker:
         return self._first_start_s if _STEP in self._lines else self._loop.now() - self._made
 
     def imports(self) -> list[str]:
-        """Return the names of the modules that workers have imported, in the order in which they
-        were imported.
-        """
+        """Return the names of the modules that workers have imported, in import order."""
         self._read()
         names = (line for line in self._lines if line[:1] not in (b"=", b"!"))
         return [name.decode(errors="replace") for name in names]
 
     def writes(self) -> dict[str, str | None]:
-        """Return the environment variables that the script has set so far. The value is None for a
-        variable that the script has removed.
-        """
+        """Return the environment variables that the script has set, or removed (None), so far."""
         found = {}
         self._read()
         for line in self._lines:
@@ -143,7 +139,7 @@ class WatchedWorker:
 
     def _read(self) -> None:
         """Read the lines that are new. A line that two workers report counts only once."""
-        size = self._memory.find(b"\0") % (_SIZE + 1)  # all memory if there is no zero byte
+        size = self._memory.find(b"\0") % (_SIZE + 1)  # all memory without a zero byte
         if size != self._size:
             self._size, self._changed = size, self._loop.now()
             lines = self._memory[:size].split(b"\n")[:-1]

@@ -53,9 +53,7 @@ def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def variable(line: bytes) -> tuple[str, str | None]:
-    """Parse the name and the value of a variable that a script has set. The value is None if the
-    script has removed the variable.
-    """
+    """Parse the name and the value of a variable that a script has set, or removed (None)."""
     name, equals, value = line.decode("unicode_escape").partition("=")
     return name, value if equals else None
 

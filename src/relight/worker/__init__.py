@@ -140,9 +140,8 @@ def report(**values: float) -> None:
     previous numbers.
 
     Args:
-        values: the numbers, by name. A worker can report at most 8 names, each of which has at most
-            24 bytes. A tensor with one element is also accepted, but converting it waits for its
-            device.
+        values: the numbers, by name. A worker can report at most 8 names of up to 24 bytes each. A
+            tensor with one element is also accepted, but converting it waits for its device.
 
     Raises:
         ValueError: if there are too many names, or if a name is too long.
@@ -152,7 +151,7 @@ def report(**values: float) -> None:
 
 
 def membership() -> Membership:
-    """Return this worker's place in its job, which the launcher sets in the environment. Without a
+    """Return this worker's place in its job, as set by the launcher in the environment. Without a
     launcher, the result describes the only rank of a single-node job.
     """
 

@@ -53,13 +53,11 @@ minute while the flight recorder writes its dump. `destroy_process_group` would 
 2.11).
 """
 _WATCH_S = 0.005
-"""The interval at which the thread checks whether a rank has failed."""
+"""The interval between the thread's checks for a failed rank."""
 _LOOKS = 20
-"""The number of these checks after which the thread reads the store and aborts communicators
-again.
-"""
+"""The thread reads the store and aborts communicators again after this many checks."""
 _WAIT_S = 0.001
-"""The interval at which a process outside a group checks whether the next group has formed."""
+"""How often a process outside a group checks whether the next group has formed."""
 _STORE_S = 2.0
 """How long the group's store may take to respond."""
 
@@ -332,8 +330,8 @@ def abort_nccl() -> None:
 
 
 def _addresses() -> Collection[bytes]:
-    """Return the values that gloo's processes have exchanged through the group's store, or an empty
-    collection if there is no store.
+    """Return the values that gloo's processes have exchanged through the group's store. Without a
+    store, the collection is empty.
 
     Each value contains the address at which one process accepts connections
     (gloo/transport/tcp/address.cc).

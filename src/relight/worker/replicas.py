@@ -1,4 +1,4 @@
-"""Defines the generation, which is the argument of a recoverable function, and keeps the state that
+"""Defines the generation (the argument of a recoverable function), and keeps the state that
 survives from one generation to the next.
 
 Of relight's modules, only this one imports torch, and only when state is shared. By then, the
@@ -92,9 +92,9 @@ class Generation:
 
         Call this method in all ranks, once per generation, after the group has been created and
         before anything may write to the model. For example, DistributedDataParallel copies the
-        weights from rank 0, which may be a new rank. Only surviving ranks count. If there are no
-        surviving ranks, as in the first generation, nothing is sent. Gradients from an incomplete
-        step are cleared.
+        weights from rank 0, possibly a new rank. Only surviving ranks count. Without any surviving
+        ranks, as in the first generation, nothing is sent. Gradients from an incomplete step are
+        cleared.
 
         The objects that were passed to `share` in the previous generation are those whose state
         survives. This call may pass the same objects or different ones, because FSDP2, for example,
@@ -113,7 +113,7 @@ class Generation:
                 it when the optimizer takes its step, before the next collective.
 
         Raises:
-            StateLostError: in all ranks, if there is no step for which every shard has survived.
+            StateLostError: in all ranks, unless all shards have survived for at least one step.
             TypeError: in all ranks, if a tensor is a different kind of shard, such as one from
                 FSDP1.
             RuntimeError: if no rank has survived and the ranks begin at different steps, if a
@@ -461,7 +461,7 @@ def _receive(rank: int) -> tuple[list[Any], list[Any]]:
 
 
 def _sending_device(kind: str) -> Any:
-    """Return the device from which the group sends tensors. gloo can only send tensors from the
+    """Return the device that the group sends tensors from. gloo can only send tensors from the
     CPU, whereas NCCL can't send them from the CPU.
 
     Args:

@@ -12,12 +12,12 @@ _places: dict[str, int] = {}
 """The position of each name that has been reported."""
 _writes = 0
 _POLL_S = 0.0005
-"""The interval at which a worker that has to wait checks whether it may continue."""
+"""How often a waiting worker checks whether it may continue."""
 
 
 def open_page() -> memoryview:
-    """Return the shared memory as a view of 8-byte words. If there is no agent, the memory is
-    private to this process.
+    """Return the shared memory as a view of 8-byte words. Without an agent, the memory is private
+    to this process.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if path:

@@ -39,8 +39,8 @@ _LAST = 4096
 
 def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
     """Answer a client's request line by calling `reply`, either immediately or later. The arguments
-    of `reply` are the response, which is empty for an invalid query, and whether the client also
-    receives each further event.
+    of `reply` are the response (empty for an invalid query) and whether the client also receives
+    each further event.
     """
     if not question.strip():
         reply(_written(snapshot(served)).encode(), False)

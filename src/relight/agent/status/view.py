@@ -1,6 +1,4 @@
-"""The data from which an agent's replies are computed: the job's identity and the agent's view of
-the job.
-"""
+"""The data behind an agent's replies: the job's identity and the agent's view of the job."""
 
 import os
 from collections.abc import Callable

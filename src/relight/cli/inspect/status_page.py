@@ -98,9 +98,9 @@ class _Token(NamedTuple):
 def _token(
     variables: Mapping[str, str], jobs: JobDirectory, job: str, page: PageAddress, on_terminal: bool
 ) -> Iterator[_Token]:
-    """Yield the page's token, which is either the user's own or a new one. The token is only
-    printed to a terminal, because other people may read a log file. If there is no terminal, the
-    token is kept in a file while the page is served.
+    """Yield the page's token, either the user's own or a new one. The token is only printed to a
+    terminal, because other people may read a log file. Without a terminal, the token is kept in a
+    file while the page is served.
 
     Raises:
         UsageError: if the user's token is invalid.

@@ -40,8 +40,8 @@ def parse_time(text: str) -> datetime:
 
 
 def parse_attempt(text: str) -> str:
-    """Parse an attempt, which is either `all` or a number of restarts. The number is returned
-    without leading zeros.
+    """Parse an attempt, either `all` or a number of restarts. The number is returned without
+    leading zeros.
 
     Raises:
         ValueError: if the text is neither.

@@ -175,8 +175,8 @@ def ended_by_itself(failure: Failure) -> bool:
 
 
 def doubt(failure: Failure) -> str:
-    """Return the reason why a worker's exception may not have ended the worker. Return an empty
-    string if there is no doubt or no exception.
+    """Return the reason why a worker's exception may not have ended the worker. Without an
+    exception or any doubt, return an empty string.
     """
     return failure.report.doubt if failure.report is not None and failure.is_explained else ""
 
@@ -500,7 +500,7 @@ def left_early(known: Known) -> Verdict | None:
 
 
 def _lost_a_peer(known: Known) -> list[Failure]:
-    """Return the victims. If there are none, return the workers that lost a peer while they were
+    """Return the victims. Without victims, return the workers that lost a peer while they were
     being stopped, because the agent may notice a worker that aborts at exit before the worker's
     peers fail.
     """
@@ -512,13 +512,13 @@ def _lost_a_peer(known: Known) -> list[Failure]:
 
 def without_late_signal(end: WorkerEnd, had_handler: bool | None) -> WorkerEnd:
     """Return how a worker ended, ignoring a stop signal that was sent too late. A stop signal kills
-    a worker that has no handler for it. If such a worker failed with an exit code instead, it had
+    a worker without a handler for it. If such a worker failed with an exit code instead, it had
     already ended when the signal was sent.
 
     Args:
         end: how the worker ended.
-        had_handler: whether the worker had a handler for the stop signal. If unknown, this is None
-            or, on some systems, True.
+        had_handler: whether the worker had a handler for the stop signal; None (on some systems
+            True) if unknown.
     """
     if had_handler is False and end.stop_signal and end.exitcode > 0:
         return end._replace(stop_signal=0, stopping_s=0.0)

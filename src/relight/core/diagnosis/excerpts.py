@@ -34,7 +34,7 @@ may end with the reason.
 _BESIDE = 3
 """Number of rows reserved for the lines before the exception."""
 _SHORTEST = 40
-"""Strings shorter than this have no room for an address."""
+"""Minimum size at which a truncated string keeps an address."""
 _SEARCHED = 4000
 """Maximum number of characters that are searched for addresses."""
 _ADDRESS = re.compile(

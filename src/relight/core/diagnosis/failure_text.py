@@ -589,9 +589,7 @@ def _symptoms(failure: Failure) -> tuple[object, ...] | None:
 
 
 def _evidence(root: Failure, room: int) -> list[str]:
-    """Return the traceback in at most `room` rows. If there is none, return the worker's last
-    output.
-    """
+    """Return the traceback, or else the worker's last output, in at most `room` rows."""
     report = root.report
     if report is not None and root.is_explained:
         return ["", *excerpt(report.lines, room - 2), ""] if report.lines else [""]

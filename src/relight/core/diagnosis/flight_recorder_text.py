@@ -16,7 +16,7 @@ from relight.core.diagnosis.excerpts import WIDTH, cut
 from relight.core.failure import Collective, Failure
 
 MAX_GROUPS = 8
-"""Maximum number of process groups to compare per rank. Groups in which the rank is waiting come
+"""Maximum number of process groups to compare per rank. Groups that the rank is waiting in come
 first.
 """
 _MAX_SIZES = 60

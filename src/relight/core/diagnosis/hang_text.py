@@ -101,9 +101,7 @@ class Hang(NamedTuple):
 
     @property
     def is_guess(self) -> bool:
-        """Whether there is no evidence that this rank is hung rather than a rank in another
-        location.
-        """
+        """Whether it is a guess that this rank is hung rather than a rank in another location."""
         mine, other = [self.root, *self.same], self.others[:1]
         alike = bool(other) and _likelihood(mine) == _likelihood(other[0])
         return alike and not _waits(mine) and raised_before(self.root) is None
@@ -161,8 +159,8 @@ def diagnose(
 
 def raised_before(failure: Failure) -> ErrorReport | None:
     """Return the exception that ended a worker's program, although its process could not exit, for
-    example because of a running thread. Return None if there is no such exception, or if the
-    exception only reports a late peer.
+    example because of a running thread. Return None without such an exception, or if the exception
+    only reports a late peer.
     """
     doing, report = failure.doing, failure.report
     if doing is None or doing.in_program or report is None:

@@ -81,8 +81,8 @@ def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -
     string if the worker printed nothing.
 
     The most informative line is the first error after the last traceback, or an error before that
-    traceback if nothing follows it. If there is no error, it is the last line of stderr or, if
-    stderr is empty, of stdout. Lines that healthy ranks have also printed have a lower priority.
+    traceback if nothing follows it. Without an error, it is the last line of stderr or, if stderr
+    is empty, of stdout. Lines that healthy ranks have also printed have a lower priority.
 
     Args:
         stderr_tail: the end of stderr.

@@ -15,7 +15,7 @@ _PAUSE_S = 0.25
 
 
 class Program(Enum):
-    """What a worker's main thread is doing, as observed from outside the process."""
+    """The activity of a worker's main thread, as observed from outside the process."""
 
     RUNS = "it runs its program"
     ENDS = "its program has ended: Python prints an exception, or shuts down"
@@ -28,7 +28,7 @@ class PrintedTraceback:
 
     def __init__(self) -> None:
         self.at: float | None = None
-        """When the traceback's first line was read, or None if there is no traceback."""
+        """When the traceback's first line was read, or None without a traceback."""
         self.went_on: bool | None = None
         """Whether the program kept running after the traceback was printed."""
         self.size = 0

@@ -39,14 +39,12 @@ _SYNCS = re.compile(r"_sync_|broadcast_coalesced")
 _COLLECTIVE = re.compile(
     r"/torch/(?:distributed/(?:distributed_c10d|_functional_collectives|nn/functional)\.py|cuda/)"
 )
-"""Functions in which a rank is waiting for all other ranks, even if it uses CPU time, as with
-NCCL.
-"""
+"""Functions where a rank waits for all other ranks, even if it uses CPU time, as with NCCL."""
 _PERHAPS_COLLECTIVE = re.compile(
     r"/torch/(?:distributed|autograd)/|/torch/nn/parallel/distributed\.py"
 )
-"""Functions below which a sleeping rank is waiting for all other ranks. A rank that is not sleeping
-there is computing.
+"""Functions below which sleeping ranks wait for all other ranks. A rank that is not sleeping there
+is computing.
 """
 _NO_COLLECTIVE = re.compile(r"/torch/distributed/(?:checkpoint|pipelining|rpc)/")
 _OF_PAIRS = re.compile(r"i?send|i?recv|batch_isend_irecv|send_object_list|recv_object_list")
@@ -58,9 +56,7 @@ _OF_CHILDREN = re.compile(
     r"/torch/utils/data/dataloader\.py$|/concurrent/futures/"
     r"|/multiprocessing/(?:connection|managers|pool|popen_\w+|process|queues)\.py$"
 )
-"""Functions in which a process waits for other processes that it has started with
-multiprocessing.
-"""
+"""Functions where a process waits for processes that it has started with multiprocessing."""
 _BOOTSTRAP = re.compile(r"/multiprocessing/process\.py$")
 """The outermost function of a process started with multiprocessing. Below this function, a forked
 process has its parent's frames.
@@ -116,10 +112,10 @@ class ThreadStack(NamedTuple):
     """A thread's stack, with the innermost frame first.
 
     The `native_id` field is the system's thread id, or 0 if unknown. The `waits_in` field is the
-    system call or kernel function in which the thread is waiting. It is empty if the thread is
-    running or the name can't be read. If they were captured, the `native` field contains the C and
-    C++ functions below the innermost frame, with the innermost first. The `handled` field is only
-    set for the main thread.
+    system call or kernel function that blocks the thread. It is empty if the thread is running or
+    the name can't be read. If they were captured, the `native` field contains the C and C++
+    functions below the innermost frame, with the innermost first. The `handled` field is only set
+    for the main thread.
     """
 
     native_id: int
@@ -249,7 +245,7 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Worke
     Args:
         stack: the stack of the worker's process, or a string with the reason why the stack is
             missing.
-        child: the process for which the worker is waiting, as returned by `child_at_work`.
+        child: the process that the worker is waiting for, as returned by `child_at_work`.
     """
     _, text, has_stack = _describe(stack)
     thread = None if isinstance(stack, str) or not has_stack else main_thread(stack)

@@ -76,7 +76,7 @@ _IN_BOX = re.compile(r"^ +\| ?")
 _MARKS = re.compile(r"^[ |]*[~^][ ~^]*$")
 _LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?/python3[.\d]*)/([^/]+)")
 _CYTHON = re.compile(r"(\w+)[\w/.]*\.(?:pyx|pxi|pxd)")
-"""A file compiled by Cython. Its path is relative to the directory in which it was built, such as
+"""A file compiled by Cython. Its path is relative to its build directory, such as
 `pandas/_libs/hashtable_class_helper.pxi`.
 """
 _IN_RICH = re.compile(r"^([^│]+):(\d+) in ?([^│]*)$")
@@ -104,7 +104,7 @@ def clean(text: str) -> str:
 
 
 def frame_of(line: str) -> TracebackLine | None:
-    """Parse a line as a traceback frame, which may have a box around it."""
+    """Parse a line as a traceback frame, with or without a box around it."""
     match = _FRAME.match(line)
     if match is None:
         return None

@@ -70,11 +70,11 @@ class _Raised(NamedTuple):
 class ProgramFacts(NamedTuple):
     """Known facts about a worker's program.
 
-    The `went_on` field says whether the program kept running after the last traceback, and is None
-    if that is unknown. The `is_function` field is true if the program is a user function, so that
-    tracebacks of uncaught exceptions begin in that function and not in a module. The `script` field
-    is the program's file name, or empty if unknown. Tracebacks that begin in a different file come
-    from other processes.
+    The `went_on` field says whether the program kept running after the last traceback (None if
+    unknown). The `is_function` field is true if the program is a user function, so that tracebacks
+    of uncaught exceptions begin in that function and not in a module. The `script` field is the
+    program's file name, or empty if unknown. Tracebacks that begin in a different file come from
+    other processes.
     """
 
     went_on: bool | None = None
@@ -86,7 +86,7 @@ _UNKNOWN = ProgramFacts()
 
 
 class _Chain(NamedTuple):
-    """One or more exceptions, in the order in which they were raised, and their positions."""
+    """One or more exceptions, in the order they were raised, and their positions."""
 
     start: int
     end: int
@@ -98,7 +98,7 @@ _OF_WORKER = re.compile(r"/relight/worker/\w+\.py$")
 _WRAPPERS = ("ProcessRaisedException", "RayTaskError")
 """Exceptions that wrap an exception from another process."""
 _FROM_TEXT = ("<string>", "<stdin>", "<dynamic-code>")
-"""File names of code that has no file. Functions from a notebook that were pickled by cloudpickle
+"""File names of code without a file. Functions from a notebook that were pickled by cloudpickle
 have the last of these names.
 """
 _RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
@@ -178,8 +178,8 @@ _PACKAGE = re.compile(r".*/(?:site|dist)-packages/[^/]+")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
 
 _INTERRUPTS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
-"""Exceptions raised by signal handlers and in generators. The last of these exceptions never ends a
-program by itself.
+"""Exceptions raised by signal handlers and in generators. The last one never ends a program on its
+own.
 """
 _CONTROL_FLOW = (*_INTERRUPTS, "StopIteration", "StopAsyncIteration", "CancelledError", "Empty")
 """Exceptions that aren't errors, and therefore can't be the cause of an error."""
@@ -231,7 +231,7 @@ def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | No
 
 def printed_before(text: str) -> ErrorReport | None:
     """Return the last exception printed before the fatal exception, such as an exception in a
-    thread. Return None if there is none, or if the fatal exception is unknown.
+    thread, or None. If the fatal exception is unknown, return None.
     """
     lines = _lines(text)
     chains = _chains(lines)
@@ -246,8 +246,8 @@ def printed_before(text: str) -> ErrorReport | None:
 
 def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], list[str]]:
     """Return the lines of a worker's stderr that are not in tracebacks, in two parts: the lines
-    before and the lines after the end of the last traceback. If there is no traceback, all lines
-    are in the second part.
+    before and the lines after the end of the last traceback. Without a traceback, all lines are in
+    the second part.
     """
     lines = _lines(text)
     before: list[str] = []
@@ -262,7 +262,7 @@ def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], lis
 
 def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
     """Return the lines that a worker printed up to the end of its fatal exception, and the number
-    of these lines. Return no lines if there is no such exception.
+    of these lines. Without such an exception, return no lines.
     """
     lines = [_RANK.sub("", clean(line.rstrip("\r"))).rpartition("\n")[2] for line in printed]
     for chain in reversed(_chains(lines)):
@@ -339,7 +339,7 @@ def _is_quoted(lines: Sequence[str], before: _Traceback, traceback: _Traceback) 
 
 
 def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> list[_Raised]:
-    """Return the exceptions in a chain in the order in which they were raised."""
+    """Return the exceptions in a chain in the order they were raised."""
     raised: list[_Raised] = []
     quoting: list[_Traceback] = []
     telling: list[_Raised] = []

@@ -3,9 +3,9 @@
 An early exit is reported as a fact rather than as a failure, because ranks may do different work.
 But if a rank had fewer batches than the others, or returned by mistake, it exits with code 0 and
 users may not notice, while the other ranks wait for it or continue training without it. One line
-reports the early exit after a delay, which is 5 % of the generation's running time at that point,
-but at least 5 s and at most 10 min. The line is repeated, after twice that delay, only if more
-ranks have finished.
+reports the early exit after a delay of 5 % of the generation's running time at that point, but at
+least 5 s and at most 10 min. The line is repeated, after twice that delay, only if more ranks have
+finished.
 
 An agent uses this module for the ranks on its node, and the coordinator uses it for whole nodes.
 This module is loaded when it is first used.
@@ -40,8 +40,8 @@ class EarlyExits:
             self._first = now if self._first is None else min(self._first, now)
 
     def deadline(self) -> float | None:
-        """Return the time of the next report, which is only made if something is still running at
-        that time. Return None if everything has been reported.
+        """Return the time of the next report, or None if everything has been reported. The report
+        is only made if something is still running at that time.
         """
         first = self._first
         if first is None:
@@ -50,8 +50,8 @@ class EarlyExits:
         return first + min(self._factor * wait_s, _MAX_S)
 
     def is_due(self, now: float) -> bool:
-        """Return whether a report is due now. If so, the next report is due only once more ranks or
-        nodes have finished.
+        """Return whether a report is due now. If it is, the next report is due only once more ranks
+        or nodes have finished.
         """
         due = self.deadline()
         if due is None or now < due:

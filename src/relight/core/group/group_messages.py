@@ -161,7 +161,7 @@ def on_probation(host: str, times: int, seconds: float) -> str:
 
 
 def silent(hosts: Sequence[str], seconds: float, lost_after_s: float) -> str:
-    """Return the line for silent nodes, which may be running normally."""
+    """Return the line for silent nodes. These nodes may be running normally."""
     return (
         f"no heartbeat from {format_names(hosts)} for {seconds:.1f} s; "
         f"waiting up to {lost_after_s:g} s"

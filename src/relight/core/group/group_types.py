@@ -55,7 +55,7 @@ class GroupSettings(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """The message with which a peer introduces itself before it has proved its identity.
+    """The message that introduces a peer before it has proved its identity.
 
     The `sender` field is empty for an agent. An agent or an elector also sends the name of its
     `job` and the job's `settings`. The `jobs` field lists the jobs that a coordinator serves,

@@ -1,5 +1,5 @@
-"""The group's state. It consists of the nodes, the live generation, when to form the next
-generation, and the reason if that is delayed.
+"""The group's state: the nodes, the live generation, when to form the next generation, and the
+reason for a delay.
 
 One coordinator runs this state machine for all agents in a job. The state machine processes the
 agents' messages and returns the messages to send.
@@ -55,7 +55,7 @@ Rules:
   that generation may be running.
 - A node that is not ready although its workers must have exited is dropped. Its connection is
   closed, and the other nodes wait until its lease has expired. If a stop takes a long time, all
-  nodes receive a message that names the nodes for which the stop is waiting.
+  nodes receive a message that names the nodes that the stop is waiting for.
 - If the workers on some nodes have succeeded while other workers keep running for a long time, all
   nodes receive one message (core/group/early_exits). This has no other effect.
 - Nodes may report the fraction of time that their workers spend waiting for others. All nodes are
@@ -140,8 +140,8 @@ _TELL_AFTER_S = 0.3
 _MAX_NUMBER = 1 << 40
 """Sanity limit. Higher generation numbers from nodes are ignored."""
 _TELL_STOP_AFTER_S = 5.0
-"""If a stop takes longer than this, all nodes receive a message that names the nodes for which the
-stop is waiting.
+"""If a stop takes longer than this, all nodes receive a message that names the nodes that the stop
+is waiting for.
 """
 _STACKS_S = 1.0
 """How long a node leaves its workers running after it has captured their stacks, so that the other
@@ -391,8 +391,8 @@ class Membership:
         return self.roster.lost + silent
 
     def lacks_nodes_since(self) -> float | None:
-        """Return the time at which the group began to wait for enough nodes to form the first
-        generation, or None if it isn't waiting.
+        """Return when the group began to wait for enough nodes to form the first generation, or
+        None if it isn't waiting.
         """
         is_first = self.state is GroupState.GATHERING and self.generation == NO_GENERATION
         lacks = is_first and 0 < len(self.members) < self.settings.needed
@@ -1074,9 +1074,8 @@ class Membership:
         """Return the time until which workers from an unknown generation may be running, or 0 if
         there can't be any. Such workers may exist if nodes know about an earlier coordinator,
         unless those nodes know that coordinator's last generation and all nodes that may belong to
-        that generation are connected. If no node reports a generation, this doesn't prove that
-        there was none, because all of these nodes may have arrived after the nodes that belong to
-        it.
+        that generation are connected. If no node reports a generation, this doesn't prove that none
+        existed, because all of these nodes may have arrived after the nodes that belong to it.
         """
         until, latest = self._gathering.unknown_may_run_until, self._numbers.latest
         return 0.0 if latest.number >= 0 and self._are_all_here(latest) else until
@@ -1095,7 +1094,7 @@ class Membership:
         )
 
     def _settle_deadline(self) -> float:
-        """Return the time until which the group waits for more nodes, unless another node joins
+        """Return the time when the group stops waiting for more nodes, unless another node joins
         before then.
         """
         settle_timeout_s = self.settings.settle_timeout_s
@@ -1155,8 +1154,8 @@ class Membership:
         )  # fmt: skip
 
     def _start_probe_if_needed(self, members: list[Member], now: float) -> bool:
-        """Return whether these nodes must first probe each other. If so, start the probes, which
-        also cover the nodes that run workers and the other ready nodes.
+        """Return whether these nodes must first probe each other, and start the probes if needed.
+        The probes also cover the nodes that run workers and the other ready nodes.
         """
         reachability = self.members.reachability
         if reachability is None:

@@ -110,12 +110,12 @@ class NodeReady(NamedTuple):
     are listed among the failures, with exit code 0. The `restart` field is the job's restart count
     as known to this node. The `latest` field is the latest generation that the node knows about,
     even if the node did not take part in that generation. The `progressed` field says whether the
-    node's workers advanced beyond all earlier workers, and is None if that is unknown. The `prober`
-    field has the ports at which other nodes can probe this node, without an address, or None if no
-    probes are needed. The `survivors` field is the number of workers that have left the group and
-    will keep their process if allowed. If the workers were stopped because of a hang, the `waiting`
-    field contains the survivors and what each of them was doing at the time. None of the survivors
-    has failed.
+    node's workers advanced beyond all earlier workers (None if unknown). The `prober` field has the
+    ports at which other nodes can probe this node, without an address, or None if no probes are
+    needed. The `survivors` field is the number of workers that have left the group and will keep
+    their process if allowed. If the workers were stopped because of a hang, the `waiting` field
+    contains the survivors and what each of them was doing at the time. None of the survivors has
+    failed.
     """
 
     generation: GenerationId
@@ -163,9 +163,9 @@ class WorkersSucceeded(NamedTuple):
 
 
 class NodeIdle(NamedTuple):
-    """The workers on this node have been idle for `quiet_s` seconds, which is longer than the user
-    allows (`limit_s`, from core/workers/hang_detector). The `quiet_s` field is 0 once the workers
-    are active again.
+    """The workers on this node have been idle for `quiet_s` seconds, longer than the user allows
+    (`limit_s`, from core/workers/hang_detector). The `quiet_s` field is 0 once the workers are
+    active again.
     """
 
     generation: GenerationId
@@ -177,8 +177,8 @@ class WaitSamples(NamedTuple):
     """How the workers on this node spent the last window, by local rank.
 
     The `looks` field is the number of samples taken from each worker. The `waits` field is the
-    number of samples in which the worker was waiting for its peers in a collective. The `steps`
-    field is the number of training steps, or -1 if the worker does not report them.
+    number of samples that show the worker waiting for its peers in a collective. The `steps` field
+    is the number of training steps, or -1 if the worker does not report them.
     """
 
     generation: GenerationId
@@ -295,8 +295,8 @@ class Confirm(NamedTuple):
     """This node's generation is still live, so its workers may run. The `succeeded` field contains
     the group ranks of nodes whose workers have succeeded. The `coordinator` field is the group rank
     of the coordinating node, or -1. The `recovers` field is set if the coordinator is new and is
-    still waiting for other nodes in the generation. In that case, decisions for which the workers
-    on this node are waiting are still pending.
+    still waiting for other nodes in the generation. In that case, decisions that the workers on
+    this node are waiting for are still pending.
     """
 
     generation: GenerationId

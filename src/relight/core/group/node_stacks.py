@@ -40,7 +40,7 @@ class SharedStack(NamedTuple):
 
 
 class NodeStacks(NamedTuple):
-    """The worker stacks on one node, and the workers' generation (-1 if there are no workers)."""
+    """The worker stacks on one node, and the workers' generation (-1 without workers)."""
 
     generation: int
     stacks: tuple[SharedStack, ...]

@@ -40,7 +40,7 @@ numbers.
 
 
 class Reachability:
-    """What the nodes know about the network between themselves.
+    """The nodes' knowledge of the network between them.
 
     Args:
         secret: a secret of this group. The nodes recognize each other's probes by a digest derived

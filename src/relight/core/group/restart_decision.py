@@ -121,7 +121,7 @@ def _diagnose(ended: GenerationEnd) -> "Diagnosis | Hang | None":
     if ended.hung and all(role(failure) is not Role.OWN for failure in ends):
         from relight.core.diagnosis import hang_text
 
-        # A worker may lose a peer that was stopped just before it, and exit by itself.
+        # A worker may lose a peer that was stopped just before it, and exit on its own.
 
         seen = [*ends, *ended.waiting]
         return hang_text.diagnose(seen, ended.stop_cause, ended.succeeded_ranks)

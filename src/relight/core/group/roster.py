@@ -46,7 +46,7 @@ class Roster:
         generation rules it out.
         """
         self.slow_ranks: StragglerDetector | None = None
-        """The straggler detector, which is created once a node reports how its workers spend their
+        """The straggler detector. It is created once a node reports how its workers spend their
         time.
         """
         self._quiet: dict[str, tuple[float, float]] = {}  # nodes with idle workers

@@ -32,9 +32,9 @@ _AFTERMATH_S = 2.0
 class Silent(NamedTuple):
     """A node whose last message arrived at `heard_at`. The `reason` field says why the node's
     connection ended, and is empty if the connection did not end. The `since` field is the time when
-    the group began to wait for the node, which is later than `heard_at` if this process was
-    suspended in the meantime. The `began_at` field is the time when the silence began. That time
-    does not change if this process is suspended later.
+    the group began to wait for the node. It is later than `heard_at` if this process was suspended
+    in the meantime. The `began_at` field is the time when the silence began. That time does not
+    change if this process is suspended later.
     """
 
     host: str

@@ -1,5 +1,5 @@
-"""Mutual authentication of two peers, which exchange hellos and proofs that they know the job's
-token, and derive session keys.
+"""Mutual authentication: two peers exchange hellos and proofs that they know the job's token, and
+derive session keys.
 
 Each side sends a hello with a fresh 32-byte nonce. If there is a token, each side then proves that
 it knows the token with an HMAC-SHA256 over its role and both hellos, byte for byte. The side that
@@ -102,7 +102,7 @@ class Opening:
         raise ProofRefused(f"the peer sent {kind[:40]!r} before it was authenticated")
 
     def end(self) -> Message:
-        """Return the peer's hello, which is available once `done` is set.
+        """Return the peer's hello, available once `done` is set.
 
         After this call, the listening side keeps neither hello, because the hellos of thousands of
         nodes would take up a quarter of a coordinator's memory.

@@ -122,8 +122,8 @@ class _Sightings:
         return self._coordinator if now - self.coordinator_at < self._vote_s else -1
 
     def latest(self, now: float) -> tuple[int, float]:
-        """Return the coordinator from which this host last received a message directly, and how
-        many seconds ago that message arrived. The coordinator is -1 if there is none.
+        """Return the coordinator that last sent a message directly to this host, or -1, and how
+        many seconds ago that message arrived.
         """
         coordinator, at = self._last_heard
         return (coordinator, now - at) if now - at < self._vote_s else (-1, 0.0)

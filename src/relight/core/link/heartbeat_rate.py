@@ -3,11 +3,11 @@
 A single coordinator replies to the heartbeats from all agents that are connected to it. Therefore,
 if there are more than `FULL_RATE_AGENTS` agents, the heartbeat interval grows with the number of
 agents. The interval is limited to `LONGEST_S` and to a fifth of the timeout for silent nodes. If an
-agent has a direct connection, the echo of each of its heartbeats contains `extra_s`, which is the
-difference from the usual interval. The limits that determine when a node counts as silent, when an
-echo is late, and when a connection is replaced are extended by the same `extra_s`. The time after
-which a silent node counts as lost stays the same. Leases also stay the same, because they count
-from the heartbeat that was echoed.
+agent has a direct connection, the echo of each of its heartbeats contains `extra_s`, the difference
+from the usual interval. The limits that determine when a node counts as silent, when an echo is
+late, and when a connection is replaced are extended by the same `extra_s`. The time until a silent
+node counts as lost stays the same. Leases also stay the same, because they count from the heartbeat
+that was echoed.
 
 With a registry, the interval stays the same. A coordinator that has lost its connection to the
 registry must notice within two seconds that a node is gone, because that node may have evicted the

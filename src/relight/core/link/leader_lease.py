@@ -57,9 +57,9 @@ coordinator.
 class Refused(NamedTuple):
     """A connection to the holder was refused. The `at_first` field is set if this happened at the
     first address in the holder's record. The `is_ours` field is set if the address belongs to this
-    machine. The `is_loopback` field is set if the address is a loopback address, which may be
-    another machine's. The `same_host` field is set if the record was written on this host. The
-    `here` field is set if workers in the holder's group are on this machine.
+    machine. The `is_loopback` field is set for a loopback address, possibly another machine's. The
+    `same_host` field is set if the record was written on this host. The `here` field is set if
+    workers in the holder's group are on this machine.
     """
 
     revision: str

@@ -77,7 +77,7 @@ class Lease:
         self._refused_since: float | None = None
         """When another machine refused a connection for the first time since the last renewal."""
         self._hosted_until = float("-inf")
-        """The time until which the coordinator is known to have been in this process."""
+        """When the coordinator was last known to be in this process."""
         self._confirmed_here = False
         """Whether the coordinator in this process has confirmed the workers on this node."""
 

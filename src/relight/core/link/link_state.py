@@ -220,7 +220,7 @@ class SendHeartbeat(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """Effect: close the connection, if there is one, without sending a message."""
+    """Effect: close any open connection without sending a message."""
 
 
 class LetWorkersRun(NamedTuple):
@@ -316,8 +316,8 @@ class _Search:
             self.turned_away, self.turned_away_since = reason, now
 
     def is_news(self, reason: str, now: float) -> bool:
-        """Return whether to print this reason why the search is still going on. Each reason is
-        printed once, and nothing is printed in the first second.
+        """Return whether to print this reason why the search continues. Each reason is printed
+        once, and nothing is printed in the first second.
         """
         if reason in self._said or now - self.since < 1:
             return False

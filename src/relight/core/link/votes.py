@@ -85,7 +85,7 @@ class Voter:
         self._given: VoteRequest | None = None
         """The request that this host has voted for."""
         self._until = float("-inf")
-        """The time on this host's clock until which the vote is binding."""
+        """When the vote expires, on this host's clock."""
         self._latest: dict[int, tuple[str, float]] = {}
         """The incarnation and send time of each candidate's last request."""
 

@@ -50,8 +50,8 @@ _MAX_HOSTS = 1000
 
 
 class Phases(NamedTuple):
-    """The length of each phase in seconds. A phase is None if its length is not known. In that
-    case, its time is part of `unknown`. The time of the `lost` and `detect` phases is part of
+    """The length of each phase in seconds, or None if the length isn't known. In that case, the
+    phase's time is part of `unknown`. The time of the `lost` and `detect` phases is part of
     `productive` instead.
     """
 
@@ -108,7 +108,7 @@ class Account(NamedTuple):
 
 
 class _Generation:
-    """The times of one generation, each of which is None until it is known.
+    """The times of one generation, each None until it is known.
 
     Args:
         formed: the event that reports the generation's formation.

@@ -1,5 +1,5 @@
-"""The phases into which a job's time is divided, with their names on the status page, in `relight
-status` and in the docs.
+"""The phases of a job's time, with their names on the status page, in `relight status` and in the
+docs.
 
 The timeline, the JSON object `goodput` and the metrics use the same keys. When each phase begins
 and ends is described in docs/watching.md, and the page's style sheet has a colour for each phase.

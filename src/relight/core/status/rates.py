@@ -10,8 +10,8 @@ _WINDOW_S = 15.0
 
 
 class Pace(NamedTuple):
-    """The number of CPUs that a rank uses, and its steps per second. Both are None until there are
-    two samples.
+    """The number of CPUs that a rank uses and its steps per second, or None until there are two
+    samples.
     """
 
     cpu: float | None = None

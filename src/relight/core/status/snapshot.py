@@ -164,7 +164,7 @@ class NodeAnswer(NamedTuple):
 
 
 class NodeAnswers(NamedTuple):
-    """The reply to `ClusterQuery`. The reply is empty if there is no coordinator."""
+    """The reply to `ClusterQuery`. It is empty without a coordinator."""
 
     nodes: tuple[NodeAnswer, ...]
 
@@ -179,8 +179,8 @@ class WholeJob(NamedTuple):
 
 
 def early_exits(job: WholeJob) -> str:
-    """Describe in one line which ranks have finished while other ranks are still running. Return an
-    empty string if there are none.
+    """Return a line about the ranks that have finished while other ranks are still running, or an
+    empty string.
     """
     own = job.nodes[0]
     ranks = [

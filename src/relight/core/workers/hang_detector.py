@@ -13,12 +13,12 @@ A *sign* is a deliberate sign of life: either a byte of output, or a step report
 The workers on a node are quiet
 
 - after all of them have been idle for `idle_s` without giving a sign, or
-- after `silent_s` in which there was no sign and no worker was working, if there were regular signs
-  before. Without this second rule, a rank in an endless loop would look busy forever.
+- after `silent_s` without a sign or a working worker, if there were regular signs before. Without
+  this second rule, a rank in an endless loop would look busy forever.
 
-Both times adapt to the job: they increase to ten times the longest pause after which the job has
-continued. `idle_s` increases only if the user did not set it. The job has hung if the workers on
-all nodes are quiet. core/group/membership determines whether this is the case.
+Both times adapt to the job by increasing to ten times the longest pause that the job has resumed
+from. `idle_s` increases only if the user did not set it. The job has hung if the workers on all
+nodes are quiet. core/group/membership determines whether this is the case.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Holds back a worker's fatal traceback on a terminal.
 
-The failure report shows that traceback as well, and several workers often end with the same
+The failure report also shows that traceback, and several workers often end with the same
 traceback. The traceback is therefore held back until the workers have ended, and then shown once
 (core/workers/traceback_groups). All other output, including tracebacks of caught exceptions, is
 shown immediately.
@@ -20,8 +20,8 @@ reads the stack from outside the process (stacks/).
                                                nothing is held
 
 Invariants: The bytes shown so far, followed by the bytes held, are the worker's complete output.
-While the worker is running, bytes are held for at most five seconds, during which the agent
-inspects the worker's stack.
+Bytes from a running worker are held for at most five seconds, while the agent inspects the
+worker's stack.
 
 A chunk of output without a traceback only costs a few byte searches. The agent inspects the stack
 at most four times per second, no matter how many tracebacks the worker prints.
@@ -118,7 +118,7 @@ class HeldTraceback:
         self._due = None
 
     def release(self) -> bytes:
-        """Return all held output, which must be shown now."""
+        """Return all held output. The caller must show it now."""
         held = bytes(self._held)
         self._held.clear()
         self._due = None
@@ -149,7 +149,7 @@ def _beginning(data: bytes) -> tuple[int, bool]:
 
 def _place_of_syntax_error(data: bytes, *, is_cut: bool) -> tuple[int, bool]:
     """Return where a SyntaxError in the script itself begins, and whether its first line is
-    complete. Its traceback has no header, and begins with a location that does not name a function.
+    complete. Its traceback lacks a header and begins with a location that does not name a function.
     """
     at = data.find(_FILE)
     while at >= 0:

@@ -57,8 +57,7 @@ class WorkerImports(NamedTuple):
 
 
 class ImportProgress(NamedTuple):
-    """The progress of a process that is importing `modules` modules, of which it has imported
-    `imported` so far.
+    """The progress of a process that has imported `imported` of `modules` modules so far.
 
     Attributes:
         elapsed_s: how long the process has been importing.

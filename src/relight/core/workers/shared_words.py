@@ -89,7 +89,7 @@ def calls(page: memoryview) -> int:
 
 
 def progress(page: memoryview, began: float, now: Callable[[], float]) -> tuple[int, float] | None:
-    """Return the last step that the worker reported and when it did so, or None if there is none.
+    """Return the last step that the worker reported and when it did so, or None.
 
     Args:
         page: the memory.

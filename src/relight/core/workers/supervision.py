@@ -78,7 +78,7 @@ def patience_s(grace_s: float, *, refused: bool) -> float:
     within a lower and an upper limit.
 
     The kernel may need seconds to free the memory of a large process, and the next worker needs
-    that memory. There is no point in waiting long for processes that can't be killed at all.
+    that memory. Waiting long for processes that can't be killed at all is pointless.
 
     Args:
         grace_s: the grace time (--shutdown-timeout).

@@ -36,7 +36,7 @@ def grouped(tracebacks: Mapping[int, Sequence[str]], report: str) -> list[str]:
 
     Args:
         tracebacks: the lines of each rank's traceback.
-        report: the failure report, which is shown in any case, or an empty string.
+        report: the failure report (always shown), or an empty string.
     """
     shown = {_key(line) for line in report.split("\n")}
     groups: dict[tuple[str, ...], list[int]] = {}

@@ -129,7 +129,7 @@ def suggest_use_env(flag: str) -> str:
 
 def same_local_rank(arguments: Sequence[str]) -> str:
     """Return the argument that would give every worker the same local rank, such as `--local_rank
-    0`, or an empty string if there is none.
+    0`, or an empty string.
     """
     for word, value in zip(arguments, (*arguments[1:], ""), strict=False):
         flag, joined, its_value = word.partition("=")

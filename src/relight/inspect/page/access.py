@@ -36,7 +36,7 @@ _BEARER = "Bearer "
 
 
 class HttpRefusal(NamedTuple):
-    """The HTTP status and the message for the user with which a request is rejected."""
+    """The HTTP status of a rejected request, and the message for the user."""
 
     status: int
     why: str

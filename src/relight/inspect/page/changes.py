@@ -1,5 +1,5 @@
-"""Computes what has changed since the last snapshot that a browser received, so that the rows of
-1,000 ranks are not sent every second.
+"""Computes the changes since the last snapshot that a browser received, so that the rows of 1,000
+ranks are not sent every second.
 
 A snapshot of a job is a JSON object. Its `ranks` are rows that begin with the rank number, and its
 `events` have ascending numbers `n`. For these two keys, only changed rows and new events are sent.

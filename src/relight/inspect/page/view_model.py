@@ -182,7 +182,7 @@ def _notice(reading: Reading, state: str) -> tuple[str, str]:
 
 
 def _has_recovered(reading: Reading) -> bool:
-    """Return whether the workers in the latest generation are making progress, which is assumed
+    """Return whether the workers in the latest generation are making progress. Progress is assumed
     once they have reported a step or have been running for a while.
     """
     own, generations = reading.job.nodes[0], reading.history.generations

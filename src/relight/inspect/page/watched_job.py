@@ -137,8 +137,8 @@ class WatchedJob:
 
 
 class _LatestGpus:
-    """The GPU usage of processes, which may be a few seconds old. On some machines a query takes a
-    second, so queries run in a thread, and only while a browser is connected.
+    """The GPU usage of processes, up to a few seconds old. On some machines a query takes a second,
+    so queries run in a thread, and only while a browser is connected.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Evaluates Booth's function, which has its minimum of 0 at (1, 3)."""
+"""Evaluates Booth's function, whose minimum is 0 at (1, 3)."""
 
 import argparse
 import json

@@ -278,7 +278,7 @@ class AwsBatch(Scheduler):
             with self._aws.client("logs") as logs:
                 try:
                     page = logs.get_log_events(**arguments, **_times(query), **token)
-                except logs.exceptions.ResourceNotFoundException:  # there is no output yet
+                except logs.exceptions.ResourceNotFoundException:  # no output yet
                     return
             for event in page["events"]:
                 yield from event["message"].removesuffix("\n").split("\n")

@@ -34,7 +34,7 @@ def roles(job: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def node_number(job: Mapping[str, Any], role: str, replica: int) -> int | None:
-    """Return the node number of a replica, or None if the job has no such replica."""
+    """Return the node number of a replica, or None if the replica isn't part of the job."""
     first = 0
     for name, size in roles(job):
         if name == role:
@@ -83,7 +83,7 @@ def status(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> AppSta
 
 
 def submitted(job: Mapping[str, Any]) -> str:
-    """Return the local time at which a job was submitted, or an empty string if it is unknown."""
+    """Return a job's submission time in local time, or an empty string if it is unknown."""
     return local_time(job.get("createdAt"))
 
 

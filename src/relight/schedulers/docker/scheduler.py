@@ -266,7 +266,7 @@ def _make_network(client: Any, name: str) -> None:
                 raise
         found = _networks(client, name)
     left = len(found)
-    for network in reversed(found):  # every command keeps the same network, which is the first
+    for network in reversed(found):  # every command keeps the same network, the first
         if left > 1 and Label.USER in (network["Labels"] or {}):
             left -= _remove_network(client, network["Id"])
 
@@ -288,7 +288,7 @@ def _remove_network(client: Any, network_id: str) -> bool:
 
 
 def _remove_networks(client: Any) -> None:
-    """Remove all job networks that have no containers."""
+    """Remove all job networks without containers."""
     for network in client.networks(filters={"label": [Label.USER]}):
         if not client.containers(all=True, filters={"network": network["Id"]}):
             _remove_network(client, network["Id"])

@@ -4,8 +4,7 @@ cluster.
 A pod is recreated without counting as a failure if it is preempted, if its node is lost, or if its
 agent exits with 75. An error in the user's program fails the Job immediately, or after
 `max_retries` per replica. An elastic role succeeds once its minimum number of replicas has
-succeeded. It fails once so many of its replicas have failed permanently that it can't reach the
-minimum.
+succeeded. It fails once permanently failed replicas put the minimum out of reach.
 
 The failure limit is set per index, because pods otherwise can't find out how many times their index
 has been tried (Kubernetes 1.29, KEP 3850).
@@ -43,7 +42,7 @@ _TRIES = 3
 
 
 class IndexedJob:
-    """Indexed Jobs, for `-cfg kind=job`, which is the default."""
+    """Indexed Jobs, for `-cfg kind=job` (the default)."""
 
     name = "job"
     resource = ObjectKind("batch/v1", "Job", "jobs")
@@ -63,7 +62,7 @@ class IndexedJob:
         return name if is_only else f"{name}-{label_name(role.name)}"
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
-        """Accept every app, because a Job can express all of them."""
+        """Accept every app, because a Job can express any app."""
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
         """Yield a Job for each role."""

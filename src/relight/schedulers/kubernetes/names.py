@@ -10,8 +10,8 @@ from relight.job.app import AppDef, Role
 
 LONGEST = 63
 _SUFFIX = len("-00000")
-"""The length of the suffix that the Job controller appends to a pod's name, which is a hyphen and
-five random characters.
+"""The length of the suffix that the Job controller appends to a pod's name: a hyphen and five
+random characters.
 """
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -35,7 +35,7 @@ _FORMS = {
 
 
 class JobId(NamedTuple):
-    """A job's id, which has the form [CONTEXT@]NAMESPACE:NAME. The context is quoted as in a URL,
+    """A job's id, in the form [CONTEXT@]NAMESPACE:NAME. The context is quoted as in a URL,
     because EKS context names contain a slash, and a slash in a handle would be followed by a role.
     """
 
@@ -68,8 +68,8 @@ def label_name(text: str) -> str:
 
 
 def label_value(text: str) -> str:
-    """Convert text to a valid label value, which has at most 63 characters and begins and ends with
-    a letter or a digit.
+    """Convert text to a valid label value: at most 63 characters, beginning and ending with a
+    letter or a digit.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", ".", text)[:LONGEST].strip("._-")
 

@@ -1,4 +1,4 @@
-"""Builds the template for a role's pods, which the object that creates the pods uses."""
+"""Builds the template for a role's pods, for the object that creates the pods."""
 
 import re
 from collections.abc import Mapping
@@ -195,7 +195,7 @@ def secrets(role: Role, place: MeetingPlace) -> dict[str, str]:
 
 
 def secret_key(role: Role, variable: str) -> str:
-    """Return the key under which the job's Secret contains a role's variable."""
+    """Return the key of a role's variable in the job's Secret."""
     return f"{label_name(role.name)}.{variable}"
 
 
@@ -287,11 +287,11 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
 
 
 def _topology(own: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the variables that are used to order ranks by pod labels. A variable is empty if the
+    """Return the variables for ordering ranks by pod labels. A variable is empty if the
     pod doesn't have the label.
 
-    By default, a cluster copies only the region and zone labels from nodes to pods. The admission
-    plug-in PodTopologyLabels, which is enabled by default since Kubernetes 1.35, does this.
+    By default, a cluster copies only the region and zone labels from nodes to pods. This is
+    done by the admission plug-in PodTopologyLabels, enabled by default since Kubernetes 1.35.
     """
     found: list[dict[str, Any]] = []
     for number, label in enumerate(cfg.get("rank_order") or ()):

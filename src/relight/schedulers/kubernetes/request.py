@@ -31,7 +31,7 @@ LAUNCHER = "relight/launcher"
 def objects(
     app: AppDef, cfg: Mapping[str, Any], app_id: str, namespace: str, token: str
 ) -> tuple[JobId, list[dict[str, Any]]]:
-    """Return an app's id, and its objects in the order in which they are created.
+    """Return an app's id, and its objects in creation order.
 
     Args:
         app: the app, whose macros have not been substituted yet.

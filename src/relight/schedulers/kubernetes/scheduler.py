@@ -55,8 +55,8 @@ _ADDITIONS = (store.NETWORK_POLICIES, store.POD_GROUPS)
 permission for them.
 """
 _STARTS = 400
-"""The status code with which the API server responds to a request for a container's logs before the
-container has started.
+"""The API server's status code if a container's logs are requested before the container has
+started.
 """
 
 

@@ -63,7 +63,7 @@ class Volcano:
         return f"{name}-{label_name(role.name)}"
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
-        """Accept every app, because a Volcano Job can express all of them."""
+        """Accept every app, because a Volcano Job can express any app."""
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
         """Yield a single Volcano Job.
@@ -129,7 +129,7 @@ def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
 
 def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     template = pods.template(app, role, cfg, place)
-    if seconds := time_limit_s(cfg):  # set on pods, because a Volcano Job has no time limit
+    if seconds := time_limit_s(cfg):  # set on pods, because a Volcano Job lacks a time limit
         template["spec"].setdefault("activeDeadlineSeconds", seconds)
     return {
         "name": label_name(role.name),

@@ -1,5 +1,5 @@
-"""The executor, which is the process that runs one local job. It starts the job's replicas and
-stops them together.
+"""The executor: the process that runs one local job. It starts the job's replicas and stops them
+together.
 
     submit --exec--> executor --> spawner --> replicas (agents) --> their workers
 
@@ -70,7 +70,7 @@ class LogCopy:
         return True
 
     def end_line(self) -> None:
-        """Copy the last line to the combined log file even though it has no line ending."""
+        """Copy the last line to the combined log file even though it lacks a line ending."""
         self._write(self._combined, self._line)
         self._line = b""
 

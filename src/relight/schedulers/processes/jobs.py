@@ -40,7 +40,7 @@ def layout(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
     Args:
         app: the job.
         cfg: the options, of which `log_dir`, `workspace` and `detach` are used.
-        app_id: the job's id, which is also the name of its directory.
+        app_id: the job's id, also used as the name of its directory.
 
     Raises:
         UsageError: if a role's name can't be used as a directory name.

@@ -31,7 +31,7 @@ _STARTS_S, _RETRY_S = 30.0, 0.5
 _NO_AGENT = "No available agent to submit job"
 """The error that the dashboard returns before its first node accepts jobs (Ray 2.60)."""
 _INTERVAL_S = 0.2
-"""The interval in seconds at which a node checks a log that is being followed for new lines."""
+"""How often, in seconds, a node checks a followed log for new lines."""
 _CHUNK = 1 << 16
 _LONGEST = 400
 _EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception): ", re.MULTILINE)
@@ -81,9 +81,7 @@ def is_named() -> bool:
 
 
 def format_app_id(url: str, job: str) -> str:
-    """Return a job's id, which is HOST:PORT:JOB, preceded by `https:` if the dashboard uses
-    https.
-    """
+    """Return a job's id, HOST:PORT:JOB, preceded by `https:` if the dashboard uses https."""
     where = url.removeprefix("http://").replace("https://", "https:")
     return f"{quote(where, safe=':[]')}:{job}"
 

@@ -1,4 +1,4 @@
-"""A job's driver, which is the program that Ray executes on the cluster to run the job.
+"""A job's driver: the program that Ray executes on the cluster to run the job.
 
     Ray's job supervisor --> driver --> one actor per replica --> guard.py --> the role's command
                                └------> guard.py --> relight coordinator
@@ -61,7 +61,7 @@ _NODE = "ray.io/node-id"
 _READ_S = 1.0
 _WAIT_S = 0.5
 _POLL_S = 5.0
-"""The interval at which the driver checks why a replica has not been placed."""
+"""How often, in seconds, the driver checks why a replica has not been placed."""
 _KILL_S = 5.0
 _CONNECT_S = 20.0
 _CHUNK = 1 << 20
@@ -87,9 +87,7 @@ class Slot:
         self.transient = 0
         """The number of other failures, not counting lost nodes."""
         self.end_at = 0.0
-        """The time at which the time limit expires (`time.monotonic`). Ignored if there is no
-        limit.
-        """
+        """When the time limit expires (`time.monotonic`). Ignored without a limit."""
         self.timed_out = False
 
     @property
@@ -126,7 +124,7 @@ class JobCore:
         self._cancelled = False
 
     def placed(self, slot: Slot, host: str, node: str) -> None:
-        """Record the node on which a replica was placed."""
+        """Record the node of a placed replica."""
         slot.host, slot.node, slot.error = host, node, ""
 
     def started(self, slot: Slot) -> None:
@@ -206,7 +204,7 @@ class JobCore:
 
     def wanted(self) -> list[Slot]:
         """Return the replicas to place. Replicas of a role that has already succeeded are not
-        placed, because a new replica would have no peers.
+        placed, because a new replica wouldn't have peers.
         """
         if self.stopping:
             return []
@@ -216,7 +214,7 @@ class JobCore:
 
     @property
     def exitcode(self) -> int:
-        """The job's exit code, which is only valid once the job is over."""
+        """The job's exit code. It is only valid once the job is over."""
         if self.cause is not None:
             return self.cause.exitcode or 1
         return _STOPPED if self._cancelled or not self.has_succeeded else 0
@@ -471,7 +469,7 @@ class Driver:
     # Placement and actors.
 
     def _place_first(self) -> None:
-        """Ask Ray to place the replicas without which the job can't run."""
+        """Ask Ray to place the replicas that the job can't run without."""
         first = [slot for slot in self.job.slots if slot.is_first]
         group = self._ray.util.placement_group(
             [dict(slot.role["resources"]) for slot in first],
@@ -714,7 +712,7 @@ class CoordinatorActor:
 
     def __init__(self, folder: str, order: dict[str, Any], host: str) -> None:
         self.endpoint = f"[{host}]" if ":" in host else host
-        """The host in the form in which an endpoint contains it. An IPv6 address is in brackets."""
+        """The host as it appears in an endpoint. An IPv6 address is in brackets."""
         self._host = host
         self._folder, self._order = folder, order
         self._retry_at = 0.0
@@ -787,7 +785,7 @@ class Outputs:
         self._show(slot, lines)
 
     def end(self, slot: Slot) -> None:
-        """Write a replica's last line to stdout even though it has no newline at its end."""
+        """Write a replica's last line to stdout even though it lacks a final newline."""
         rest = self._rests.pop(slot.name, b"")
         if rest:
             self._show(slot, [rest])
@@ -887,7 +885,7 @@ def _set_modes(folder: str) -> None:
 
 
 def _log_directory() -> str:
-    """Return the directory that contains the job's log, which is this process's stdout."""
+    """Return the directory that contains the job's log (this process's stdout)."""
     path = os.path.realpath("/proc/self/fd/1")
     if not os.path.isfile(path):
         raise SystemExit("relight: error: the driver's output is not a log file of a Ray job")

@@ -11,10 +11,10 @@ The guard is part of the job package, and requires only the standard library. It
     from it    one line of JSON at the end: `exitcode`, and `error` if the command did not start
 
 To stop the command, the guard sends SIGTERM to the command's process group. After `grace_s`, it
-sends SIGKILL to all of the command's descendants, which the guard inherits (PR_SET_CHILD_SUBREAPER,
-prctl(2)). The guard is neither a child of Ray's worker nor in the worker's process group, because
-Ray kills such processes as soon as the worker exits. If the guard itself is killed, the kernel also
-kills the command (PR_SET_PDEATHSIG).
+sends SIGKILL to all of the command's descendants. The guard inherits them as a subreaper
+(PR_SET_CHILD_SUBREAPER, prctl(2)). The guard is neither a child of Ray's worker nor in the worker's
+process group, because Ray kills such processes as soon as the worker exits. If the guard itself is
+killed, the kernel also kills the command (PR_SET_PDEATHSIG).
 """
 
 import ctypes

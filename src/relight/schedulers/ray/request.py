@@ -104,7 +104,7 @@ def status_name(app_id: str) -> str:
 
 
 def package(order: Mapping[str, Any], workspace: str | None) -> tuple[str, bytes]:
-    """Return a package's name, which is derived from its content, and the package itself.
+    """Return a package's name, derived from its content, and the package itself.
 
     Args:
         order: the driver's order, as returned by `order`.
@@ -207,7 +207,7 @@ def _meeting_port(role: Role) -> int | None:
 
 
 def _at_the_coordinator(word: str) -> str:
-    """Return a command argument with the coordinator's port, which the driver chooses."""
+    """Return a command argument with the coordinator's port, chosen by the driver."""
     return _ENDPOINT.sub(f"{{{macros.rank0_env}:=localhost}}:{_RANK0_PORT}", word)
 
 

@@ -55,7 +55,7 @@ _REFUSED = {
     ),
     "cluster_name": _NO_CLUSTER,
 }
-"""TorchX options that have no meaning for this scheduler, and what to do instead."""
+"""TorchX options that don't apply to this scheduler, and the alternatives."""
 
 
 class Ray(Scheduler):
@@ -212,7 +212,7 @@ def _stop(cluster: Dashboard, name: str, app_id: str) -> None:
 
 
 class _Log:
-    """A replica's log, which is read piece by piece."""
+    """A replica's log, read piece by piece."""
 
     def __init__(self, cluster: Dashboard, job: str, file: str) -> None:
         self._cluster, self._job, self._file = cluster, job, file

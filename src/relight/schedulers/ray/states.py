@@ -31,7 +31,7 @@ def status(
     Args:
         job: Ray's description of the job.
         written: the status that the job's driver has written, or None if it is missing or lost.
-        sizes: the number of replicas of each role, which is used if the driver's status is missing.
+        sizes: the number of replicas of each role, used if the driver's status is missing.
     """
     whole = state(job)
     if written is None:
@@ -52,7 +52,7 @@ def status(
 
 
 def submitted(job: Mapping[str, Any]) -> str:
-    """Return the local time at which a job was submitted, or an empty string if it is unknown."""
+    """Return a job's local submission time, or an empty string if it is unknown."""
     return local_time(job.get("start_time"))
 
 

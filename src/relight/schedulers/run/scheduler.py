@@ -1,6 +1,6 @@
 """Makes the jobs that `relight run` has started on this machine available to the job commands. Each
 agent is a job, and each worker is a replica whose number is its rank. This includes workers on the
-job's other nodes, which the local agent learns about from the coordinator.
+job's other nodes, reported to the local agent by the coordinator.
 
 Jobs can't be submitted to this scheduler. A job becomes visible once it has been running for a
 second (`processes/running_jobs`).
@@ -100,9 +100,9 @@ class Run(Scheduler):
         return statuses
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return a worker's lines from its log files or, if there are no log files, the most recent
-        lines that its agent holds in memory. With `follow`, lines from after a restart of the job
-        are returned too.
+        """Return a worker's lines from its log files or, without log files, the most recent lines
+        that its agent holds in memory. With `follow`, this includes lines from after a restart of
+        the job.
         """
         job = self._whole(app_id)
         node, worker = _worker(job, query)

@@ -19,9 +19,8 @@ FORMS = ("pyxis", "apptainer")
 
 
 class Container(NamedTuple):
-    """A job's image and its container runtime, which is one of `FORMS`. `here` is the working
-    directory, and `job_dir` is the directory that contains the job's files. Both are in shell
-    syntax.
+    """A job's image and its container runtime (one of `FORMS`). `here` is the working directory,
+    and `job_dir` is the directory that contains the job's files. Both are in shell syntax.
     """
 
     form: str

@@ -482,8 +482,8 @@ def _array_status(parts: Sequence[Part], folder: Folder) -> AppStatus:
 def _replicas(
     part: Part, role: str, number: int, said: str, folder: Folder | None, failed: str
 ) -> list[ReplicaStatus]:
-    """Return a role's replicas. The state of each replica is taken from srun's message about it or,
-    if there is none, from the job's state.
+    """Return a role's replicas. Each replica's state is taken from srun's message about it or,
+    without a message, from the job's state.
 
     `failed` is `EXITCODE ROLE` for the role that failed first, or empty.
     """

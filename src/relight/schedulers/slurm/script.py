@@ -13,7 +13,7 @@ to be human-readable.
 
 The script contains the values of environment variables. Only the user can read the script, whereas
 other users could read a command line. srun's messages, which are in one file per role, show which
-task failed first and how. If accounting is disabled, there is no other source of this information.
+task failed first and how. Without accounting, the messages are the only source of this.
 
 Sources: sbatch(1), srun(1) and scancel(1). srun's errors are worded as in Slurm 22.05 to 25.05.
 """

@@ -100,7 +100,7 @@ Jobs = dict[str, list[Part]]
 
 
 def query(app_ids: Sequence[str]) -> Jobs:
-    """Query Slurm for the given jobs, which may be job arrays or jobs in an array (`12_3`). Return
+    """Query Slurm for the given jobs, including job arrays and jobs in an array (`12_3`). Return
     the parts of each job, in order.
 
     Raises:
@@ -118,8 +118,8 @@ def query(app_ids: Sequence[str]) -> Jobs:
 
 
 def split_array_id(app_id: str) -> tuple[str, int | None]:
-    """Split the id of a job in an array, such as `12_3`, into 12 and 3. The index is None for all
-    other ids.
+    """Split the id of a job in an array, such as `12_3`, into 12 and 3. For all other ids,
+    return None as the index.
     """
     job, _, index = app_id.partition("_")
     return job, whole(index)
@@ -329,7 +329,7 @@ _SIGNALS = {"Hangup": 1, "Interrupt": 2, "Quit": 3, "Aborted": 6, "Bus error": 7
 
 
 def task_ends(text: str) -> list[TaskEnd]:
-    """Parse from srun's stderr how each task ended, in the order in which the tasks failed."""
+    """Parse from srun's stderr how each task ended, in order of failure."""
     ends: list[TaskEnd] = []
     lost: set[str] = set()
     for line in text.splitlines():

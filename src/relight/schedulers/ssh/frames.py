@@ -33,7 +33,7 @@ Frame = tuple[bytes, bytes]
 
 
 class ReplicaEnded(NamedTuple):
-    """The content of an END frame, which is the result of an order.
+    """The content of an END frame: the result of an order.
 
     `exitcode` is the replica's exit code (negative for a signal), or None. `error` is the reason
     that the system reports for the replica's end, and `error_file` is the content of its error

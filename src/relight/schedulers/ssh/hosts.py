@@ -67,8 +67,7 @@ def parse(text: str) -> SshHost:
 
 
 def read(path: str) -> list[SshHost]:
-    """Read the hosts from an mpirun hostfile, which has one host per line, optionally followed by
-    `slots=8`.
+    """Read the hosts from an mpirun hostfile: one host per line, optionally followed by `slots=8`.
 
     Raises:
         UsageError: if the file can't be read, or a line is malformed.

@@ -1,4 +1,4 @@
-"""The link, which is the local process that represents a replica on another host and runs `ssh`.
+"""The link, the local process that represents a replica on another host and runs `ssh`.
 
     executor --> spawner --> this --> ssh ~~> sshd --> replica --> the replica
 
@@ -88,7 +88,7 @@ class ReplicaLink:
             self._loop.on_signal(number, lambda _: self._stop())
 
     def run(self) -> frames.ReplicaEnded:
-        """Run the replica, and return how it ended. `exitcode` is None if the replica was stopped.
+        """Run the replica, and return how it ended, with `exitcode` None if it was stopped.
 
         Raises:
             RelightError: if the replica could not be run, or if the connection was lost.

@@ -38,7 +38,7 @@ def ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> l
 
 
 def refuse(failures: Sequence[Failure]) -> None:
-    """Raise the first failure, if any. The message also names the other hosts that failed.
+    """Raise the first failure. The message also names the other hosts that failed.
 
     Raises:
         RelightError: if a host failed.

@@ -244,7 +244,7 @@ class Session:
                 text = file.read(_REPORT_LIMIT).decode(errors="replace")
                 self._end = self._end._replace(error_file=text)
         except OSError:
-            pass  # there is no error file
+            pass  # the error file doesn't exist
 
 
 def _ignore(event: ProcessEvent) -> None:

@@ -21,8 +21,7 @@ local side, the executor exits together with the process that submitted the job 
 set), and the links and ssh exit together with the executor. On the remote side, `replica` ends all
 processes when stdin is closed, or when nothing has arrived for `silence` seconds. The values of
 environment variables are sent over stdin, never on a command line. ssh never prompts the user
-(BatchMode). The first replica of the first role is on the first host, which is the rendezvous
-endpoint.
+(BatchMode). The first replica of the first role is on the first host, the rendezvous endpoint.
 """
 
 import json

@@ -164,7 +164,7 @@ def check(setup: "dict[str, Any]") -> None:
 
 
 def customize() -> "Exception | None":
-    """Import the real sitecustomize module, and return the exception that it raises, if any."""
+    """Import the real sitecustomize module. Return the exception that it raises, or None."""
     del sys.modules["sitecustomize"]
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
