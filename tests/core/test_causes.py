@@ -212,7 +212,16 @@ def test_rank_in_an_except_block_may_have_failed_before_the_first_exit() -> None
     assert judge(alike, stopped(0, CLEANS_UP)).certainty is Certainty.PROVEN
 
 
-@pytest.mark.parametrize(("message", "root"), [("rank 0 hung up", 0), ("rank 10 hung up", 1)])
+@pytest.mark.parametrize(
+    ("message", "root"),
+    [
+        ("rank 0 hung up", 0),
+        ("rank=0 is gone", 0),
+        ("rank 10 hung up", 1),
+        ("local rank 0 failed", 1),
+        ("expected a tensor of rank 0, got rank 2", 1),
+    ],
+)
 def test_rank_named_in_the_first_exception_while_handling_its_own_is_the_cause(
     message: str, root: int
 ) -> None:
@@ -222,6 +231,13 @@ def test_rank_named_in_the_first_exception_while_handling_its_own_is_the_cause(
     assert (
         judge(lost, end(1, at=1.0, report=error(message)), stopped(0, CLEANS_UP)).root.rank == root
     )
+
+
+def test_lost_rank_is_blamed_although_another_rank_handles_an_exception() -> None:
+    other = stopped(2, CLEANS_UP._replace(handling="KeyError: 'x'"))
+    ends = [end(1, at=1.0, report=error("rank 0 hung up")), other, stopped(0, CLEANS_UP)]
+    for order in (ends, ends[::-1]):
+        assert judge(*order).root.rank == 0
 
 
 def test_rank_handling_lost_connection_is_a_victim() -> None:

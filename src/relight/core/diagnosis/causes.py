@@ -43,6 +43,11 @@ _AT_ONCE_S = 1.0
 """On a busy machine, failures within this time may be noticed in the wrong order."""
 _ENDED = " has ended"
 """The location shown for a worker that had already ended when it was inspected."""
+_LOST = re.compile(
+    r"(?i)hung up|hang|clos|gone|\blos[et]|died|dead|exit|fail|disconnect|\bleft\b|unreachable"
+    r"|timed out|timeout|respon|answer|crash"
+)
+"""Words that a script uses for a rank that it has lost."""
 _COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
 
 
@@ -277,14 +282,14 @@ def own_failure(known: Known) -> Verdict | None:
         later_s = since(other) - since(root)
         why = f"rank {other.rank} failed {later_s:.1f} s later with a different error"
         return Verdict("own_failure", Certainty.LIKELY, why, root, root)
-    handler = next((f for f in known.ends if f is not root and handling(f)), None)
-    why = _was_handling(handler, known) if handler is not None else ""
-    if handler is not None and why:
-        # It may have failed first and be cleaning up, or be waiting before it tries again.
-        if _names(root, handler.rank):
-            return Verdict("own_failure", Certainty.LIKELY, why, handler, handler)
-        if not earlier:
-            return Verdict("own_failure", Certainty.LIKELY, why, root, root)
+    # These ranks may have failed first and be cleaning up, or be waiting before they try again.
+    handlers = [(f, _was_handling(f, known)) for f in known.ends if f is not root and handling(f)]
+    handlers = [(failure, why) for failure, why in handlers if why]
+    for failure, why in handlers:
+        if _reports_lost(root, failure.rank):
+            return Verdict("own_failure", Certainty.LIKELY, why, failure, failure)
+    if not earlier and handlers:
+        return Verdict("own_failure", Certainty.LIKELY, handlers[0][1], root, root)
     if not earlier:
         return Verdict("own_failure", Certainty.PROVEN, "no other rank had failed", root, root)
     later = since(root) - since(earlier[0])
@@ -305,10 +310,13 @@ def _is_simultaneous(failure: Failure, first: Failure) -> bool:
     return said != known and report.where != other.where
 
 
-def _names(failure: Failure, rank: int) -> bool:
-    """Return whether a worker's exception mentions a rank."""
+def _reports_lost(failure: Failure, rank: int) -> bool:
+    """Return whether a worker's exception reports, in the script's own words, that it lost a rank.
+    Tensors have ranks as well.
+    """
     message = failure.report.message if failure.report is not None else ""
-    return re.search(rf"(?i)\brank[ #=:]*{rank}\b", message) is not None
+    named = re.search(rf"(?i)(?<!local )(?<!of )\brank[ #=:]*{rank}\b", message)
+    return named is not None and _LOST.search(message) is not None
 
 
 def _may_be_well(failure: Failure, known: Known) -> bool:
