@@ -63,6 +63,13 @@ def test_variable_cannot_turn_off_locked_event_handler(
     assert "PET_EVENT_LOG_HANDLER=null: locked to logs by" in capsys.readouterr().err
 
 
+def test_invalid_event_handler_of_site_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command's work is done, so it does not fail."""
+    site = Site(run={"event-log-handler": "a b"})
+    audit.record(Environment({}), site, "submit", "local://x/y")
+    assert "relight: no audit record of submit: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

@@ -36,13 +36,19 @@ def record(env: Environment, site: Site, action: str, job: str, detail: str = ""
         job: the job's handle.
         detail: the component that was submitted, or the rank that is being debugged.
     """
-    try:
-        name = parse([], env, (_FLAG,), site).values[_FLAG.field]
-    except UsageError as error:
-        # A variable must not be able to turn off a handler that the site has locked.
-        sys.stderr.write(f"relight: {error.message}\n")
-        name = parse([], Environment({}), (_FLAG,), site).values[_FLAG.field]
-    if name in EVENT_HANDLERS:
+    name, wrong = "", ""
+    # A variable must not be able to turn off a handler that the site has locked.
+    for variables in (env, Environment({})):
+        try:
+            name = parse([], variables, (_FLAG,), site).values[_FLAG.field]
+            break
+        except UsageError as error:
+            wrong = error.message
+    recorded = bool(name) and name not in EVENT_HANDLERS
+    if wrong:
+        missing = "" if recorded else f"no audit record of {action}: "
+        sys.stderr.write(f"relight: {missing}{wrong}\n")
+    if not recorded:
         return
     event = {
         "v": SCHEMA, "n": 1, "t": time.monotonic(), "time": time.time(), "event": "UserAction",
