@@ -144,9 +144,11 @@ class EtcdRegister:
         # The requests below may be carried out late, after this object has taken the record again.
         # The new record must therefore share neither the key's revision nor the lease.
         self._held, self._lease, self._token = False, 0, _new_token()
-        if found.token == token:
-            self._remove(_if_created(found.revision))
-        self._revoke(lease)  # a request still in flight finds no lease
+        try:
+            if found.token == token:
+                self._remove(_if_created(found.revision))
+        finally:
+            self._revoke(lease)  # a request still in flight finds no lease
 
     def _hold(self, value: str, seconds: int) -> _KeyContent:
         old = self._lease
