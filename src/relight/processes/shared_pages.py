@@ -189,7 +189,7 @@ class WorkerMemory:
 
     def close(self) -> None:
         """Remove the files. The steps and values that workers reported last are kept."""
-        self._last = list(self._pages())
+        self._last = self._last or list(self._pages())
         while self._open:
             os.close(self._open.popitem()[1])
         for path in self._paths.values():

@@ -250,10 +250,12 @@ def _uses(
         if local_rank not in supervisor.alive:
             if step is not None:
                 last = before.get(pid) or RankUse(0.0, 0.0, 0)
+                stepped_at = seen_at - now + done_at
+                last_seen_at = max(last.seen_at, stepped_at)
                 found[pid] = last._replace(
-                    seen_at=max(last.seen_at, seen_at - now + done_at),
+                    seen_at=last_seen_at,
                     step=step,
-                    step_age_s=0.0,
+                    step_age_s=last_seen_at - stepped_at,
                     reported=reported.get(local_rank, last.reported),
                     total=totals.get(local_rank),
                 )
