@@ -225,10 +225,13 @@ class _Once:
         self._value: tuple[Any, ...] = ()
 
     def __call__(self) -> Any:
+        awaitable = inspect.isawaitable(self._producer)
+        if awaitable and not self._value:
+            # Before the lock: another thread may hold it and wait for this thread's event loop.
+            _check_loop(self._producer, self._what)
         with self._lock:
             if not self._value:
-                awaitable = inspect.isawaitable(self._producer)
-                value = _awaited(self._producer, self._what) if awaitable else self._producer()
+                value = _awaited(self._producer) if awaitable else self._producer()
                 self._value = (value,)
             return self._value[0]
 
@@ -253,7 +256,26 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _awaited(awaitable: Awaitable[Any], what: str) -> Any:
+def _check_loop(awaitable: Awaitable[Any], what: str) -> None:
+    """Reject a pending task whose event loop can't run while this thread waits for the task.
+
+    Raises:
+        UsageError: if the loop is closed, or is running in this thread.
+    """
+    import asyncio
+
+    if not isinstance(awaitable, asyncio.Future) or awaitable.done():
+        return
+    loop = awaitable.get_loop()
+    if loop is asyncio._get_running_loop() or loop.is_closed():
+        why = "closed" if loop.is_closed() else "blocked while the field is read"
+        raise UsageError(
+            f"{what} needs an event loop that is {why}",
+            hint="await the task before the field is read, or pass a coroutine",
+        )
+
+
+def _awaited(awaitable: Awaitable[Any]) -> Any:
     # This import takes 30 ms and is only needed for images that are still being built.
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
@@ -267,12 +289,6 @@ def _awaited(awaitable: Awaitable[Any], what: str) -> Any:
         if awaitable.done():
             return awaitable.result()
         loop = awaitable.get_loop()
-        if loop is asyncio._get_running_loop() or loop.is_closed():
-            why = "closed" if loop.is_closed() else "blocked while the field is read"
-            raise UsageError(
-                f"{what} needs an event loop that is {why}",
-                hint="await the task before the field is read, or pass a coroutine",
-            )
         if loop.is_running():
             return asyncio.run_coroutine_threadsafe(wait(), loop).result()
         return thread.submit(loop.run_until_complete, awaitable).result()
