@@ -9,6 +9,7 @@ from relight.flags.spec import LaunchSpec
 _OF_A_WORKER = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 _PLACE = ("master-addr", "master-port", "rdzv-endpoint")
 _DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""ROCm prefers the first of them."""
 
 
 def notes(
@@ -25,14 +26,12 @@ def notes(
     if any(name in variables for name in _OF_A_WORKER):
         return []  # they were set by another launcher, which knows better
     found = _address_notes(spec, given, variables) if spec.runs_locally() else []
-    lists = {name: variables.get(name, "").split(",") for name in _DEVICES}
-    counts = {name: len(list(filter(None, lists[name]))) for name in _DEVICES}
-    name = max(_DEVICES, key=lambda name: counts[name])
-    if counts[name] > 1 and local_world_size == 1 and "nproc-per-node" not in given:
+    name = next((name for name in _DEVICES if variables.get(name)), "")
+    count = len(list(filter(None, variables.get(name, "").split(","))))
+    if count > 1 and local_world_size == 1 and "nproc-per-node" not in given:
         found.append(
-            f"starting 1 worker, which sees all {counts[name]} devices in {name}; "
-            f"--nproc-per-node={counts[name]} starts one per device, --nproc-per-node=1 hides "
-            "this note"
+            f"starting 1 worker, which sees all {count} devices in {name}; "
+            f"--nproc-per-node={count} starts one per device, --nproc-per-node=1 hides this note"
         )
     return found
 

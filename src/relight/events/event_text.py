@@ -96,7 +96,7 @@ def describe(event: Event) -> str:
             return event.text
         case Restarting():
             cause, _, count = event.reason.rpartition("; restart ")
-            if cause and count.startswith(str(event.restart)):
+            if cause and count.startswith(f"{event.restart} "):
                 return f"restart {count}: {cause}"
             return f"restart {event.restart} of {event.of}: {event.reason}"
         case HealthChecked():

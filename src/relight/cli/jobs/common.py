@@ -139,7 +139,8 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
         "exitcode": found.exitcode if found.state.is_over else None,
         "num_restarts": found.restarts,
         "msg": found.message,
-        "structured_error_msg": next((each.error for each in found.replicas if each.error), None),
+        "structured_error_msg": found.error
+        or next((each.error for each in found.replicas if each.error), None),
         "roles": [{"role": role, "replicas": replicas} for role, replicas in roles.items()],
         "ui_url": found.url,
         "url": found.url,

@@ -1,6 +1,7 @@
 """`relight submit`: submits a job to a scheduler."""
 
 import json
+import re
 import shlex
 import signal
 import sys
@@ -287,7 +288,8 @@ def _misplaced(given: Sequence[str], left: Sequence[str]) -> UsageError | None:
 
     known = components.names()
     words = takewhile("--".__ne__, left)
-    component = next((word for word in words if word in known or ".py:" in word), "")
+    is_file = re.compile(r"[^-=][^=]*\.py:\w+").fullmatch
+    component = next((word for word in words if word in known or is_file(word)), "")
     function = components.load(component) or ddp
     flag = left[0].partition("=")[0]
     if flag.lstrip("-").replace("-", "_") not in signature(function).parameters:
