@@ -240,6 +240,45 @@ def test_lost_rank_is_blamed_although_another_rank_handles_an_exception() -> Non
         assert judge(*order).root.rank == 0
 
 
+CHAINED = LOST._replace(cause="ValueError: bad shard", cause_where="a.py:7 in load")
+IN_FINALLY = REDUCES._replace(handling="ValueError: bad shard", handling_where="a.py:7 in load")
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        end(1, at=2.0, report=CHAINED),
+        stopped(1, exitcode=1, report=CHAINED),
+        stopped(1, doing=IN_FINALLY),
+    ],
+)
+def test_rank_that_lost_its_peers_while_handling_its_own_exception_is_the_likely_cause(
+    failed: Failure,
+) -> None:
+    verdict = judge(end(0, at=1.0, report=LOST), failed)
+    assert (verdict.root.rank, verdict.certainty) == (1, Certainty.LIKELY)
+    headline = diagnose([end(0, at=1.0, report=LOST), failed]).headline()
+    assert headline.startswith("probably rank 1, which ")
+    assert "ValueError: bad shard" in headline
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        end(0, at=1.0, report=CHAINED),  # both ranks handle the same exception
+        stopped(0, READS),
+    ],
+)
+def test_exception_that_a_victim_may_have_recovered_from_is_not_the_cause(other: Failure) -> None:
+    assert judge(other, end(1, at=2.0, report=CHAINED)).rule != "failed_in_cleanup"
+
+
+@pytest.mark.parametrize("cause", ["StopIteration", "queue.Empty", "SystemExit: 1", "SIGTERM: 15"])
+def test_everyday_exception_of_a_victim_is_not_the_cause(cause: str) -> None:
+    failed = end(1, at=2.0, report=CHAINED._replace(cause=cause))
+    assert judge(end(0, at=1.0, report=LOST), failed).rule == "first_victim"
+
+
 def test_rank_handling_lost_connection_is_a_victim() -> None:
     first = end(0, at=1.0, report=LOST)
     doing = CLEANS_UP._replace(handling=f"RuntimeError: {LOST.message}")
@@ -457,6 +496,12 @@ def test_timed_out_collectives_are_compared_by_traceback() -> None:
             "the ranks were in different collectives: rank 1 in barrier (train.py:11), "
             "ranks 0, 2 in all_reduce (train.py:10)"
         )
+
+
+def test_no_rank_is_blamed_if_as_many_were_in_each_collective() -> None:
+    ends = [end(0, report=traceback("all_reduce", 10)), end(1, report=traceback("barrier", 11))]
+    verdict = judge(*ends)
+    assert (verdict.certainty, verdict.ranks) == (Certainty.UNKNOWN, (0, 1))
 
 
 def test_gloo_abort_without_location_is_reported_as_tensor_size_mismatch() -> None:

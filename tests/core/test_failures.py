@@ -1,6 +1,10 @@
 """Many worker exits, one root cause, and a report that fits on a terminal."""
 
+import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +25,8 @@ from worker_ends import (
     error,
 )
 
+from relight.agent import failure_report
+from relight.agent.agent_config import AgentConfig
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
 from relight.core.diagnosis.excerpts import count_rows, cut
 from relight.core.diagnosis.failure_text import (
@@ -711,3 +717,13 @@ def test_ranks_at_the_same_location_share_one_stack_in_messages() -> None:
     failures = [stopped(rank, READS) for rank in (3, 2, 1)]
     sent = shared(failures, 0.0)
     assert {each.rank: len(each.doing.stack) for each in sent if each.doing} == {1: 1, 2: 0, 3: 0}
+
+
+def test_json_report_has_no_cause_if_the_blamed_rank_exited_with_code_0(tmp_path: Path) -> None:
+    """The exit of the first victim is the symptom."""
+    ended = JobEnded(1, "the workers failed", ("rank 1 had left",), end(0), ranks=(1,))
+    spec = SimpleNamespace(max_restarts=0, restart_policy="always")
+    job = cast(AgentConfig, SimpleNamespace(command=SimpleNamespace(run_id="x", spec=spec)))
+    assert not failure_report.write(str(tmp_path / "why.json"), ended, None, job, 0)
+    written = json.loads((tmp_path / "why.json").read_text())
+    assert (written["cause"], written["ranks"], written["symptom"]["rank"]) == (None, [1], 0)

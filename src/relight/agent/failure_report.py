@@ -65,6 +65,9 @@ def write(
     """
     spec = job.command.spec
     own = ready.failures if ready is not None else ()
+    cause, symptom = end.root, end.symptom
+    if cause is not None and end.ranks and cause.rank not in end.ranks:
+        cause, symptom = None, symptom or cause  # the blamed ranks exited with code 0
     report = {
         "version": VERSION,
         "job": job.command.run_id,
@@ -80,8 +83,8 @@ def write(
         "restarts": restarts,
         "max_restarts": str(spec.max_restarts),
         "restart_policy": spec.restart_policy,
-        "cause": end.root and _failure(end.root, end),
-        "symptom": end.symptom and _failure(end.symptom, end),
+        "cause": cause and _failure(cause, end),
+        "symptom": symptom and _failure(symptom, end),
         "same_ranks": end.same_ranks,
         "failures_here": [_failure(failure, end) for failure in own],
         "text": end.report,

@@ -48,6 +48,8 @@ _LOST = re.compile(
     r"|timed out|timeout|respon|answer|crash"
 )
 """Words that a script uses for a rank that it has lost."""
+_EVERYDAY = re.compile(r"(?:[\w.]*\.)?(?:StopIteration|StopAsyncIteration|Empty|Full)\b")
+"""Exceptions that programs use to end a loop. Other ranks' calls say more about such a failure."""
 _COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
 
 
@@ -291,7 +293,10 @@ def own_failure(known: Known) -> Verdict | None:
     if not earlier and handlers:
         return Verdict("own_failure", Certainty.LIKELY, handlers[0][1], root, root)
     if not earlier:
-        return Verdict("own_failure", Certainty.PROVEN, "no other rank had failed", root, root)
+        others = [f for f in known.ends if f is not root and f.stop_signal]
+        seen = all(f.doing is not None for f in others)  # ranks on other nodes may not have been
+        why = f"no other rank had {'failed' if seen else 'exited'}"
+        return Verdict("own_failure", Certainty.PROVEN, why, root, root)
     later = since(root) - since(earlier[0])
     why = f"rank {earlier[0].rank} had lost a connection {later:.1f} s before, perhaps to it"
     return Verdict("own_failure", Certainty.LIKELY, why, root, root)
@@ -454,6 +459,62 @@ def _odd_one_out(found: Sequence[Failure]) -> Failure | None:
     if len(groups) != 2 or len(odd) != 1 or since(odd[0]) - since(found[0]) > _AT_ONCE_S:
         return None
     return odd[0]
+
+
+def failed_in_cleanup(known: Known) -> Verdict | None:
+    """A rank failed on its own and then waited for its peers while it handled its exception, for
+    example in `finally: dist.barrier()`. The rank therefore blames its peers, as they blame it.
+
+    A rank may also have recovered from that exception. Therefore the cause remains uncertain, and
+    a rank that was late or had left the script is a better explanation.
+    """
+    if left_early(known) is not None or elsewhere(known) is not None:
+        return None
+    if not known.with_role(Role.VICTIM):
+        return None
+    for failure in sorted(known.ends, key=lambda failure: (since(failure), failure.rank)):
+        first = _before_cleanup(failure)
+        if first is None or _EVERYDAY.match(_handled_first(failure)):
+            continue
+        others = [each for each in known.ends if each is not failure]
+        if any(_handled_first(each) == _handled_first(failure) for each in others):
+            continue
+        report = failure.report
+        why = f"it was waiting for its peers while handling {_handled_first(failure)}"
+        if report is not None and failure.is_explained:
+            at = f" at {report.where}" if report.where else ""
+            said = f"{report.type}: {headline(report, _MAX_PRINTED)}"
+            why = f"while handling it, rank {failure.rank} raised {said}{at}"
+        return Verdict("failed_in_cleanup", Certainty.LIKELY, why, first, first)
+    return None
+
+
+def _handled_first(failure: Failure) -> str:
+    """Return the exception that a worker was handling when it lost its peers, or was stopped."""
+    report, doing = failure.report, failure.doing
+    if report is not None and failure.is_explained and report.cause:
+        return report.cause.partition("\n")[0]
+    return doing.handling if doing is not None else ""
+
+
+def _before_cleanup(failure: Failure) -> Failure | None:
+    """Return a failure as it would have been without the worker's cleanup, or None if the worker
+    had not failed before.
+    """
+    handled = _handled_first(failure)
+    if not handled or _BY_REQUEST.search(handled) or blame.blames_peer(handled):
+        return None
+    report, doing = failure.report, failure.doing
+    if report is not None and failure.is_explained and report.cause:
+        name, _, message = report.cause.partition(": ")
+        first = report._replace(
+            type=name, message=message, where=report.cause_where, source="", cause="",
+            cause_where="",
+        )  # fmt: skip
+        return failure._replace(report=first)
+    if doing is None or doing.works_below or not doing.expects_peers:
+        return None
+    return failure._replace(doing=doing._replace(expects_peers=False))
 
 
 def different_sizes(known: Known) -> Verdict | None:
@@ -646,7 +707,10 @@ def different_collectives(known: Known) -> Verdict | None:
     says = f"the ranks were in different {what}: {listed}"
     ranks = tuple(ordered[0][1])
     root = next(failure for failure in known.ends if failure.rank == ranks[0])
-    return Verdict("different_collectives", Certainty.LIKELY, says, root, victims[0], ranks, says)
+    certainty = Certainty.LIKELY
+    if len(ranks) == len(ordered[1][1]):  # no call is that of the majority
+        certainty, ranks = Certainty.UNKNOWN, tuple(sorted(where))
+    return Verdict("different_collectives", certainty, says, root, victims[0], ranks, says)
 
 
 def first_victim(known: Known) -> Verdict | None:
@@ -676,6 +740,7 @@ RULES: tuple[Rule, ...] = (
     missing_rank,
     other_address,
     lost_connection,
+    failed_in_cleanup,
     different_sizes,
     raised_about_then,
     left_early,

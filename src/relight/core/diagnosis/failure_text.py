@@ -289,7 +289,7 @@ def diagnose(
     same: list[Failure] = []
     consequences: list[Failure] = []
     for failure in ends:
-        if failure is verdict.symptom:
+        if failure.rank == verdict.symptom.rank:
             continue
         alike = symptoms is not None and _symptoms(failure) == symptoms
         (same if alike else consequences).append(failure)
