@@ -176,6 +176,19 @@ def test_unsupported_component_signature_is_rejected(
     assert caught.value.hint.startswith("types: str") is text.endswith("has no type annotation")
 
 
+@pytest.mark.parametrize("type_", ["dict[str, list[int]] | None", "int | str", "object"])
+def test_parameter_without_textual_form_gets_its_value_from_json_or_keeps_its_default(
+    place: Path, type_: str
+) -> None:
+    (place / "c.py").write_text(f"def f(a: {type_} = None, b: int = 1): ...\n")
+    signature = arguments.read_signature("c.py:f", loading.find("c.py:f"))
+    assert arguments.bind(signature, arguments.parse(["--b", "2"], signature), {})[1] == {"b": 2}
+    parsed = arguments.parse([], signature)
+    assert arguments.bind(signature, parsed, {}, {"a": {"x": [1]}})[1] == {"a": {"x": [1]}}
+    with pytest.raises(UsageError, match="no parameter"):
+        arguments.bind(signature, parsed, {"a": "x"})
+
+
 def test_string_annotations_are_supported(place: Path) -> None:
     """`from __future__ import annotations` creates them."""
     source = "from __future__ import annotations\ndef f(l: list[int], o: int | None = None): ...\n"

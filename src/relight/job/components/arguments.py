@@ -28,7 +28,7 @@ _SUPPORTED = "str, int, float, bool, list[…], dict[…, …], tuple[…, …],
 
 class Parameter(NamedTuple):
     """One flag. `names` lists all its spellings, including the dashes. It is empty if the type has
-    no textual form; such a parameter always keeps its default.
+    no textual form; such a parameter keeps its default, unless JSON or Python provides a value.
     """
 
     name: str
@@ -90,7 +90,7 @@ def read_signature(name: str, function: Callable[..., Any]) -> Signature:
         try:
             kind, flags = _kind(hints[each])
         except ValueError as error:
-            if parameter.default is parameter.empty or not _is_class(hints[each]):
+            if parameter.default is parameter.empty:
                 raise _invalid(target, each, f"the parameter {each} of {name}: {error}") from None
             parameters.append(Parameter(each, ParameterKind(str), False, parameter.default, "", ()))
             continue
@@ -169,14 +169,17 @@ def bind(
         UsageError: if a value is invalid, or a required one is missing.
     """
     values: dict[str, Any] = {}
-    by_name = {parameter.name: parameter for parameter in signature.parameters if parameter.names}
+    by_name = {parameter.name: parameter for parameter in signature.parameters}
     for source, what in ((settings, "of the settings"), (given or {}, "of the arguments")):
         for name, value in source.items():
             key = name.replace("-", "_")
             if key == signature.rest:
                 continue
-            if key not in by_name:
+            if key not in by_name or (source is settings and not by_name[key].names):
                 raise _unknown(name, signature, f" ({what})")
+            if not by_name[key].names:
+                values[key] = value
+                continue
             try:
                 values[key] = decoding.from_value(value, by_name[key].kind)
             except ValueError as error:
@@ -313,14 +316,6 @@ def _hints(target: Callable[..., Any], signature: inspect.Signature) -> Mapping[
         return get_type_hints(target, include_extras=True)
     except NameError as error:
         raise _invalid(target, "", f"a type of {target.__qualname__}: {error}") from None
-
-
-def _is_class(annotation: Any) -> bool:
-    """Return whether a type is a class, or Optional of one."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        inner = [each for each in get_args(annotation) if each is not type(None)]
-        return len(inner) == 1 and isinstance(inner[0], type)
-    return isinstance(annotation, type)
 
 
 def _kind(annotation: Any) -> tuple[ParameterKind, tuple[str, ...]]:
