@@ -438,11 +438,43 @@ def test_coordinator_knows_whether_another_preceded_it() -> None:
     """
     world = started_world(3)
     first = world.hosts[0].elector
-    assert first is not None and not first.follows_another
+    assert first is not None and not first.may_follow_another
     world.crash(0)
     world.crash(1)
     world.start(1)
     world.run(10.0)
     assert world.leaders() == [1]
     second = world.hosts[1].elector
-    assert second is not None and second.follows_another
+    assert second is not None and second.may_follow_another
+
+
+def test_restarted_first_host_of_two_may_follow_another_until_the_second_host_replies() -> None:
+    """The first host's own vote elects it, so it may not have received a reply yet."""
+    world = started_world(2)
+    world.crash(0)
+    world.delay = (0.2, 0.3)
+    world.start(0)
+    while not world.leaders():
+        world.run(world.now + 0.01)
+    first = world.hosts[0].elector
+    assert first is not None and first.may_follow_another
+    world.run(world.now + 1.0)
+    assert first.may_follow_another  # the second host knows its predecessor
+
+    for host in (0, 1):
+        world.crash(host)
+    world.run(world.now + 1.0)  # messages of the old process may still arrive
+    for host in (0, 1):
+        world.start(host)
+    world.run(world.now + 3.0)
+    first = world.hosts[0].elector
+    assert first is not None and world.leaders() == [0] and not first.may_follow_another
+
+
+def test_former_coordinator_tells_its_successor_about_itself() -> None:
+    world = started_world(3)
+    former, now = world.hosts[0].elector, world.hosts[0].clock(world.now)
+    assert former is not None and former.coordinates(now)
+    (ballot,) = former.step(BallotReceived(VoteRequest(1, "successor", 1.0, PROBE)), now)
+    assert isinstance(ballot, SendBallot) and isinstance(ballot.message, VoteReply)
+    assert ballot.message.knows_another

@@ -4,7 +4,7 @@ generation.
 
 from plays import Table, formed, table
 
-from relight.core.group.group_types import Received
+from relight.core.group.group_types import PredecessorPossible, Received
 from relight.core.group.messages import NodeReady, Note
 from relight.core.ranks import NO_GENERATION, GenerationId
 
@@ -278,6 +278,27 @@ def test_nodes_of_previous_coordinator_wait_for_its_leases_to_expire() -> None:
         1.75 -
         -> form 0: s t
     """)
+
+
+def test_first_generation_waits_until_no_predecessor_is_possible() -> None:
+    for denied in (False, True):
+        game = table(2, 3, settle_timeout_s=0.1, rejoin_grace_s=1.0, lost_after_s=1.75)
+        game.step(PredecessorPossible(possible=True))
+        for node in "st":
+            game.step(Received(node, game.join(node)))
+            game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), ())))
+        if denied:
+            game.step(PredecessorPossible(possible=False))
+            game.play("""
+                0.1 -
+                -> form 0: s t
+            """)
+        else:
+            game.play("""
+                1.7 -
+                1.75 -
+                -> form 0: s t
+            """)
 
 
 def test_one_node_of_previous_coordinator_makes_all_nodes_wait() -> None:

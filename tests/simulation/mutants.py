@@ -198,9 +198,9 @@ MUTANTS = (
         "hosts",
     ),
     Mutant(
-        "a new coordinator also waits if only its voters know about the old one",
+        "a new coordinator also waits if only other hosts know about the old one",
         "agent/link.py",
-        "self._met_coordinator |= self._finder.follows_another()",
+        "self._may_follow_another = self._finder.may_follow_another()",
         "pass",
         "hosts",
     ),

@@ -16,7 +16,7 @@ from relight.base import fields
 from relight.base.errors import EXIT_GROUP
 from relight.base.text import pluralize
 from relight.core.group import group_messages
-from relight.core.group.group_types import GroupSettings, Hello, Received
+from relight.core.group.group_types import GroupSettings, Hello, PredecessorPossible, Received
 from relight.core.group.messages import (
     Confirm,
     FromAgent,
@@ -130,6 +130,7 @@ class RemoteLink(finders.Seeker):
         self._second_at = "", 0
         self._dial_again = Alarm(loop, self._dial_unanswered)
         self._met_coordinator = False
+        self._may_follow_another = False
         self._warned = False
         """Whether a coordinator has sent a message, or the one in this process has formed a
         generation.
@@ -380,6 +381,9 @@ class RemoteLink(finders.Seeker):
             self._step(Hosting(until))
             present = self._group.membership.present()
             self._finder.set_enough_nodes(enough=present >= self._settings.min_nodes)
+            if self._may_follow_another and not self._finder.may_follow_another():
+                self._may_follow_another = False
+                self._group.step(PredecessorPossible(False))
 
     def step_down(self, reason: str, again_s: float) -> None:
         """Stop acting as the coordinator. If the job has ended, no decisions are left to make, so
@@ -437,7 +441,8 @@ class RemoteLink(finders.Seeker):
             stop_s=None,
             comes_first=self._meeting.endpoint_first,
         )
-        self._met_coordinator |= self._finder.follows_another()
+        self._may_follow_another = self._finder.may_follow_another()
+        self._group.step(PredecessorPossible(self._may_follow_another))
         self.send(join._replace(met_coordinator=self._met_coordinator))
         for message in self._owner.messages_after_join():
             self.send(message)

@@ -174,8 +174,8 @@ class Finder:
         del connected
         return False
 
-    def follows_another(self) -> bool:
-        """Return whether another process is known to have been the coordinator before this one."""
+    def may_follow_another(self) -> bool:
+        """Return whether another process was, or may have been, the coordinator before this one."""
         return False
 
     def retire(self) -> None:

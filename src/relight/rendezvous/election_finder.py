@@ -201,9 +201,9 @@ class ElectionFinder(Finder):
             self._wait_from = now
         return now < self._wait_from + self._settings.rejoin_grace_s
 
-    def follows_another(self) -> bool:
-        """Return whether any voting host knows of a different coordinator."""
-        return self._elector is not None and self._elector.follows_another()
+    def may_follow_another(self) -> bool:
+        """Return whether any host knows, or may know, of a different coordinator."""
+        return self._elector is not None and self._elector.may_follow_another()
 
     def retire(self) -> None:
         """Permanently stop taking part in elections."""
@@ -316,9 +316,9 @@ class Elector:
         """Return the index of the coordinator's host, or -1 if it is unknown."""
         return self._election.coordinator(self._loop.now())
 
-    def follows_another(self) -> bool:
-        """Return whether any voting host knows of a different coordinator."""
-        return self._election.follows_another
+    def may_follow_another(self) -> bool:
+        """Return whether any host knows, or may know, of a different coordinator."""
+        return self._election.may_follow_another
 
     def has_silent_host(self) -> bool:
         """Return whether any host has stopped responding without closing its connection."""

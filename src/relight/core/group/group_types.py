@@ -107,6 +107,14 @@ class Slept(NamedTuple):
     """
 
 
+class PredecessorPossible(NamedTuple):
+    """Event: whether another coordinator may have formed a generation whose nodes have not joined
+    this coordinator.
+    """
+
+    possible: bool
+
+
 class NodeLost(NamedTuple):
     """Event: a node and its workers are lost. Either this has been proven, or the node is not in
     this group.
@@ -131,5 +139,5 @@ class Drop(NamedTuple):
     node: str
 
 
-Event = Received | NodeSilent | NodeHeard | NodeLost | Slept | Tick
+Event = Received | NodeSilent | NodeHeard | NodeLost | PredecessorPossible | Slept | Tick
 Effect = Send | Drop

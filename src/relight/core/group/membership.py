@@ -89,6 +89,7 @@ from relight.core.group.group_types import (
     NodeHeard,
     NodeLost,
     NodeSilent,
+    PredecessorPossible,
     Received,
     Send,
     Slept,
@@ -223,6 +224,7 @@ class _Formation:
         self.since = 0.0
         self.enough_since: float | None = None  # when the last call began
         self.unknown_may_run_until = 0.0  # until then, workers of an unknown generation may run
+        self.predecessor_until = 0.0  # the same, unless all hosts deny that there was a coordinator
         self.not_before = 0.0  # earliest start of the next generation, after repeated failures
         self.departure = ""  # the node that left in the meantime, and why
 
@@ -317,6 +319,10 @@ class Membership:
                 self._wait_reasons.is_pending = True
             case NodeHeard(node) if node in self.members:
                 self._hear(self.members[node], now)
+            case PredecessorPossible(possible):
+                self._gathering.predecessor_until = (
+                    self._until_others_are_back(now) if possible else 0.0
+                )
             case Slept():
                 self._sleep(now)
             case NodeLost(node, reason) if node in self.members:
@@ -1077,7 +1083,8 @@ class Membership:
         that generation are connected. If no node reports a generation, this doesn't prove that none
         existed, because all of these nodes may have arrived after the nodes that belong to it.
         """
-        until, latest = self._gathering.unknown_may_run_until, self._numbers.latest
+        gathering, latest = self._gathering, self._numbers.latest
+        until = max(gathering.unknown_may_run_until, gathering.predecessor_until)
         return 0.0 if latest.number >= 0 and self._are_all_here(latest) else until
 
     def _are_all_here(self, generation: GenerationId) -> bool:

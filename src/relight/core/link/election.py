@@ -195,18 +195,22 @@ class Election:
         self._led_by: set[str] = set()
         """Up to two coordinating processes from which this host has received a message directly."""
         self._follows_another = False
-        """Whether a host that votes for this host has received a message from a different
-        coordinating process.
-        """
+        """Whether another host knows of a different coordinating process."""
+        self._has_led = False
+        self._replied: set[int] = set()
+        """The hosts that have replied to this process."""
         self._effects: list[Effect] = []
 
     @property
-    def follows_another(self) -> bool:
-        """Whether this host or its voters know that another process was the coordinator before. Any
-        two majorities share a host, so at least one host knows about the other process, unless that
-        host was restarted.
+    def may_follow_another(self) -> bool:
+        """Whether another process may have been the coordinator before, because this host or
+        another one knows of such a process, or because a host has not replied yet.
+
+        Any two majorities share a host, but that host may have been restarted since. The first of
+        two hosts, for example, is elected by its own vote, and then only the second host knows.
         """
-        return bool(self._led_by) or self._follows_another
+        has_all = len(self._replied) == len(self.hosts) - 1
+        return bool(self._led_by) or self._follows_another or not has_all
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Process one event and return the effects.
@@ -317,7 +321,7 @@ class Election:
         holder = leader if leader >= 0 else self._voter.candidate(now)
         reply = VoteReply(
             self.me, candidate, incarnation, sent, stage, granted, holder, leader >= 0, age_s,
-            knows_another=bool(self._led_by - {incarnation}),
+            knows_another=self._has_led or bool(self._led_by - {incarnation}),
         )  # fmt: skip
         self._effects.append(SendBallot(candidate, reply))
 
@@ -325,9 +329,10 @@ class Election:
         campaign, holder = self._campaign, reply.holder
         is_coordinator = self.state is ElectionState.COORDINATOR
         self._sightings.host(reply.voter, now)
+        self._replied.add(reply.voter)
+        self._follows_another |= reply.knows_another
         if not campaign.add(reply, now):
             return
-        self._follows_another |= reply.granted and reply.knows_another
         if is_coordinator and reply.granted and self.lease_until() == campaign.own_vote_until:
             self._send_at = campaign.own_vote_until + (0.25 - MARGIN) * self._vote_s
         if reply.granted or is_coordinator or not self._is_other(holder):
@@ -405,6 +410,7 @@ class Election:
 
     def _become_coordinator(self) -> None:
         self.state = ElectionState.COORDINATOR
+        self._has_led = True
         self._campaign.win()
         self._send_at = self._last_step
         self._sightings.forget_coordinator()
