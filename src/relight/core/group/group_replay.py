@@ -19,6 +19,7 @@ from relight.core.group.group_types import (
     NodeHeard,
     NodeLost,
     NodeSilent,
+    PredecessorPossible,
     Received,
     Slept,
 )
@@ -28,7 +29,7 @@ from relight.events.event_lines import Line
 from relight.events.event_types import GroupBegan, GroupStep, Tick
 
 _MAX_SHOWN = 160
-Seen = NodeSilent | NodeHeard | NodeLost | Slept
+Seen = NodeSilent | NodeHeard | NodeLost | PredecessorPossible | Slept
 """A coordinator's inputs other than messages from nodes."""
 
 
@@ -159,7 +160,7 @@ def _input_record(event: Event) -> Message:
     match event:
         case Received(node, message):
             return {"type": "received", "node": node, "message": fields.to_json(message)}
-        case NodeSilent() | NodeHeard() | NodeLost() | Slept():
+        case NodeSilent() | NodeHeard() | NodeLost() | PredecessorPossible() | Slept():
             return fields.to_json(event)
         case Tick():
             return {"type": "tick"}
