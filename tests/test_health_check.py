@@ -97,6 +97,29 @@ def test_node_that_fails_health_check_runs_no_worker(tmp_path: Path, script: Pat
     assert f"failed ({check}: exited with 9: GPU 3 is gone); this node is leaving the job" in stderr
 
 
+def test_pod_that_fails_health_check_writes_reason_to_termination_log(
+    tmp_path: Path, script: Path
+) -> None:
+    message = tmp_path / "termination-log"
+    message.touch()
+    check = program(tmp_path / "check.sh", "echo no GPU; exit 1")
+    variables = {**os.environ, "RELIGHT_TERMINATION_LOG": str(message)}
+    run(f"--health-check={check}", str(script), env=variables)
+    assert message.read_text().endswith(f"its health check failed: {check}: exited with 1: no GPU")
+
+
+def test_exit_code_of_unfit_pod_is_not_that_of_its_failed_worker(tmp_path: Path) -> None:
+    """The worker's exit code would end the Job, although the other pods can continue."""
+    script, bad = tmp_path / "train.py", tmp_path / "bad"
+    script.write_text(f"open({str(bad)!r}, 'a').close()\nraise SystemExit(1)")
+    check = program(tmp_path / "check.sh", f"[ ! -e {bad} ]")
+    flags = [f"--health-check={check}", "--max-restarts=1", str(script)]
+    variables = {**os.environ, "RELIGHT_UNFIT_EXIT_CODE": "75"}
+    assert run(*flags, env=variables)[0] == EXIT_MACHINE
+    bad.unlink()
+    assert run(*flags)[0] == 1
+
+
 @pytest.mark.parametrize(
     ("command", "expected"),
     [

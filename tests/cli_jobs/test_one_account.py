@@ -144,6 +144,15 @@ def test_exit_code_124_alone_does_not_count_as_a_hang() -> None:
     assert JobEnded(EXIT_HUNG, "no progress", ("x",), root._replace(stop_signal=15)).hung
 
 
+def test_each_pod_prints_full_report_because_others_may_be_deleted() -> None:
+    root = Failure(1, 1, "h", 1, 1, 0.0, 0, None, (), "", "")
+    end = JobEnded(1, "a worker failed", ("rank 1 failed", "  look at its log"), root)
+    submitted = {"RELIGHT_JOB_ID": "slurm://relight/3"}
+    assert "its own node reports it" in postmortem.report(end, None, Environment(submitted))
+    pod = Environment({**submitted, "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    assert postmortem.report(end, None, pod) == "rank 1 failed\n  look at its log"
+
+
 def test_missing_termination_log_is_not_created(tmp_path: Path) -> None:
     path = tmp_path / "none"
     postmortem.tell_container(

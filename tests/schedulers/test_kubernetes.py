@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from relight.job.app import AppDef, AppState, Role
 from relight.job.components import dist
 from relight.job.lookup import find_job
 from relight.schedulers.api import AppStatus, LogQuery
+from relight.schedulers.kubernetes import replicas
 from relight.schedulers.kubernetes import scheduler as kubernetes
 
 pytestmark = pytest.mark.needs_kubernetes
@@ -185,6 +187,51 @@ def test_elastic_job_starts_without_pending_pods_and_grows_later(
     jobs.until(lambda: any("begin 1 of 2" in x for x in jobs.lines(app_id, "train", 1)))
     (tmp_path / "go").touch()
     assert jobs.wait(app_id).state is SUCCEEDED
+
+
+def unfit(folder: Path, condition: str) -> dict[str, str]:
+    """Return the variable for a health check that fails under a shell condition."""
+    path = folder / "check.sh"
+    path.write_text(f"#!/bin/sh\nif {condition}; then echo no GPU; exit 1; fi\n")
+    path.chmod(0o755)
+    return {"RELIGHT_HEALTH_CHECK": str(path)}
+
+
+def failed_pods(jobs: Jobs, index: int) -> list[Any]:
+    return [
+        pod
+        for pod in jobs.server.of("pods")
+        if pod["metadata"]["labels"][replicas.INDEX] == str(index)
+        and pod["status"]["phase"] == "Failed"
+    ]
+
+
+def test_elastic_job_succeeds_without_pod_that_keeps_failing_its_health_check(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """The Job controller fails a Job if each index has succeeded or failed, whatever the success
+    policy, so an index must not fail while the others train.
+    """
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    text = (
+        f"open({str(begun)!r}, 'a').close()\n"
+        f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\n"
+    )
+    env = unfit(tmp_path, "[ $RELIGHT_REPLICA_ID = 2 ]")
+    conf = "last_call_timeout=0.1,join_timeout=25"
+    app = train(tmp_path, text, j="2:3x1", rdzv_conf=conf, env=env, max_retries=1)
+    (role,) = app.roles
+    waits = f"[ $RELIGHT_REPLICA_ID != 2 ] || until [ -e {begun} ]; do sleep 0.05; done\n"
+    app = replace(app, roles=[replace(role, args=["-c", waits + role.args[1]])])
+    app_id = jobs.submit(app)
+    jobs.until(lambda: len(failed_pods(jobs, 2)) > role.max_retries)
+    go.touch()
+    assert jobs.wait(app_id).state is SUCCEEDED
+
+
+def test_elastic_job_fails_if_all_pods_fail_their_health_checks(jobs: Jobs, tmp_path: Path) -> None:
+    app = train(tmp_path, "", j="1:2x1", env=unfit(tmp_path, "true"), max_retries=1)
+    assert jobs.wait(jobs.submit(app)).state is FAILED
 
 
 @pytest.mark.needs_hosts

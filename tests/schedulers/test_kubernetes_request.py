@@ -12,11 +12,12 @@ import pytest
 from relight.base.errors import UsageError
 from relight.base.values import parse_endpoint
 from relight.job import launcher_file
-from relight.job.app import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
+from relight.job.app import AppDef, AppState, BindMount, DeviceMount, Resource, Role, VolumeMount
 from relight.job.components import dist
 from relight.job.overlays import JOIN, set_overlay
 from relight.schedulers.kubernetes import request
 from relight.schedulers.kubernetes import scheduler as kubernetes
+from relight.schedulers.kubernetes.kinds import KINDS
 
 pytestmark = pytest.mark.needs_kubernetes
 VERSION = "1.33"
@@ -224,6 +225,28 @@ def test_elastic_role_succeeds_with_min_replicas() -> None:
     assert (spec["completions"], spec["parallelism"]) == (5, 5)
     assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0-4", "succeededCount": 2}]}
     assert "successPolicy" not in find_object("Job", objects(ddp(j="5x8")))["spec"]
+
+
+def test_failed_index_does_not_turn_success_of_elastic_role_into_failure() -> None:
+    """The Job controller sets the reason FailedIndexes although the success policy is met."""
+    job = find_object("Job", objects(ddp(j="2:3x8")))
+    failed = {"type": "Failed", "status": "True", "reason": "FailedIndexes", "message": "x"}
+    job["status"] = {"succeeded": 2, "failedIndexes": "2", "conditions": [failed]}
+    assert KINDS["job"].verdict(job) == (AppState.SUCCEEDED, "")
+    failed["reason"] = "PodFailurePolicy"
+    assert KINDS["job"].verdict(job) == (AppState.FAILED, "x")
+    failed["reason"], job["status"]["succeeded"] = "FailedIndexes", 1
+    assert KINDS["job"].verdict(job) == (AppState.FAILED, "x")
+    rigid = find_object("Job", objects(ddp(j="3x8")))
+    rigid["status"] = {**job["status"], "succeeded": 2}
+    assert KINDS["job"].verdict(rigid) == (AppState.FAILED, "x")
+
+
+def test_only_unfit_pod_of_elastic_role_has_its_own_exit_code() -> None:
+    assert variables(objects(ddp(j="2:3x8")))["RELIGHT_UNFIT_EXIT_CODE"] == "75"
+    volcano = find_object("Job", objects(ddp(j="2:3x8"), kind="volcano"))
+    assert "RELIGHT_UNFIT_EXIT_CODE" in str(volcano["spec"]["tasks"])
+    assert "RELIGHT_UNFIT_EXIT_CODE" not in variables(objects(ddp(j="3x8")))
 
 
 def test_pods_pass_restricted_pod_security_standard() -> None:

@@ -90,6 +90,10 @@ class Node:
         """
         self.restart = 0
         """The latest restart that was reported to the user."""
+        self.others_formed = False
+        """Whether the group had formed a generation when this node was waiting to join."""
+        self.is_unfit = False
+        """Whether this node has failed its health check and will not join."""
         self.lease_until = FOR_EVER
         """The time until which workers may run, on the loop's clock."""
         self.on_question: Callable[[Question | NodeAnswered], None] = lambda _: None
@@ -294,10 +298,12 @@ class Node:
                     self.running.stop(StopWorkers(self.generation, reason, checkpoint_first=False))
             case WaitReason(text, _, generation):
                 ready = self.state
+                self.others_formed = generation != NO_GENERATION
                 if isinstance(ready, NodeReady) and generation.number >= ready.latest.number:
                     # A new coordinator may not know this generation.
                     self.state = ready._replace(latest=generation)
-                self._say_wait(text)
+                if not self.is_unfit:
+                    self._say_wait(text)
             case Note(text):
                 self._journal.say(text)
             case Confirm(generation, succeeded, recovers=recovers):

@@ -164,7 +164,9 @@ def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
         end: how the job ended.
         ready: this node's last message, with its failures.
         env: the workers' environment. In a `relight submit` job, whose logs are read together, only
-            the node with the root cause prints the full report, and the others refer to it.
+            the node with the root cause prints the full report, and the others refer to it. In a
+            pod, each node prints it, because Kubernetes deletes the pods that are still running
+            when a Job fails, with their logs (deleteActivePods in pkg/controller/job).
     """
     root = end.root
     if not end.report or root is None:
@@ -172,7 +174,7 @@ def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
     own = ready.failures if ready is not None else ()
     of = root.rank, root.pid, root.host
     ours = any((each.rank, each.pid, each.host) == of for each in own)
-    if ours or not env.get(JOB):
+    if ours or not env.get(JOB) or env.get(_IN_POD):
         return "\n".join(end.report)
     return f"{end.headline}; its own node reports it. Exit code {end.exit_code}"
 

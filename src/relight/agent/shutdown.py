@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 _TELL_S = 3.0
 """How long a leaving node tries to report the reason to the group."""
+_UNFIT_CODE = "RELIGHT_UNFIT_EXIT_CODE"
+"""A scheduler sets this variable to the exit code for a node that fails its health check while the
+job continues without it. The scheduler then starts the node again without counting a failure. The
+variable also keeps the exit code of a failed worker from ending the job on the other nodes.
+"""
 
 
 class Leaving:
@@ -73,16 +78,27 @@ class Leaving:
             outcome: the result of the previous workers on this node.
             is_over: returns whether the job has ended or a signal has arrived.
         """
-        from relight.agent import health_check
+        from relight.agent import health_check, postmortem
 
+        env, node = self._job.command.env, self._node
         reason = f"its health check failed: {unfit.why}"
+        leaves = f"the node is leaving: {reason}"
+        code, node.is_unfit = env.get(_UNFIT_CODE), True
         self._journal.say(health_check.explain(unfit))
-        if outcome.failures and self._node.workers is not None:
-            return self._give_up(self._node.workers, outcome, reason, "the health check failed")
+        if outcome.failures and node.workers is not None:
+            end = self._give_up(node.workers, outcome, reason, "the health check failed")
+            return (EXIT_MACHINE, leaves) if code else end
         # A check often finishes before this node has reached the coordinator.
         self._loop.run_until(lambda: self._link.has_joined or is_over(), _TELL_S)
+        if code:  # the coordinator tells a new node within a second whether the others are running
+            self._loop.run_until(lambda: node.others_formed or is_over(), _TELL_S)
         self._link.send(NodeLeaving(reason))
-        return EXIT_MACHINE, f"the node is leaving: {reason}"
+        postmortem.tell_container(leaves, env)
+        return self._unfit_exit_code(), leaves
+
+    def _unfit_exit_code(self) -> int:
+        code = self._job.command.env.get(_UNFIT_CODE)
+        return int(code) if code.isdecimal() and self._node.others_formed else EXIT_MACHINE
 
     def as_preempted(
         self, workers: WorkerGroup, outcome: GenerationResult, is_over: Callable[[], bool]
@@ -146,7 +162,7 @@ class Leaving:
                 path, failure, logs, end.headline if env.get(postmortem.JOB) else ""
             )
         postmortem.tell_container(end.headline, env)
-        return end.exit_code, end.headline
+        return self._unfit_exit_code() if end.others_run else end.exit_code, end.headline
 
     def _give_up(
         self,

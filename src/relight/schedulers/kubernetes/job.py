@@ -6,6 +6,10 @@ agent exits with 75. An error in the user's program fails the Job immediately, o
 `max_retries` per replica. An elastic role succeeds once its minimum number of replicas has
 succeeded. It fails once permanently failed replicas put the minimum out of reach.
 
+The Job controller fails a Job if each index has either succeeded or failed, before it looks at the
+success policy (syncJob in pkg/controller/job). While an elastic role trains, its indexes must
+therefore not fail: an agent on a node that the group runs without exits with 75.
+
 The failure limit is set per index, because pods otherwise can't find out how many times their index
 has been tried (Kubernetes 1.29, KEP 3850).
 """
@@ -15,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from relight.base.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_PREEMPTED
-from relight.job.app import AppDef, Role
+from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.api import time_limit_s
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.kind import (
@@ -28,6 +32,7 @@ from relight.schedulers.kubernetes.kind import (
     role_label,
     suspending,
     time_to_live,
+    with_unfit_code,
 )
 from relight.schedulers.kubernetes.names import label_name
 from relight.schedulers.kubernetes.pods import MeetingPlace
@@ -38,7 +43,10 @@ _TRANSIENT = [EXIT_GROUP, EXIT_MACHINE, 129, 130, 137, 143]
 failed, a machine rejected something, or a signal ended the agent. Such pods are recreated a few
 times.
 """
-_TRIES = 3
+_TRIES, _ELASTIC_TRIES = 3, 6
+"""How many times such a pod is recreated. The delay starts at 10 s and doubles (backoff_utils.go),
+so in an elastic role, the group has formed or its join timeout is over before an index fails.
+"""
 
 
 class IndexedJob:
@@ -79,19 +87,25 @@ class IndexedJob:
 
     def verdict(self, each: Object) -> Verdict:
         """Derive the verdict from a Job's conditions."""
-        return by_conditions(each, ("Complete", "SuccessCriteriaMet"), ("Failed", "FailureTarget"))
+        state, message = by_conditions(
+            each, ("Complete", "SuccessCriteriaMet"), ("Failed", "FailureTarget")
+        )
+        if state is AppState.FAILED and _has_succeeded(each):
+            return AppState.SUCCEEDED, ""
+        return state, message
 
 
 def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     """Return the specification of a role's Job."""
-    size = role.num_replicas
+    size, is_elastic = role.num_replicas, least(role) < role.num_replicas
+    tries = _ELASTIC_TRIES if is_elastic else _TRIES
     found: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": size,
         "parallelism": size,
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": _rules(role)},
-        "backoffLimitPerIndex": max(0, role.max_retries) or _TRIES,
+        "backoffLimitPerIndex": max(0, role.max_retries) or tries,
         "maxFailedIndexes": size - least(role),
     }
     if seconds := time_limit_s(cfg):
@@ -99,10 +113,22 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
         # status.startTime, so the time starts when the Job is allowed to start, and starts over
         # when Kueue readmits the Job.
         found["activeDeadlineSeconds"] = seconds
-    if least(role) < size:
+    if is_elastic:
         rule = {"succeededIndexes": f"0-{size - 1}", "succeededCount": least(role)}
         found["successPolicy"] = {"rules": [rule]}
-    return {**found, "template": pods.template(app, role, cfg, place)}
+    return {**found, "template": pods.template(app, with_unfit_code(role), cfg, place)}
+
+
+def _has_succeeded(job: Object) -> bool:
+    """Return whether enough replicas of an elastic role have succeeded, but the Job controller
+    counts the Job as failed, because all other indexes have failed.
+    """
+    policy: Mapping[str, Any] = job["spec"].get("successPolicy") or {}
+    rule: Mapping[str, Any] = next(iter(policy.get("rules") or ()), {})
+    status = job.get("status") or {}
+    reasons = {each.get("reason") for each in status.get("conditions") or ()}
+    succeeded = status.get("succeeded") or 0
+    return "FailedIndexes" in reasons and succeeded >= rule.get("succeededCount", succeeded + 1)
 
 
 def _rules(role: Role) -> list[dict[str, Any]]:

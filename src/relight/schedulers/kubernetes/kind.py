@@ -1,9 +1,11 @@
 """The interface for a kind of Kubernetes object that creates pods, such as a Job."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from relight.base.errors import UsageError
+from relight.base.errors import EXIT_PREEMPTED, UsageError
+from relight.job import launcher_file
 from relight.job.app import NOTHING, AppDef, AppState, Role
 from relight.schedulers.kubernetes.names import label_value
 from relight.schedulers.kubernetes.pods import ROLE, VOLCANO, MeetingPlace
@@ -15,6 +17,7 @@ individual pods.
 """
 QUEUE = "kueue.x-k8s.io/queue-name"
 NEVER = -1
+_UNFIT_CODE = "RELIGHT_UNFIT_EXIT_CODE"
 
 
 class Maker(NamedTuple):
@@ -141,6 +144,16 @@ def by_conditions(each: Object, succeeded: Iterable[str], failed: Iterable[str])
 def least(role: Role) -> int:
     """Return the minimum number of replicas that a role needs."""
     return role.num_replicas if role.min_replicas is None else role.min_replicas
+
+
+def with_unfit_code(role: Role) -> Role:
+    """Return the role with a variable for its agents. In an elastic job, an agent whose node fails
+    its health check while the others train exits with 75. The pod is then recreated without
+    counting a failure.
+    """
+    if least(role) == role.num_replicas or not launcher_file.starts_relight(role):
+        return role
+    return replace(role, env={_UNFIT_CODE: str(EXIT_PREEMPTED), **role.env})
 
 
 def only_role(kind: Kind, app: AppDef) -> Role:

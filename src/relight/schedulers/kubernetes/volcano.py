@@ -14,7 +14,13 @@ from relight.job import launcher_file
 from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.api import time_limit_s
 from relight.schedulers.kubernetes import pods
-from relight.schedulers.kubernetes.kind import Maker, Verdict, least, time_to_live
+from relight.schedulers.kubernetes.kind import (
+    Maker,
+    Verdict,
+    least,
+    time_to_live,
+    with_unfit_code,
+)
 from relight.schedulers.kubernetes.names import label_name
 from relight.schedulers.kubernetes.pods import MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
@@ -128,7 +134,7 @@ def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
 
 
 def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
-    template = pods.template(app, role, cfg, place)
+    template = pods.template(app, with_unfit_code(role), cfg, place)
     if seconds := time_limit_s(cfg):  # set on pods, because a Volcano Job lacks a time limit
         template["spec"].setdefault("activeDeadlineSeconds", seconds)
     return {
