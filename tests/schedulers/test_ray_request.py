@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from relight.base.errors import EXIT_PREEMPTED, MachineError, UsageError
+from relight.base.errors import EXIT_MACHINE, EXIT_PREEMPTED, MachineError, UsageError
 from relight.job import launcher_file
 from relight.job.app import AppDef, AppState, BindMount, Resource, Role
 from relight.job.components import dist
@@ -69,6 +69,7 @@ def test_agent_job_matches_recorded_launch_request() -> None:
                 ],
                 "env": {
                     "RELIGHT_TOKEN": "secret",
+                    "RELIGHT_UNFIT_EXIT_CODE": "4",
                     "LOGLEVEL": "WARNING",
                     "X": "1",
                     "TORCHX_TRACKING_EXPERIMENT_NAME": "default-experiment",
@@ -528,6 +529,31 @@ def test_transient_failure_is_retried_a_few_times(exitcode: int) -> None:
     start(made, 0)
     made.ended(made.slots[0], exitcode)
     assert made.exitcode == exitcode
+
+
+def test_elastic_job_goes_on_without_replica_on_unfit_node() -> None:
+    made = job(least=2, most=3)
+    start(made, 0, 1)
+    for _ in range(driver.TRIES + 1):
+        start(made, 2)
+        made.ended(made.slots[2], EXIT_MACHINE)
+    assert (made.stopping, made.wanted()) == (False, [])
+    assert made.to_status()["replicas"][2][2] == driver.FAILED
+    for number in (0, 1):
+        made.ended(made.slots[number], 0)
+    assert made.is_over
+    assert made.exitcode == 0
+
+
+def test_elastic_job_fails_if_too_few_replicas_are_left() -> None:
+    made = job(least=2, most=3)
+    start(made, 0, 1, 2)
+    for number in (2, 1):
+        for _ in range(driver.TRIES + 1):
+            start(made, number)
+            made.ended(made.slots[number], EXIT_MACHINE)
+    assert made.stopping
+    assert made.cause is made.slots[1]
 
 
 def test_preempted_agent_is_always_restarted() -> None:

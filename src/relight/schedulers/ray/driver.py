@@ -146,7 +146,7 @@ class JobCore:
         if self.stopping:
             slot.state = CANCELLED
         elif slot.transient > TRIES:
-            self._fail(slot)
+            self._give_up(slot)
         else:
             slot.state = PENDING
 
@@ -168,6 +168,8 @@ class JobCore:
             slot.state = CANCELLED
         elif self._may_restart(slot, exitcode):
             slot.state, slot.host, slot.node = PENDING, "", ""
+        elif exitcode in TRANSIENT:
+            self._give_up(slot)
         else:
             self._fail(slot)
 
@@ -249,6 +251,19 @@ class JobCore:
             return False
         slot.transient += 1
         return slot.transient <= TRIES
+
+    def _give_up(self, slot: Slot) -> None:
+        """Stop restarting a replica. The job fails unless the role has enough other replicas."""
+        others = [
+            each
+            for each in self.slots
+            if each.role["name"] == slot.role["name"] and each is not slot
+            and each.starts and each.state in (PENDING, RUNNING, SUCCEEDED)
+        ]  # fmt: skip
+        if len(others) >= slot.role["least"]:
+            slot.state = FAILED
+        else:
+            self._fail(slot)
 
     def _fail(self, slot: Slot) -> None:
         slot.state, self.cause = FAILED, slot

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from relight import __version__
-from relight.base.errors import MachineError, UsageError
+from relight.base.errors import EXIT_MACHINE, MachineError, UsageError
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, Role
 from relight.job.user import user_name
@@ -183,6 +183,10 @@ def _role(
     if brings:
         own = launcher_file.wrapped(own, "$RELIGHT_LAUNCHER_PATH")
     size = role.num_replicas
+    # The exit code of an agent on an unfit node must not be that of its failed worker, because the
+    # others continue.
+    is_elastic = role.min_replicas not in (None, size)
+    unfit = {"RELIGHT_UNFIT_EXIT_CODE": str(EXIT_MACHINE)} if is_elastic else {}
     return {
         "name": role.name,
         "file": _file(role.name),
@@ -191,7 +195,7 @@ def _role(
         "retries": role.max_retries,
         "brings": brings,
         "argv": [own.entrypoint, *own.args],
-        "env": {TOKEN: token, **own.env},
+        "env": {TOKEN: token, **unfit, **own.env},
         "resources": _resources(role, cfg),
     }
 
