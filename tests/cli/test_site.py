@@ -14,8 +14,9 @@ from relight.flags.arguments import parse, to_spec
 from relight.flags.site import Site
 from relight.flags.spec import FLAGS, LaunchSpec
 from relight.rendezvous import conf
-from relight.runner import options, settings
+from relight.runner import options, settings, site_locks
 from relight.runner.options import SiteOptions
+from relight.schedulers import registry
 from relight.schedulers.api import Option
 
 TEXT = """
@@ -206,6 +207,9 @@ def test_config_directory_without_config_file_is_rejected(tmp_path: Path) -> Non
         ("[run]\ntee = {a = 1}", "the value of run.tee has a type that is not valid for a flag"),
         ("[run]\nrdzv-conf = 'x'", "expected KEY=VALUE"),
         ("[schedulers]\nslurm = 1", "slurm must be a table"),
+        ("[run]\nlog-dir = ['/a', '/b']", "run.log-dir must be a single value, not a list"),
+        ("[run.rdzv-conf]\njoin_timeout = [1, 2]", "join_timeout must be a single value"),
+        ("[submit]\nscheduler = ['slurm', 'ssh']", "submit.scheduler must be a single value"),
     ],
 )
 def test_error_for_malformed_site_config_includes_its_path(
@@ -226,3 +230,51 @@ def test_exit_code_rules_from_site_config(tmp_path: Path) -> None:
     """The rules may be a list, or text as on the command line."""
     site = sites.load(written(tmp_path, '[run]\nfail-on = [2, "SIGXCPU"]\nrestart-on = "75"\n'))
     assert (spec(site).fail_on, spec(site).restart_on) == ((2, 152), (75,))
+
+
+def test_site_list_for_repeatable_flag_is_like_repeating_the_flag(tmp_path: Path) -> None:
+    site = sites.load(written(tmp_path, "[run]\nwatch-metric = ['loss: ([0-9]+)', 'lr: (.*)']\n"))
+    assert spec(site).watch_metric == ("loss: ([0-9]+)", "lr: (.*)")
+
+
+@pytest.mark.parametrize(
+    ("locked", "suggestion"),
+    [
+        ("hang-timout", "did you mean hang-timeout?"),
+        ("run.rdzv-conf.join_timeut", "did you mean join_timeout?"),
+        ("schedulers.slurm.partion", "did you mean schedulers.slurm.partition?"),
+        ("schedulers.slrum.partition", "did you mean schedulers.slurm.partition?"),
+        (
+            "xyz",
+            "valid names: flags of relight run, keys of --rdzv-conf, and schedulers.NAME.OPTION",
+        ),
+    ],
+)
+def test_unknown_locked_name_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: str, suggestion: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = written(tmp_path, f"locked = ['{locked}', 'status', 'run.rdzv-conf.takeover', "
+                  "'schedulers.slurm.mail_type']\n")  # fmt: skip
+    path = tmp_path / "config.toml"
+    note = f"{path}: locked: there is no {locked}, so this has no effect; {suggestion}"
+    assert effective_settings.lines(env, ["slurm"], every=False)[-1] == note
+    site = sites.load(env)
+    assert list(site_locks.unknown(site, {"slurm": registry.find("slurm").options})) == [note]
+
+
+def test_site_values_in_lists_and_tables_become_text(tmp_path: Path) -> None:
+    known = [Option("exclude", list, None, ""), Option("labels", dict, None, ""),
+             Option("partition", str, None, "")]  # fmt: skip
+
+    def resolved(text: str) -> dict[str, object]:
+        site = sites.load(written(tmp_path, f"[schedulers.x]\n{text}\n"))
+        of_site = SiteOptions(site.schedulers["x"], (), site.path)
+        return options.resolve("x", known, {}, site=of_site)[0]
+
+    found = resolved("exclude = [1, 'b']\nlabels = {a = 1, b = true}")
+    assert found["exclude"] == ["1", "b"]
+    assert found["labels"] == {"a": "1", "b": "true"}
+    for wrong in ("partition = ['a', 'b']", "exclude = [['a']]"):
+        with pytest.raises(UsageError, match=r"config.toml: .*: expected "):
+            resolved(wrong)

@@ -19,15 +19,19 @@ A locked flag without a value stays at relight's default. Locking prevents mista
 deliberate changes, because users can set the variable.
 
 Names that this version does not know are ignored, because the nodes of a cluster may run different
-versions. `relight configure --show` lists them.
+versions. `relight configure --show` lists them, and `relight submit` prints a note about an unknown
+name in `locked`.
 """
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from relight.flags.spec import Flag
 
 DIRECTORY_VARIABLE = "RELIGHT_CONFIG_DIR"
 _DIRECTORY = "/etc/relight"
@@ -40,6 +44,12 @@ PER_JOB = frozenset(
 )  # fmt: skip
 """Flags of `relight run` that identify a single job or node. A site can't set defaults for them."""
 _SECTIONS = ("run", "schedulers", "components", "submit", "locked")
+_SUBMIT = ("component", "scheduler", "workspace")
+_LISTS = frozenset(
+    ("restart-on", "fail-on", "health-check", "signals-to-handle", "preload", "redirects", "tee",
+     "local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters")
+)  # fmt: skip
+"""Flags whose value is a list, separated by commas."""
 
 
 class Site(NamedTuple):
@@ -122,9 +132,9 @@ def _checked(path: str, content: Mapping[str, Any]) -> Site:
         if name not in FLAG_BY_NAME:
             ignored.append(f"run.{written}")
         elif name == CONF:
-            conf = {key: _text(f"run.{CONF}.{key}", each) for key, each in _pairs(value).items()}
+            conf = {key: _word(f"run.{CONF}.{key}", each) for key, each in _pairs(value).items()}
         else:
-            run[name] = _text(f"run.{written}", value)
+            run[name] = _flag_text(f"run.{written}", value, FLAG_BY_NAME[name])
     sections = {
         f"component:{name}": {
             key: _text(f"components.{name}.{key}", value) for key, value in table.items()
@@ -133,7 +143,8 @@ def _checked(path: str, content: Mapping[str, Any]) -> Site:
     }
     submit = _table(content, "submit")
     # Stored under TorchX's name, so that a user's file takes precedence with either name.
-    sections["cli:run"] = {key: _text(f"submit.{key}", value) for key, value in submit.items()}
+    sections["cli:run"] = {key: _word(f"submit.{key}", value) for key, value in submit.items()}
+    ignored += [f"submit.{key}" for key in submit if key not in _SUBMIT]
     locked = content.get("locked", [])
     if not isinstance(locked, list) or not all(isinstance(name, str) for name in locked):
         raise ValueError("locked must be a list of names")
@@ -178,6 +189,19 @@ def _table(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _tables(content: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
     tables = _table(content, name)
     return {key: _table(tables, key) for key in tables}
+
+
+def _flag_text(name: str, value: Any, flag: "Flag") -> str:
+    """Return a flag's value in the form that a user would type on the command line."""
+    if isinstance(value, list) and flag.repeats:
+        return "\n".join(_word(name, each) for each in value)
+    return _text(name, value) if flag.name in _LISTS else _word(name, value)
+
+
+def _word(name: str, value: Any) -> str:
+    if not isinstance(value, list):
+        return _text(name, value)
+    raise ValueError(f"{name} must be a single value, not a list")
 
 
 def _text(name: str, value: Any) -> str:

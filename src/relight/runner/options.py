@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
 from relight.job.components import decoding
-from relight.schedulers.api import Option
+from relight.schedulers.api import Locks, Option
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 FIXME = "#FIXME"
@@ -88,7 +88,7 @@ def resolve(
             if isinstance(value, str) and value.startswith(FIXME):
                 continue  # a `relight configure` placeholder that has not been filled in
             try:
-                found = _value(option, value if source is not site.values else _typed(value))
+                found = _value(option, value, is_toml=source is site.values)
             except UsageError as wrong:
                 if not place:
                     raise
@@ -111,6 +111,17 @@ def resolve(
     return values, notes
 
 
+def locks(scheduler: str, options: Sequence[Option], site: SiteOptions) -> Locks:
+    """Return the site's locks, with the names and types of the scheduler's options."""
+    known = [option._replace(required=False) for option in options]
+    values = resolve(scheduler, known, {}, site=site)[0]
+    names = {_plain(name) for name in site.locked}
+    return Locks(
+        [option.name for option in known if _plain(option.name) in names],
+        {x.name: values[x.name] for x in known if named(x, site.values) is not None},
+    )
+
+
 def named(option: Option, section: Mapping[str, Any]) -> Any:
     """Return an option's value in a settings section, or None."""
     for name, value in section.items():
@@ -121,18 +132,28 @@ def named(option: Option, section: Mapping[str, Any]) -> Any:
 
 
 def _typed(value: Any) -> Any:
-    """Convert a TOML value to the text that `-cfg` would contain. Lists and tables are returned
-    unchanged.
+    """Convert a TOML value to the text that `-cfg` would contain. Lists and tables remain, and
+    their values are converted.
+
+    Raises:
+        ValueError: if a list or table contains another one.
     """
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return value if isinstance(value, (list, dict)) else str(value)
+    if isinstance(value, dict):
+        return {name: _typed_item(each) for name, each in value.items()}
+    return [_typed_item(each) for each in value] if isinstance(value, list) else _typed_item(value)
 
 
-def _value(option: Option, value: Any) -> Any:
+def _typed_item(value: Any) -> str:
+    if not isinstance(value, (list, dict)):
+        return ("false", "true")[value] if isinstance(value, bool) else str(value)
+    raise ValueError
+
+
+def _value(option: Option, value: Any, *, is_toml: bool) -> Any:
     if value is None or (isinstance(value, str) and value == "None"):
         return None
     try:
+        value = _typed(value) if is_toml else value
         found = _decode(value, option.kind) if isinstance(value, str) else _check(value, option)
     except ValueError:
         raise UsageError(

@@ -30,7 +30,7 @@ from relight.job.handles import SESSION, Handle
 from relight.job.lookup import find_job
 from relight.job.records import new_id
 from relight.job.torchx_names import AppDryRunInfo
-from relight.runner import node_exclusion, options, settings, submitted
+from relight.runner import node_exclusion, options, settings, site_locks, submitted
 from relight.runner.job_env import with_job_env
 from relight.runner.plugin_guard import guarded
 from relight.runner.prepared import Prepared
@@ -176,6 +176,7 @@ class Runner:
 
         app_id = app_id or new_id(app.name)
         request = _as_the_roles_want(found.render(app, values, app_id))
+        self._check_locks(name, found, app, values)
         return Prepared(
             scheduler=name,
             session=self.session,
@@ -495,9 +496,10 @@ class Runner:
         """
         where = f"the settings ({', '.join(self.settings.files)})" if self.settings.files else ""
         site, names = self.settings.site, (found.name, name)
+        every = dict.fromkeys((found.name, *registry.aliases(name), name))
         of_site = options.SiteOptions(
-            {k: v for each in names for k, v in site.schedulers.get(each, {}).items()},
-            frozenset().union(*(site.locked_options(each) for each in names)),
+            {k: v for each in every for k, v in site.schedulers.get(each, {}).items()},
+            frozenset().union(*(site.locked_options(each) for each in every)),
             site.path,
         )
         sections = {k: v for each in names for k, v in self.settings.section(each).items()}
@@ -516,6 +518,8 @@ class Runner:
         given = dict(options.parse(cfg) if isinstance(cfg, str) else cfg)
         settings = self._load_settings(name, found)
         values, notes = options.resolve(name, found.options, given, *settings)
+        if self.settings.site.locked:
+            notes += site_locks.unknown(self.settings.site, {name: found.options})
         if workspace:
             from relight.job import workspaces
 
@@ -528,6 +532,24 @@ class Runner:
             elif "workspace" not in given:
                 values["workspace"] = folders
         return values, notes
+
+    def _check_locks(
+        self, name: str, found: Scheduler, app: AppDef, values: Mapping[str, Any]
+    ) -> None:
+        """Reject a job that changes what a locked option sets in another way, such as with words
+        for sbatch.
+        """
+        site = self._load_settings(name, found)[2]
+        bypasses = getattr(found, "bypasses", None)
+        if bypasses is None or not site.locked:
+            return
+        locks = options.locks(name, found.options, site)
+        for what, option in bypasses(app, values, locks):
+            to = "" if values[option] is None else f" to {values[option]}"
+            raise UsageError(
+                f"{what}: {name}'s option {option} is locked{to} by {site.path}",
+                hint="leave it out, or ask your cluster administrator",
+            )
 
     def _component(
         self, address: str, args: Sequence[str] | Mapping[str, Any], launcher: str

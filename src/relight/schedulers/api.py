@@ -4,7 +4,7 @@
 or a version. `--dryrun` shows its result, and `submit` sends exactly that.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
@@ -33,6 +33,20 @@ class Option(NamedTuple):
     required: bool = False
     choices: tuple[str, ...] = ()
     is_remote: bool = False
+
+
+class Locks(NamedTuple):
+    """The names of the options that the site's file locks, and the values that it sets. A
+    scheduler whose options or apps can set the same thing in another way has a method
+    `bypasses(app, cfg, locks)` that yields what does so, and the name of the locked option.
+    """
+
+    names: Collection[str] = ()
+    values: Mapping[str, Any] = NOTHING
+
+    def sets(self, name: str, cfg: Mapping[str, Any]) -> bool:
+        """Return whether the value of an option is the site's own."""
+        return name in self.values and self.values[name] == cfg.get(name)
 
 
 class Capabilities(NamedTuple):

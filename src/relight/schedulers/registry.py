@@ -61,6 +61,11 @@ def names() -> list[str]:
     return list(dict.fromkeys([*_CLASSES, *plugins.find(GROUP)]))
 
 
+def aliases(name: str) -> list[str]:
+    """Return TorchX's names for a scheduler."""
+    return [alias for alias in ALIASES if same(alias, name)]
+
+
 def same(one: str, other: str) -> bool:
     """Return whether two names refer to the same scheduler."""
     return ALIASES.get(one, one) == ALIASES.get(other, other)

@@ -25,7 +25,7 @@ from relight.schedulers.kubernetes import cluster
 _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort", "hostAliases": "ip"}
 """The keys that identify the entries in some lists. In all other lists, the key is `name`."""
 _PARTS = ("metadata", "spec", "apiVersion", "kind")
-_NAMESPACE, _POD = "kubernetes", "V1Pod"
+NAMESPACE, _POD = "kubernetes", "V1Pod"
 
 
 def read(path: str) -> dict[str, Any]:
@@ -45,10 +45,10 @@ def overlay(of: AppDef | Role) -> dict[str, Any]:
     Raises:
         UsageError: if the overrides can't be read or are not a valid part of a pod.
     """
-    found = of.metadata.get(_NAMESPACE)
+    found = of.metadata.get(NAMESPACE)
     if not found:
         return {}
-    what = f"the metadata {_NAMESPACE} of {of.name}"
+    what = f"the metadata {NAMESPACE} of {of.name}"
     if isinstance(found, str):
         what = f"{what}, {found}"
         found = _loaded(found.removeprefix("file://"), what)

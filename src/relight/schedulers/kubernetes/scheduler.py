@@ -28,12 +28,22 @@ from relight.schedulers.api import (
     AppStatus,
     Capabilities,
     JobSummary,
+    Locks,
     LogQuery,
     Option,
     Request,
     check_replica,
 )
-from relight.schedulers.kubernetes import cluster, names, pods, reasons, replicas, request, store
+from relight.schedulers.kubernetes import (
+    cluster,
+    locks,
+    names,
+    pods,
+    reasons,
+    replicas,
+    request,
+    store,
+)
 from relight.schedulers.kubernetes.cluster import Cluster
 from relight.schedulers.kubernetes.kind import Kind
 from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
@@ -115,6 +125,12 @@ class Kubernetes:
         configured.
         """
         return 5 if find_spec("kubernetes") is not None and cluster.is_configured() else 0
+
+    def bypasses(
+        self, app: AppDef, cfg: Mapping[str, Any], site_locks: Locks
+    ) -> Iterator[tuple[str, str]]:
+        """Yield what changes a locked option's part of a pod. See `Locks`."""
+        return locks.bypasses(app, cfg, site_locks)
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the objects for an app. See `Scheduler.render`."""

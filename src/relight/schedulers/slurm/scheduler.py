@@ -31,13 +31,14 @@ from relight.schedulers.api import (
     AppStatus,
     Capabilities,
     JobSummary,
+    Locks,
     LogQuery,
     Option,
     ReplicaStatus,
     Request,
     check_replica,
 )
-from relight.schedulers.slurm import containers, script, states
+from relight.schedulers.slurm import containers, locks, script, states
 from relight.schedulers.slurm.states import Part
 
 _SUBMITTED = "slurm.json"
@@ -138,6 +139,12 @@ class Slurm:
         unknown nodes, or nodes that `nodelist` requests.
         """
         return states.excludable(nodes, str(_with_commas(cfg).get("nodelist") or ""))
+
+    def bypasses(
+        self, _app: AppDef, cfg: Mapping[str, Any], site_locks: Locks
+    ) -> Iterator[tuple[str, str]]:
+        """Yield what sets a locked option in another way. See `Locks`."""
+        return locks.bypasses(_with_commas(cfg), site_locks, env.read().variables)
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the batch script for an app. See `Scheduler.render`."""

@@ -38,7 +38,15 @@ from relight.base.fields import Malformed
 from relight.base.text import pluralize
 from relight.job import launcher_file, macros, records
 from relight.job.app import NOTHING, AppDef, Role
-from relight.schedulers.api import AppStatus, Capabilities, JobSummary, LogQuery, Option, Request
+from relight.schedulers.api import (
+    AppStatus,
+    Capabilities,
+    JobSummary,
+    Locks,
+    LogQuery,
+    Option,
+    Request,
+)
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessScheduler, layout, streams
 from relight.schedulers.processes.orders import ReplicaPlan, to_text
 from relight.schedulers.ssh import hosts, link, remote_checks
@@ -47,6 +55,8 @@ from relight.schedulers.ssh.orders import Check, LinkOrder, RemoteReplica, Remov
 
 _FILE = "ssh.json"
 _MAX_GRACE_S = 30.0
+_SSH_FLAGS = {"port": ("-p", "port"), "identity": ("-i", "identityfile")}
+"""ssh's flag and its keyword for -o, by option."""
 _LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -77,6 +87,24 @@ class Ssh(ProcessScheduler):
         "exits"),
     )  # fmt: skip
     capabilities = Capabilities(retries=True, survives_caller=False)
+
+    def bypasses(
+        self, _app: AppDef, cfg: Mapping[str, Any], locks: Locks
+    ) -> Iterator[tuple[str, str]]:
+        """Yield what sets a locked option in another way. See `Locks`."""
+        words = "" if locks.sets("ssh_args", cfg) else cfg.get("ssh_args") or ""
+        given = shlex.split(words)
+        settings = [  # -oPort=1, and -o Port=1
+            (word[2:] or following).strip().lower()
+            for word, following in zip(given, [*given[1:], ""], strict=True)
+            if word.startswith("-o")
+        ]
+        for option, (flag, keyword) in _SSH_FLAGS.items():
+            is_set = any(word.startswith(flag) for word in given)
+            if option in locks.names and (is_set or any(x.startswith(keyword) for x in settings)):
+                yield f"-cfg ssh_args={words}", option
+        if "hosts" in locks.names and cfg.get("hostfile") and not locks.sets("hostfile", cfg):
+            yield f"-cfg hostfile={cfg['hostfile']}", "hosts"
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return an app's commands and the hosts to run them on. See `Scheduler.render`."""

@@ -1,0 +1,176 @@
+"""Options that the site locks can't be set in another way."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.job.app import AppDef, BindMount, DeviceMount, Mount, Role
+from relight.runner.runner import Runner
+
+DEVICE = DeviceMount("/dev/infiniband", "/dev/infiniband")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SBATCH_PARTITION", "SBATCH_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "config.toml"
+
+
+def app(*mounts: Mount, **metadata: Any) -> AppDef:
+    role = Role("main", "img", entrypoint="true", mounts=list(mounts), metadata=metadata)
+    return AppDef("job", [role])
+
+
+def submitted(site: Path, text: str, scheduler: str, job: AppDef, **cfg: Any) -> dict[str, Any]:
+    """Return the request for a job under a site's file."""
+    site.write_text(text)
+    env = Environment({"RELIGHT_CONFIG_DIR": str(site.parent), "HOME": str(site.parent)})
+    with Runner("s", env=env) as runner:
+        return dict(runner.dryrun(job, scheduler=scheduler, cfg=cfg).request.body)
+
+
+def locked(scheduler: str, **options: str) -> str:
+    names = ", ".join(f'"schedulers.{scheduler}.{name}"' for name in options)
+    values = "\n".join(f"{name} = {value}" for name, value in options.items())
+    return f"locked = [{names}]\n[schedulers.{scheduler}]\n{values}\n"
+
+
+NOT_PRIVILEGED = locked("kubernetes", privileged="false")
+PRIVILEGED_POD = {"spec": {"initContainers": [
+    {"name": "setup", "image": "x", "securityContext": {"privileged": True}}
+]}}  # fmt: skip
+
+
+@pytest.mark.needs_kubernetes
+def test_device_mount_does_not_bypass_locked_privileged(site: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        submitted(site, NOT_PRIVILEGED, "kubernetes", app(DEVICE))
+    assert caught.value.message == (
+        "the device mount /dev/infiniband needs a privileged container: kubernetes's option "
+        f"privileged is locked to False by {site}"
+    )
+    assert submitted(site, NOT_PRIVILEGED, "kubernetes", app(BindMount("/a", "/a")))
+    assert submitted(site, locked("kubernetes", privileged="true"), "kubernetes", app(DEVICE))
+
+
+@pytest.mark.needs_kubernetes
+def test_pod_overrides_do_not_bypass_locked_privileged(site: Path) -> None:
+    import yaml
+
+    path = site.parent / "pods.yaml"
+    path.write_text(yaml.safe_dump(PRIVILEGED_POD))
+    with pytest.raises(UsageError, match=rf"^-cfg pods={path}: .* privileged is locked to False"):
+        submitted(site, NOT_PRIVILEGED, "kubernetes", app(), pods=str(path))
+    overlaid = app(kubernetes={"V1Pod": PRIVILEGED_POD})
+    with pytest.raises(UsageError, match=r"^the metadata kubernetes of main: .* privileged is"):
+        submitted(site, NOT_PRIVILEGED, "kubernetes", overlaid)
+
+
+@pytest.mark.needs_kubernetes
+@pytest.mark.parametrize(
+    ("option", "value", "spec"),
+    [
+        ("service_account", "'train'", {"serviceAccountName": "admin"}),
+        ("priority_class", "'low'", {"priorityClassName": "high"}),
+        ("node_selector", "{pool = 'a'}", {"nodeSelector": {"pool": "b"}}),
+        ("node_selector", "{pool = 'a'}", {"nodeName": "b1"}),
+        ("tolerations", "['a']", {"tolerations": [{"operator": "Exists"}]}),
+        ("capabilities", "[]", {"containers": [
+            {"name": "main", "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}
+        ]}),
+        ("user", "1000", {"securityContext": {"runAsUser": 0}}),
+        ("restricted", "true", {"hostPID": True}),
+        ("shm_size", "'1Gi'", {"volumes": [{"name": "dshm", "emptyDir": {"sizeLimit": "9Gi"}}]}),
+    ],
+)  # fmt: skip
+def test_pod_overrides_do_not_bypass_locked_option(
+    site: Path, option: str, value: str, spec: dict[str, Any]
+) -> None:
+    import yaml
+
+    path = site.parent / "pods.yaml"
+    path.write_text(yaml.safe_dump({"spec": spec}))
+    text = locked("kubernetes", **{option: value})
+    with pytest.raises(UsageError, match=rf"^-cfg pods=.*: kubernetes's option {option} is locked"):
+        submitted(site, text, "kubernetes", app(), pods=str(path), user=1000)
+    path.write_text("spec: {hostNetwork: true}" if option != "restricted" else "spec: {}")
+    assert submitted(site, text, "kubernetes", app(), pods=str(path), user=1000)
+
+
+@pytest.mark.needs_kubernetes
+def test_pod_overrides_of_site_may_set_locked_options(site: Path) -> None:
+    path = site.parent / "pods.yaml"
+    path.write_text("spec: {priorityClassName: low}")
+    text = locked("kubernetes", priority_class="'low'", pods=f"'{path}'")
+    assert submitted(site, text, "kubernetes", app())
+    overlaid = app(kubernetes={"V1Pod": {"spec": {"hostNetwork": True}}})
+    with pytest.raises(UsageError, match=r"the metadata kubernetes of main: .* pods is locked"):
+        submitted(site, text, "kubernetes", overlaid)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--partition=debug", "--part debug", "-pdebug", "-p debug", "-Hp debug", "--nice -p debug",
+     '--comment="a b" --partition=debug'],
+)  # fmt: skip
+def test_sbatch_words_do_not_bypass_locked_partition(site: Path, words: str) -> None:
+    text = locked("slurm", partition="'gpu'")
+    with pytest.raises(UsageError) as caught:
+        submitted(site, text, "slurm", app(), sbatch=[words])
+    assert caught.value.message == (
+        f"-cfg sbatch={words}: slurm's option partition is locked to gpu by {site}"
+    )
+
+
+def test_sbatch_words_may_set_what_is_not_locked(site: Path) -> None:
+    text = locked("slurm", partition="'gpu'")
+    words = ["--reservation=p", "--nice", "--comment=-p", "-J p", "--account=x"]
+    script = submitted(site, text, "slurm", app(), sbatch=words)["script"]
+    assert "#SBATCH --account=x" in script
+    own = text + "sbatch = ['--partition=other']\n"
+    assert "--partition=other" in submitted(site, own, "slurm", app())["script"]
+
+
+def test_sbatch_variable_does_not_bypass_locked_partition(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variables override the options in a script."""
+    monkeypatch.setenv("SBATCH_PARTITION", "debug")
+    with pytest.raises(UsageError, match=r"^SBATCH_PARTITION=debug: .* locked to gpu by"):
+        submitted(site, locked("slurm", partition="'gpu'"), "slurm", app())
+    assert submitted(site, locked("slurm", account="'a'"), "slurm", app())
+    monkeypatch.setenv("SBATCH_PARTITION", "gpu")
+    assert submitted(site, locked("slurm", partition="'gpu'"), "slurm", app())
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "cfg"),
+    [
+        ("port", "22", {"ssh_args": "-p 2222"}),
+        ("port", "22", {"ssh_args": "-C -o 'Port=2222'"}),
+        ("identity", "'/k'", {"ssh_args": "-i /own"}),
+        ("identity", "'/k'", {"ssh_args": "-oIdentityFile=/own"}),
+    ],
+)
+def test_ssh_arguments_do_not_bypass_locked_option(
+    site: Path, option: str, value: str, cfg: dict[str, str]
+) -> None:
+    text = locked("ssh", **{option: value})
+    with pytest.raises(UsageError, match=rf"^-cfg ssh_args=.*: ssh's option {option} is locked"):
+        submitted(site, text, "ssh", app(), hosts=["a"], **cfg)
+    assert submitted(site, text, "ssh", app(), hosts=["a"], ssh_args="-C -o IPQoS=none")
+
+
+@pytest.mark.parametrize("name", ["docker", "local_docker"])
+def test_lock_applies_to_each_name_of_a_scheduler(site: Path, name: str) -> None:
+    text = locked(name, privileged="false")
+    for used in ("docker", "local_docker"):
+        with pytest.raises(UsageError, match="privileged=True: locked to False"):
+            submitted(site, text, used, app(), privileged=True)
