@@ -90,8 +90,10 @@ class Node:
         """
         self.restart = 0
         """The latest restart that was reported to the user."""
-        self.others_formed = False
-        """Whether the group had formed a generation when this node was waiting to join."""
+        self.others_formed: bool | None = None
+        """Whether the group has formed a generation. None if it has not told this node while it was
+        waiting to join.
+        """
         self.is_unfit = False
         """Whether this node has failed its health check and will not join."""
         self.lease_until = FOR_EVER

@@ -91,7 +91,7 @@ class Leaving:
         # A check often finishes before this node has reached the coordinator.
         self._loop.run_until(lambda: self._link.has_joined or is_over(), _TELL_S)
         if code:  # the coordinator tells a new node within a second whether the others are running
-            self._loop.run_until(lambda: node.others_formed or is_over(), _TELL_S)
+            self._loop.run_until(lambda: node.others_formed is not None or is_over(), _TELL_S)
         self._link.send(NodeLeaving(reason))
         postmortem.tell_container(leaves, env)
         return self._unfit_exit_code(), leaves
