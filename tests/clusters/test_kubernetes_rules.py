@@ -234,6 +234,22 @@ def test_failed_index_leaves_other_indexes_running(server: ApiServer, tmp_path: 
         assert conditions(server, "k")["Failed"] == "MaxFailedIndexesExceeded"
 
 
+def test_job_whose_indexes_all_ended_fails_despite_its_success_policy(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """The controller checks failed indexes before the success policy (syncJob)."""
+    go = tmp_path / "go"
+    command = f"[ $JOB_COMPLETION_INDEX = 0 ] && exit 1; until [ -e {go} ]; do sleep .05; done"
+    rule = {"succeededIndexes": "0-1", "succeededCount": 1}
+    post(server, job(command, completions=2, backoffLimitPerIndex=0,
+                     successPolicy={"rules": [rule]}))  # fmt: skip
+    with until(lambda: server.of("jobs")[0]["status"].get("failedIndexes") == "0"):
+        assert conditions(server) == {}
+    go.touch()
+    with until(lambda: "Failed" in conditions(server)):
+        assert conditions(server)["Failed"] == "FailedIndexes"
+
+
 def test_failing_job_deletes_running_pods(server: ApiServer) -> None:
     """Logs are deleted with their pods. The Job has failed once all pods have ended."""
     codes = {"operator": "In", "values": [3]}
