@@ -1,6 +1,7 @@
 """Facts about a failed worker that are not in its report: `relight.RunResult.failures`."""
 
 import shlex
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -93,6 +94,43 @@ def test_last_line_on_stdout_can_be_failure_reason(tmp_path: Path, flags: tuple[
     text = "print('accuracy 0.31 is too low, giving up', flush=True)\nsys.exit(1)\n"
     more = (*flags, f"--log-dir={tmp_path / 'logs'}") if flags else ()
     assert failure_of(tmp_path, text, *more).words == "accuracy 0.31 is too low, giving up"
+
+
+MEET = """
+open(f"{sys.argv[0]}.{rank}", "w").close()
+while not all(os.path.exists(f"{sys.argv[0]}.{each}") for each in (0, 1)):
+    time.sleep(0.01)
+"""
+SEGFAULTS = """
+import logging, signal, threading
+rank = int(os.environ["RANK"])
+def record():
+    raise OSError("metrics server is gone")
+{before}
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSEGV)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ("if rank: print('kernel: block size 0', file=sys.stderr)", "kernel: block size 0"),
+        ("logging.error('no GPU found; training on the CPU')", ""),
+        ("print('ERROR: no GPU found')", ""),
+        ("logging.error('rank %d has no tracker', rank)", ""),
+        ("try: record()\nexcept OSError: logging.exception('offline')", ""),
+        ("if rank: threading.Thread(target=record).start(); time.sleep(1.2)", ""),
+    ],
+)
+def test_error_unrelated_to_a_crash_is_not_quoted(
+    tmp_path: Path, before: str, expected: str
+) -> None:
+    synchronized = f"{before}\nsys.stdout.flush()\n{MEET}"
+    found = failure_of(tmp_path, SEGFAULTS.format(before=synchronized), rank=1, count=2)
+    assert found.exitcode == -signal.SIGSEGV
+    assert found.words == expected
 
 
 CLEANS_UP = """

@@ -2,7 +2,13 @@
 
 import pytest
 
-from relight.core.diagnosis.last_words import after_traceback, lines_without_numbers, weighed, words
+from relight.core.diagnosis.last_words import (
+    after_traceback,
+    before_crash,
+    lines_without_numbers,
+    weighed,
+    words,
+)
 from relight.core.diagnosis.tracebacks import ProgramFacts
 from relight.core.failure import ErrorReport, FailureKind
 
@@ -98,6 +104,35 @@ def test_error_line_is_preferred_over_last_line(stderr: str, expected: str) -> N
 
 
 @pytest.mark.parametrize(
+    "bar",
+    [
+        "\r 97%|#########7| 97/100 [00:01<00:00, 30.1it/s, loss=0.1]",
+        "\r  0%|          | 0/100 [00:00<?, ?it/s]",
+        "\r40it [00:00, 49.7it/s]",
+        "\r 9%|#   | 9/99 [00:01<00:09, 9it/s]\n\r 4%|   | 4/99 [00:01<00:09, 9it/s]\x1b[A",
+        "\r\x1b[2KTrain \x1b[35m━━╸━━━\x1b[0m  38% 0:00:09\r\x1b[2KTrain ━━━╸━━  40% 0:00:08",
+        "\rstep 9/100 loss 0.31\rstep 10/100 loss 0.3",
+        "9/100 [=>......] - loss: 0.31\x08\x08\x08\x0810/100 [==>.....] - loss: 0.3",
+        "\rloading ⠋\rloading ⠙",
+        "\r|\r/",
+    ],
+    ids=["postfix", "first", "total", "nested", "rich", "own", "keras", "spinner", "slash"],
+)
+@pytest.mark.parametrize("reason", ["FATAL: no data", "no data: stop", "t.py: error: bad --lr"])
+def test_reason_on_the_line_of_a_progress_bar_is_found(bar: str, reason: str) -> None:
+    assert words(f"{bar}{reason}\n", "") == reason
+    assert words(f"{bar}usage: t.py [-h]\n{reason}\n", "") == reason
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["\rDownload 98%\rDownload 99%: failed", "\rload\rloading has failed", "\rshard 3\rfailed"],
+)
+def test_last_state_of_a_progress_line_is_kept_whole(line: str) -> None:
+    assert words(f"{line}\n", "") == line.rpartition("\r")[2]
+
+
+@pytest.mark.parametrize(
     ("mine", "expected"),
     [
         ("ERROR: no tensorboard\nstep 8\naccuracy 0.1: stop\n", "accuracy 0.1: stop"),
@@ -114,6 +149,35 @@ def test_later_line_is_preferred_over_one_that_surviving_ranks_also_printed(
     """
     elsewhere = lines_without_numbers(["ERROR: no tensorboard\nstep 7\n", "step 8\n"])
     assert words(mine, "", elsewhere) == expected
+
+
+CRASH = """\
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007f (most recent call first):
+  File "/srv/job/train.py", line 9 in step
+
+Extension modules: numpy (total: 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        ("kernel: block size 0\n", "kernel: block size 0"),
+        ("ERROR: bad page\n  in shard 3\n[rank1]:[W1 x.cpp:1] Warning: slow\n", "ERROR: bad page"),
+        ("kernel: block size 0\nstep 8\n", ""),
+        ("ERROR: no tensorboard\n", ""),
+        ("ERROR: no tensorboard\nERROR: bad page\n", "ERROR: bad page"),
+        ("ERROR: no GPU\nINFO:root:step 1\n", ""),
+        ("ERROR: no GPU\n 50%|#####     | 5/10 [00:01<00:01,  4.00it/s]\n", ""),
+        (f"ERROR:root:try 1\n{LOGGED}", ""),
+    ],
+)
+def test_only_output_right_before_a_crash_is_related_to_it(stderr: str, expected: str) -> None:
+    elsewhere = lines_without_numbers(["ERROR: no tensorboard\nstep 7\n"])
+    assert before_crash(stderr, elsewhere) == expected
+    assert before_crash(f"{stderr}{CRASH}", elsewhere) == expected
 
 
 @pytest.mark.parametrize(

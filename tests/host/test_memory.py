@@ -4,10 +4,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import LIMIT_S, RELIGHT, Launch
 
+from relight.agent import postmortem
+from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerEnd
 from relight.host.kernel_log import Kill, parse
 from relight.host.loop import Loop
 from relight.host.oom_detector import OomKills
@@ -169,6 +172,38 @@ def test_oom_killed_child_is_identified_from_kernel_log(machine: Machine) -> Non
     )
     assert kills.explain_child_kill(105.0, is_worker=False) == ""
     assert kills.explain_child_kill(105.0, is_worker=True) == NONE_SENT
+
+
+KILLED = [
+    "CalledProcessError: Command 'tok' died with <Signals.SIGKILL: 9>.",
+    "CalledProcessError: Command 'tok' returned non-zero exit status 137.",
+    "BrokenProcessPool: A process in the process pool was terminated abruptly",
+    "ProcessExitedException: process 0 terminated with signal SIGKILL",
+    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ",
+    "RuntimeError: tokenizer failed (-9)",
+    "RuntimeError: the prefetcher ended with code -9",
+]
+
+
+@pytest.mark.parametrize("is_raised", [True, False], ids=["raised", "printed"])
+@pytest.mark.parametrize(
+    ("message", "is_child"),
+    [*((each, True) for each in KILLED), ("KeyError: 137", False), ("ValueError: lr 1e-9", False)],
+)
+def test_oom_killed_child_is_reported_if_the_worker_noticed_its_death(
+    machine: Machine, message: str, is_child: bool, is_raised: bool
+) -> None:
+    kills = machine.kills([Kill(4712, "tok", 94.0, False)])
+    report = ErrorReport(FailureKind.RAISED, *message.split(": ", 1), "", "", (message,))
+    failure = Failure(
+        0, 0, "vm", PID, 1, 95.0, 0, report if is_raised else None,
+        ("loading", message), "", "",
+    )  # fmt: skip
+    found = postmortem._explain_sigkill(
+        WorkerEnd(0, 1, 95.0, 0), failure, "loading\n", SimpleNamespace(oom_kills=kills, pids={})
+    )
+    expected = "probably out of memory: the kernel killed process 4712 (tok) (kernel log)"
+    assert found == (expected if is_child else "")
 
 
 @pytest.mark.parametrize(

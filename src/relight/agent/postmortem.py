@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from relight.base.env import Environment
 from relight.core.diagnosis import blame, causes, failure_text, last_words, tracebacks
 from relight.core.diagnosis.excerpts import headline
-from relight.core.failure import ErrorReport, Failure, FailureKind
+from relight.core.failure import CRASHES, ErrorReport, Failure, FailureKind
 from relight.core.failure import WorkerEnd as WorkerEnd
 from relight.core.group.messages import JobEnded, NodeReady
 from relight.core.workers.worker_command import Command
@@ -45,8 +45,15 @@ with torch.
 _PYTHON_FRAME = '\n  File "'
 _LAST = 20
 """Number of lines at the end of a worker's output that may explain its failure."""
-_CHILD_KILLED = "killed by signal: Killed"
-"""The message that torch's data loader prints when one of its processes was killed with SIGKILL."""
+_NEAR_S = 1.0
+"""A traceback that was printed longer than this before a crash is unrelated to the crash."""
+_CHILD_KILLED = re.compile(
+    r"""killed\ by\ signal:\ Killed | \bSIGKILL\b | BrokenProcessPool | TerminatedWorkerError
+    | (?i:code|status|exit(?:ed)?|ended|died|failed|killed|terminated|returned|\breturncode)
+      \W{1,5}(?:\w{1,20}\W{1,5}){0,3}?(?:-9|137|signal\ 9)\b""",
+    re.VERBOSE,
+)
+"""Messages which say that a child process was killed with SIGKILL."""
 
 
 def gather(
@@ -69,7 +76,10 @@ def gather(
     ]
     # A worker that was killed by the stop signal had not finished on its own.
     stopped = [end for end in failed if end.stop_signal and end.exitcode < 0]
-    elsewhere = last_words.lines_without_numbers(_stderr(logs, end.local_rank) for end in stopped)
+    texts = [_stderr(logs, end.local_rank) for end in stopped]
+    if any(_is_crash(end.exitcode) for end in failed if not end.stop_signal):
+        texts += [_text(logs.stdout_of, end.local_rank) for end in stopped]
+    elsewhere = last_words.lines_without_numbers(texts)
     looked_at = [*failed, *over]
     found = failure_text.with_others(_failure(e, logs, workers, command, host) for e in looked_at)
     found = [
@@ -80,6 +90,10 @@ def gather(
     found = [each for each in found if each.exitcode or _has_error(each)]
     succeeded = tuple(workers.ranks[end.local_rank] for end in over)
     return failure_text.shared(_with_remedies(found, command, loop), loop.now()), succeeded
+
+
+def _is_crash(exitcode: int) -> bool:
+    return -exitcode in CRASHES
 
 
 def _has_error(failure: Failure) -> bool:
@@ -282,7 +296,7 @@ def _add_output(
     stderr = _stderr(logs, end.local_rank)
     evidence = (
         _explain_start_failure(workers.evidence.get(end.local_rank, ""), command)
-        or _explain_sigkill(end, stderr, workers)
+        or _explain_sigkill(end, failure, stderr, workers)
         or _explain_signal(end, command)
         or _explain_exception(failure, stderr, logs, command, len(workers.ranks))
         or ("" if stderr or failure.report else _explain_full_disk(end, failure.log))
@@ -360,11 +374,13 @@ def _informative_line(
     """
     report, local_rank = failure.report, failure.local_rank
     is_exception = report is not None and report.kind is not FailureKind.CRASHED
+    crashed = _is_crash(failure.exitcode) and not failure.aborted_at_exit
     before = tracebacks.printed_before(stderr) if failure.is_explained else None
     if (
         before is not None
         and before.type
         and not last_words.lines_without_numbers(before.lines) <= elsewhere
+        and not (crashed and _is_old(failure, logs))
     ):
         at = f" at {before.where}" if before.where else ""
         return f"{before.type}: {headline(before, _MAX_WORDS)}{at}"
@@ -375,10 +391,20 @@ def _informative_line(
         stderr = "\n".join(earlier if failure.is_explained else later)
         if not (failure.is_explained or _went_on(logs, local_rank)):
             stdout = ""
+    if crashed:
+        said = last_words.before_crash(stderr, elsewhere)
+        printed = "" if said else last_words.before_crash(stdout, elsewhere)
+        return said or (printed if last_words.is_error(printed) else "")
     said = last_words.words(stderr, stdout, elsewhere)
     if failure.exitcode > 0 or last_words.is_error(said):
         return said
     return last_words.words(stderr, "", elsewhere)
+
+
+def _is_old(failure: Failure, logs: Logs) -> bool:
+    """Return whether a worker's last traceback was printed some time before a signal ended it."""
+    printed = logs.printed(failure.local_rank)
+    return printed is not None and printed.at is not None and failure.at - printed.at > _NEAR_S
 
 
 def _explain_start_failure(evidence: str, command: Command) -> str:
@@ -436,7 +462,7 @@ def _explain_full_disk(end: WorkerEnd, log: str) -> str:
     return "the disk of its log is full; output may be lost" if full else ""
 
 
-def _explain_sigkill(end: WorkerEnd, stderr: str, workers: Workers) -> str:
+def _explain_sigkill(end: WorkerEnd, failure: Failure, stderr: str, workers: Workers) -> str:
     """Return the kernel's report on a SIGKILL that the agent did not send."""
     if end.stop_signal:
         return ""
@@ -445,6 +471,18 @@ def _explain_sigkill(end: WorkerEnd, stderr: str, workers: Workers) -> str:
         return exit_evidence.hard_cpu_limit() or found if found.startswith(NOBODY) else found
     is_shell = end.exitcode == 128 + signal.SIGKILL
     is_silent = end.exitcode > 0 and not stderr
-    if is_shell or is_silent or _CHILD_KILLED in stderr:
+    if is_shell or is_silent or _reports_killed_child(failure):
         return workers.oom_kills.explain_child_kill(end.at, is_worker=is_shell)
     return ""
+
+
+def _reports_killed_child(failure: Failure) -> bool:
+    """Return whether a worker's exception, or otherwise its last output, says that a process that
+    it had started was killed with SIGKILL.
+    """
+    report = failure.report
+    if report is not None and failure.is_explained:
+        texts = [f"{report.type}: {report.message}", report.cause]
+    else:
+        texts = list(failure.last_lines)
+    return any(_CHILD_KILLED.search(text[:_MAX_MESSAGE]) for text in texts)

@@ -51,6 +51,13 @@ _NOISE = re.compile(
     | resource_tracker: | <omitting\ python\ frames>""",
     re.VERBOSE,
 )
+_PROGRESS = re.compile(
+    r"""^\W*+(?:\d[^A-Za-z]*+(?:[\w.]++\W++){0,4}?)?(?:[\w.]++\ [-:|]\ )?(?:DEBUG|INFO)\b
+    | \blevel=(?i:debug|info) | "(?:level|levelname|severity)":\ ?"(?i:debug|info)
+    | \d%\| | \b(?:it/s|s/it)\b""",
+    re.VERBOSE,
+)
+"""Lines that a program prints while it makes progress."""
 _ERROR = re.compile(
     r"""(?i:\b(?:\w*error|fatal|critical|panic|abort|aborted)\b\ *(?:\]|:|\|))
     | \b(?:ERROR|FATAL|CRITICAL|PANIC)\b | \blevel=(?i:error|fatal|critical)\b
@@ -97,6 +104,26 @@ def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -
         printed = _telling(clean(stdout_tail[-_LINES * _LONGEST :]).split("\n"))
         after = printed or before
     return (found or (after[-1] if after else ""))[:_LONGEST]
+
+
+def before_crash(tail: str, elsewhere: Collection[str]) -> str:
+    """Return the most informative of the lines that a worker printed right before a signal ended
+    it, or an empty string. Lines before progress messages, or before lines that healthy ranks have
+    also printed, are unrelated to the crash, and so is a traceback that is followed by other lines.
+
+    Args:
+        tail: the end of stderr or stdout.
+        elsewhere: the lines printed by healthy ranks, as returned by `lines_without_numbers`.
+    """
+    kept: list[str] = []
+    for line in reversed(besides(tail)[1][-_LOOKED_AT:]):
+        short = line[:_LONGEST]
+        is_blank = not line.strip()
+        if not is_blank and (_PROGRESS.search(short) or without_numbers(line.strip()) in elsewhere):
+            break
+        kept.append(line)
+    found = _telling(kept[::-1])
+    return (_first_error(found) or (found[-1] if found else ""))[:_LONGEST]
 
 
 def after_traceback(stderr_tail: str, program: ProgramFacts, late: int = 0) -> str:

@@ -55,6 +55,16 @@ _STARTERS = ("/relight/worker/call.py",)
 _ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|[]PX^_][^\x07\x1b\n]*+(?:\x07|\x1b\\)?|[ -/]*+[0-~])?"
 )
+_MOVES = re.compile(r"\x08+|\x1b\[\d*[ABEFG]|\x1b\[[\d;]*[Hf]")
+"""Codes with which a program goes back to overwrite its own output."""
+_BAR = re.compile(r"\r[^\r\n]{0,500}?\[(?:\d+:)?\d+:\d\d[<,][^\]\r\n]{0,300}\](?=[^\s\],])")
+"""A progress bar of tqdm, followed by text on the same line."""
+_LONGEST_BAR = 1000
+_CONTINUES = " ,.:;)]}%…"
+_OF_BAR = re.compile(
+    r"(?P<number>\d[\d.,:]*)|(?P<fill>[\s#=>.\-_|/\\*\u2500-\u25ff\u2800-\u28ff]+)|.", re.DOTALL
+)
+"""A number, a part that is drawn, such as a spinner, or any other character of a progress bar."""
 # C0, C1, lone surrogates, zero-width characters, and characters that change the text direction.
 _CONTROL = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
@@ -96,8 +106,30 @@ _OMITTED = re.compile(
 
 def clean(text: str) -> str:
     """Remove characters that move the cursor, hide text or reorder text."""
-    text = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n").expandtabs(4)
-    return _CONTROL.sub("\ufffd", text)
+    text = _ESCAPE.sub("", _MOVES.sub("\r", text)).replace("\r\n", "\n")
+    if "\r" in text:
+        lines = _BAR.sub(r"\g<0>\n", text).split("\n")
+        text = "\n".join(map(_without_bar, lines)).replace("\r", "\n")
+    return _CONTROL.sub("\ufffd", text.expandtabs(4))
+
+
+def _without_bar(line: str) -> str:
+    """Separate the text at the end of a line from the progress bar in front of it. The text follows
+    something that resembles the previous state of the bar.
+    """
+    bar, _, last = line.rpartition("\r")
+    before = bar.rstrip("\r").rpartition("\r")[2]
+    if not before.strip() or len(before) > _LONGEST_BAR:
+        return line
+    shape = [match.lastgroup or match[0] for match in _OF_BAR.finditer(before)]
+    found = list(_OF_BAR.finditer(last[: 2 * _LONGEST_BAR]))[: len(shape)]
+    if [match.lastgroup or match[0] for match in found] != shape:
+        return line
+    end = found[-1].end()
+    text = last[end:]
+    if not text or text[0] in _CONTINUES or (text[0].islower() and last[end - 1].isalpha()):
+        return line  # the bar is longer than before
+    return f"{bar}\r{last[:end]}\n{text}"
 
 
 # Kinds of lines.
