@@ -61,6 +61,19 @@ def test_exception_with_huge_message_keeps_type_and_location(
     assert found.report.where.endswith("train.py:2")
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_only_cython_files_of_the_user_are_the_users_code(tmp_path: Path, is_own: bool) -> None:
+    """Their paths in tracebacks are relative to the directory in which they were compiled."""
+    (tmp_path / "ops").mkdir()
+    file = tmp_path / "ops" / "loss.pyx"
+    if is_own:
+        file.write_text("raise ValueError('bad mask')\n")
+    text = """exec(compile("raise ValueError('bad mask')", "ops/loss.pyx", "exec"))\n"""
+    found = failure_of(tmp_path, text)
+    assert found.report is not None
+    assert found.report.where == (f"{file}:1" if is_own else f"{tmp_path / 'train.py'}:2")
+
+
 def test_failure_report_names_missing_shebang_interpreter(tmp_path: Path) -> None:
     program = tmp_path / "train"
     program.write_text("#!/no/such/python\n")

@@ -5,6 +5,7 @@ The agent loads this module only after a failure. This module only collects fact
 """
 
 import errno
+import functools
 import os
 import re
 import signal
@@ -42,6 +43,8 @@ _AT_EXIT = f"terminate called without an active exception\n{_FAULT}"
 """libstdc++ prints the first line if a thread is still running when the process exits, as happens
 with torch.
 """
+_CYTHON_FRAME = re.compile(r'(?<=  File ")[\w][\w./-]{0,200}\.(?:pyx|pxi|pxd)(?=", line )')
+"""The path of a Cython file, which is relative to the directory in which it was compiled."""
 _PYTHON_FRAME = '\n  File "'
 _LAST = 20
 """Number of lines at the end of a worker's output that may explain its failure."""
@@ -228,7 +231,7 @@ def tell_container(headline: str, env: Environment) -> None:
 
 
 def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, host: str) -> Failure:
-    stderr = _stderr(logs, end.local_rank)
+    stderr = _with_own_files(_stderr(logs, end.local_rank), command)
     program = _program(command)
     more = last_words.after_traceback(stderr, program, logs.printed_late(end.local_rank))
     seen = _went_on(logs, end.local_rank)
@@ -293,7 +296,7 @@ def _add_output(
     """Return the failure with the worker's relevant output other than the exception, and with the
     facts reported by the machine.
     """
-    stderr = _stderr(logs, end.local_rank)
+    stderr = _with_own_files(_stderr(logs, end.local_rank), command)
     evidence = (
         _explain_start_failure(workers.evidence.get(end.local_rank, ""), command)
         or _explain_sigkill(end, failure, stderr, workers)
@@ -329,6 +332,20 @@ def _stderr(logs: Logs, local_rank: int) -> str:
     if at_exit and (_went_on(logs, local_rank) is False or _PYTHON_FRAME not in stack):
         return f"{before}{at_exit.partition(_FAULT)[0]}"
     return text
+
+
+def _with_own_files(stderr: str, command: Command) -> str:
+    """Return a worker's stderr with the full paths of the user's own Cython files. Other relative
+    paths of such files belong to libraries.
+    """
+    folders = "" if command.spec.module else os.path.dirname(command.spec.script), ""
+
+    @functools.cache
+    def find(path: str) -> str:
+        paths = (os.path.abspath(os.path.join(folder, path)) for folder in folders)
+        return next(filter(os.path.isfile, paths), path)
+
+    return _CYTHON_FRAME.sub(lambda match: find(match[0]), stderr)
 
 
 def _text(read: Callable[[int], str], local_rank: int) -> str:
