@@ -6,6 +6,7 @@ from relight.core.diagnosis.last_words import (
     after_traceback,
     before_crash,
     lines_without_numbers,
+    parting,
     weighed,
     words,
 )
@@ -178,6 +179,24 @@ def test_only_output_right_before_a_crash_is_related_to_it(stderr: str, expected
     elsewhere = lines_without_numbers(["ERROR: no tensorboard\nstep 7\n"])
     assert before_crash(stderr, elsewhere) == expected
     assert before_crash(f"{stderr}{CRASH}", elsewhere) == expected
+
+
+@pytest.mark.parametrize(
+    ("stderr", "stdout", "expected"),
+    [
+        ("no data left, leaving\n", "step 4\n", "no data left, leaving"),
+        ("INFO:root:dataset is exhausted\nWARNING: slow\n", "", "INFO:root:dataset is exhausted"),
+        ("shard 9 of 8\n", "step 4\n", "shard 9 of 8"),
+        (NOISE, "step 4\nearly stopping\n", "early stopping"),
+        ('{"message": "stopping: no data"}\n', "", "stopping: no data"),
+        (NOISE, "epoch 4, lr 0.1\n", ""),
+        ("step 5\n", "step 4\n", ""),
+        ("", "", ""),
+    ],
+)
+def test_rank_that_left_early_may_have_printed_why(stderr: str, stdout: str, expected: str) -> None:
+    elsewhere = lines_without_numbers(["step 7\n"])
+    assert parting(stderr, stdout, elsewhere) == expected
 
 
 @pytest.mark.parametrize(

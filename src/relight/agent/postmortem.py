@@ -90,13 +90,36 @@ def gather(
         for failure, end in zip(found, looked_at, strict=True)
     ]
     found = with_gpu_errors(found, workers, command)
-    found = [each for each in found if each.exitcode or _has_error(each)]
+    found = [
+        each if each.exitcode or _has_error(each) else each._replace(words="", report=None)
+        for each in found
+    ]
+    if any(each.exitcode and blame.from_failure(each) is not blame.Blame.NOBODY for each in found):
+        found = _with_parting_words(found, logs)
+    found = [each for each in found if each.exitcode or _has_error(each) or each.words]
     succeeded = tuple(workers.ranks[end.local_rank] for end in over)
     return failure_text.shared(_with_remedies(found, command, loop), loop.now()), succeeded
 
 
 def _is_crash(exitcode: int) -> bool:
     return -exitcode in CRASHES
+
+
+def _with_parting_words(found: Sequence[Failure], logs: Logs) -> list[Failure]:
+    """Return the failures. Workers that exited with code 0 get the reason that they printed, if
+    any.
+    """
+    failed = [each.local_rank for each in found if each.exitcode]
+    read = logs.stderr_of, logs.stdout_of
+    elsewhere = last_words.lines_without_numbers(_text(of, rank) for of in read for rank in failed)
+
+    def reason(rank: int) -> str:
+        return last_words.parting(_stderr(logs, rank), _text(logs.stdout_of, rank), elsewhere)
+
+    return [
+        each if each.exitcode or _has_error(each) else each._replace(words=reason(each.local_rank))
+        for each in found
+    ]
 
 
 def _has_error(failure: Failure) -> bool:

@@ -76,6 +76,13 @@ _LIKELY = re.compile(
     re.IGNORECASE,
 )
 """Words that suggest a failure. A line that contains such a word may also be merely informative."""
+_LEAVES = re.compile(
+    r"(?i)\b(?:leav(?:e|es|ing)|exit(?:s|ing|ed)?|stop(?:s|ping|ped)?|quit(?:s|ting)?|early|enough"
+    r"|exhausted|empty|nothing|no (?:more|\w+ (?:left|found|remain\w*))|giving up|ran out)\b"
+)
+"""Words with which a program explains why it ends."""
+_AT_END = 10
+"""Number of lines at the end of the output that may give this reason."""
 _BOX = re.compile(r"^╭─+ Error ─")
 _LEVEL = re.compile(r'"(?:level|levelname|severity)": ?"(error|fatal|critical)', re.IGNORECASE)
 _RECORD = re.compile(r"^\W*(?:\d|(?:ERROR|FATAL|CRITICAL)\b|(?:rank\d+\]:\[)?[EF]\d{4} )")
@@ -124,6 +131,26 @@ def before_crash(tail: str, elsewhere: Collection[str]) -> str:
         kept.append(line)
     found = _telling(kept[::-1])
     return (_first_error(found) or (found[-1] if found else ""))[:_LONGEST]
+
+
+def parting(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str]) -> str:
+    """Return the reason that a worker printed before it exited with code 0, although other workers
+    still needed it, or an empty string. The reason is a line about the end of something or, on
+    stderr, any last line. No other worker has printed it.
+
+    Args:
+        stderr_tail: the end of stderr.
+        stdout_tail: the end of stdout.
+        elsewhere: the lines printed by other ranks, as returned by `lines_without_numbers`.
+    """
+    for tail in stderr_tail, stdout_tail:
+        last = [line.strip() for line in clean(tail).split("\n") if line.strip()][-_AT_END:]
+        for line in reversed(last):
+            found = _from_json(line[:_LONGEST]) or line[:_LONGEST]
+            if _LEAVES.search(found) and without_numbers(line) not in elsewhere:
+                return found
+    said = words(stderr_tail, "")
+    return "" if without_numbers(said) in elsewhere else said
 
 
 def after_traceback(stderr_tail: str, program: ProgramFacts, late: int = 0) -> str:
