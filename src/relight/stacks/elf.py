@@ -25,6 +25,9 @@ _MAX_MAPS = 8 << 20
 _SYMTAB, _DYNSYM = 2, 11
 _LOAD = 1
 _DYNAMIC_FILE = 3
+_known: dict[tuple[int, int, int, int], dict[str, int]] = {}
+"""The symbols of each file, by its identity, because reading them takes long."""
+_MAX_FILES = 16
 
 
 class _Mapping(NamedTuple):
@@ -82,6 +85,8 @@ def is_python(pid: int) -> bool:
     """Return whether a process contains CPython, judging by the names of the files that it has
     mapped.
     """
+    if _may_be_python(_executable(pid)):
+        return True  # its mappings, which may be thousands, don't matter
     try:
         return any(_may_be_python(mapping.path) for mapping in _mappings(pid))
     except OSError:
@@ -134,17 +139,29 @@ def _read_symbols(pid: int, mapping: _Mapping, *, is_executable: bool) -> dict[s
         if header[:6] != b"\x7fELF\x02\x01":  # a 64-bit little-endian file
             return {}
         bias = _bias(fd, header, mapping)
-        sections = list(_sections(fd, header))
-        found: dict[str, int] = {}
-        for kind in (_DYNSYM, _SYMTAB):
-            for section in sections:
-                if section.kind == kind and RUNTIME not in found:
-                    found |= _defined(fd, section, sections)
-        if RUNTIME not in found:
-            found |= _section_address(fd, header, sections)
+        status = os.fstat(fd)
+        key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        found = _known.get(key)
+        if found is None:
+            if len(_known) == _MAX_FILES:
+                _known.clear()
+            found = _known[key] = _values(fd, header)
         return {name: value + bias for name, value in found.items()}
     finally:
         os.close(fd)
+
+
+def _values(fd: int, header: bytes) -> dict[str, int]:
+    """Return the values of the symbols in an ELF file."""
+    sections = list(_sections(fd, header))
+    found: dict[str, int] = {}
+    for kind in (_DYNSYM, _SYMTAB):
+        for section in sections:
+            if section.kind == kind and RUNTIME not in found:
+                found |= _defined(fd, section, sections)
+    if RUNTIME not in found:
+        found |= _section_address(fd, header, sections)
+    return found
 
 
 def _bias(fd: int, header: bytes, mapping: _Mapping) -> int:
