@@ -15,6 +15,7 @@ from relight.core.diagnosis.stack_text import (
     place,
     render,
     runs_program,
+    stuck_loader,
     traceback_lines,
     waits_for_children,
 )
@@ -285,7 +286,11 @@ def test_line_for_rank_waiting_for_data_names_the_loader_process(
     child: ProcessStack, expected: str
 ) -> None:
     assert waits_for_children(NEXT)
-    found = doing(NEXT, child_at_work(child))
+    loader = child_at_work(child)
+    assert loader is not None
+    where = expected.removeprefix("whose loader process").removeprefix(" is")
+    assert stuck_loader(loader) == f"its loader process {child.pid} was{where}"
+    found = doing(NEXT, loader)
     assert found.place == f" in __next__ (train.py:88), {expected}"
     assert f"loader process {child.pid}:" in found.stack
 

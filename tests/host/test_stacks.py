@@ -29,7 +29,7 @@ from relight.stacks.dump import take, take_all
 from relight.stacks.process_memory import StackError
 from relight.stacks.sampler import MainThread
 from relight.stacks.threads import process_state
-from relight.stacks.worker_state import doing, inspect_program
+from relight.stacks.worker_state import doing, inspect_program, stuck_loader
 
 VERSIONS = Path.home() / ".pyenv" / "versions"
 PYTHONS = {
@@ -165,6 +165,10 @@ def test_child_process_that_worker_is_waiting_for_is_shown(
         assert re.fullmatch(
             r" in \w+ \(script\.py:10\), whose child process is in read \(script\.py:5\)",
             found.place,
+        )
+        assert re.fullmatch(
+            r"its loader process \d+ was in read \(script\.py:5\)(, system call \w+)?",
+            stuck_loader(process.pid),
         )
         (begin,) = [n for n, line in enumerate(found.stack) if line.startswith("child process ")]
         assert found.stack[-1].endswith('script.py", line 5, in read')

@@ -48,6 +48,8 @@ _CYTHON_FRAME = re.compile(r'(?<=  File ")[\w][\w./-]{0,200}\.(?:pyx|pxi|pxd)(?=
 _PYTHON_FRAME = '\n  File "'
 _LAST = 20
 """Number of lines at the end of a worker's output that may explain its failure."""
+_TIMED_OUT = "DataLoader timed out after"
+"""The message that torch's data loader raises at its timeout."""
 _NEAR_S = 1.0
 """A traceback that was printed longer than this before a crash is unrelated to the crash."""
 _CHILD_KILLED = re.compile(
@@ -324,7 +326,7 @@ def _add_output(
         _explain_start_failure(workers.evidence.get(end.local_rank, ""), command)
         or _explain_sigkill(end, failure, stderr, workers)
         or _explain_signal(end, command)
-        or _explain_exception(failure, stderr, logs, command, len(workers.ranks))
+        or _explain_exception(failure, stderr, logs, command, workers)
         or ("" if stderr or failure.report else _explain_full_disk(end, failure.log))
     )
     words = _informative_line(failure, logs, stderr, elsewhere, _program(command))
@@ -468,7 +470,7 @@ def _explain_signal(end: WorkerEnd, command: Command) -> str:
 
 
 def _explain_exception(
-    failure: Failure, stderr: str, logs: Logs, command: Command, local_world_size: int
+    failure: Failure, stderr: str, logs: Logs, command: Command, workers: Workers
 ) -> str:
     """Return the facts reported by the machine about a worker's exception."""
     report = failure.report
@@ -477,9 +479,11 @@ def _explain_exception(
         return closed
     texts = [report.message, *report.lines] if report is not None else stderr.split("\n")[-_LAST:]
     if not failure.stop_signal and (
-        said := exit_evidence.local_rank(texts, command, local_world_size)
+        said := exit_evidence.local_rank(texts, command, len(workers.ranks))
     ):
         return said
+    if report is not None and failure.is_explained and report.message.startswith(_TIMED_OUT):
+        return workers.loaders.get(failure.local_rank, "")
     if said := exit_evidence.full_shared_memory(texts, command.env):
         return said
     temporary = command.env.get("TMPDIR", "/tmp")  # noqa: S108

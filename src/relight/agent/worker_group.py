@@ -73,6 +73,8 @@ if TYPE_CHECKING:
     from relight.warm.background import BackgroundPreload
     from relight.warm.preloading import Preload
 
+_MAX_LOADERS = 4
+"""The number of workers whose loader processes are examined, because each takes milliseconds."""
 _INIT_REPORT_S = 60
 """When to report which workers have not reached init_process_group, in seconds after their
 start.
@@ -804,14 +806,18 @@ class WorkerGroup:
     def _inspect_program(self, local_rank: int) -> "Program":
         """Return the state of a worker's program after it printed a traceback."""
         from relight.core.diagnosis.printed_traceback import Program
-        from relight.stacks.worker_state import inspect_program
+        from relight.stacks.worker_state import inspect_program, stuck_loader
 
         supervisor = self.supervisor
         if supervisor is None or local_rank not in supervisor.workers.pids:
             return Program.UNSEEN
         if local_rank not in supervisor.alive:
             return Program.LEFT
-        return inspect_program(supervisor.workers.pids[local_rank])
+        pid, loaders = supervisor.workers.pids[local_rank], supervisor.workers.loaders
+        found = inspect_program(pid)
+        if found is Program.ENDS and local_rank not in loaders and len(loaders) < _MAX_LOADERS:
+            loaders[local_rank] = stuck_loader(pid)  # it is about to be stopped
+        return found
 
     def _watch(self, supervisor: Supervisor) -> "Watchdogs":
         """Return the watchdogs. Start them if they aren't running yet."""

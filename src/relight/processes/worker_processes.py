@@ -82,6 +82,8 @@ class Workers:
         """The state that each worker was in before it was stopped, by local rank, if it was
         recorded.
         """
+        self.loaders: dict[int, str] = {}
+        """Where a worker's loader process was when the worker's program ended, by local rank."""
         self.had_handler: dict[int, bool] = {}
         """Whether each worker had a handler for its first stop signal, by local rank."""
         self.frozen = False
@@ -171,6 +173,7 @@ class Workers:
             if pid:
                 self._command(f"orphans {pid}")
             self.evidence.pop(plan.local_rank, None)
+            self.loaders.pop(plan.local_rank, None)
             self.had_handler.pop(plan.local_rank, None)
         self.doing.clear()  # of the previous generation
         if fork is None or not plans:
@@ -178,7 +181,7 @@ class Workers:
             return
         more = Workers(self._loop, plans, self.ranks, "", self._on_more, fork)
         more.pids, more.evidence, more.doing = self.pids, self.evidence, self.doing
-        more.had_handler = self.had_handler
+        more.loaders, more.had_handler = self.loaders, self.had_handler
         more.remaining = self.remaining
         self._more.append(more)
 

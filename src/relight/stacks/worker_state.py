@@ -20,6 +20,8 @@ _MAX_CHILDREN = 32
 """The maximum number of child processes to examine per worker. Each of them takes a few
 milliseconds.
 """
+_MAX_LOADERS = 8
+"""The same for a worker that has just failed, and whose peers are waiting to be stopped."""
 
 
 def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState]:
@@ -70,8 +72,20 @@ def _child(stack: ProcessStack | str) -> ProcessStack | None:
     """Return the child process that a worker is waiting for, such as a data loader process."""
     if isinstance(stack, str) or not stack_text.waits_for_children(stack):
         return None
-    children = [pid for pid in system.tree(stack.pid) if elf.is_python(pid)]
-    for pid in children[:_MAX_CHILDREN]:
+    return _child_at_work(stack.pid, _MAX_CHILDREN)
+
+
+def stuck_loader(pid: int) -> str:
+    """Return where a loader process of a worker is, as a sentence for the failure report, or an
+    empty string. The call takes a few milliseconds per loader process, and never blocks.
+    """
+    child = _child_at_work(rank_processes.find_python(pid), _MAX_LOADERS)
+    return stack_text.stuck_loader(child) if child is not None else ""
+
+
+def _child_at_work(pid: int, most: int) -> ProcessStack | None:
+    children = [each for each in system.tree(pid) if elf.is_python(each)]
+    for pid in children[:most]:
         child = _take_stack(pid)
         at_work = stack_text.child_at_work(child) if isinstance(child, ProcessStack) else None
         if at_work is not None:

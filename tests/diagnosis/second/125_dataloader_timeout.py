@@ -1,4 +1,5 @@
-# truth: rank=1 line=15 kind=exception says=DataLoader timed out after 2 seconds
+# truth: rank=1 line=16 kind=exception says=DataLoader timed out after 2 seconds
+# also: its loader process \d+ was in __getitem__ \(125_dataloader_timeout.py:14\)
 # never: (?i)(?<!not the )(?<!not a )\bcause\b(?:(?!rank)[^\n]){0,12}\brank (?:0)\b
 # run: {L} --nproc-per-node=2 {C}/125_dataloader_timeout.py
 import datetime, os, sys, time

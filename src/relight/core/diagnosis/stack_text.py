@@ -270,6 +270,16 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Worke
     )
 
 
+def stuck_loader(loader: ProcessStack) -> str:
+    """Return a sentence about the data loader process that a worker waited for in vain.
+
+    Args:
+        loader: the process's stack, as returned by `child_at_work`.
+    """
+    at = _describe(loader)[1]
+    return f"its loader process {loader.pid} was{at.removeprefix(' is')}"
+
+
 def is_halted(doing: WorkerState) -> bool:
     """Return whether a worker was unable to run because it was stopped or in an uninterruptible
     call.
