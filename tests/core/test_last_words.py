@@ -115,7 +115,7 @@ def test_error_line_is_preferred_over_last_line(stderr: str, expected: str) -> N
         "\rstep 9/100 loss 0.31\rstep 10/100 loss 0.3",
         "9/100 [=>......] - loss: 0.31\x08\x08\x08\x0810/100 [==>.....] - loss: 0.3",
         "\rloading ⠋\rloading ⠙",
-        "\r|\r/",
+        "\r| loading\r/ loading\r- loading",
     ],
     ids=["postfix", "first", "total", "nested", "rich", "own", "keras", "spinner", "slash"],
 )
@@ -168,6 +168,8 @@ Extension modules: numpy (total: 1)
         ("kernel: block size 0\n", "kernel: block size 0"),
         ("ERROR: bad page\n  in shard 3\n[rank1]:[W1 x.cpp:1] Warning: slow\n", "ERROR: bad page"),
         ("kernel: block size 0\nstep 8\n", ""),
+        ("ERROR: no GPU\nloss 0.3\nloss 0.2\n", ""),
+        ("ERROR: thread 1\nERROR: thread 2\n", "ERROR: thread 1"),
         ("ERROR: no tensorboard\n", ""),
         ("ERROR: no tensorboard\nERROR: bad page\n", "ERROR: bad page"),
         ("ERROR: no GPU\nINFO:root:step 1\n", ""),
@@ -197,6 +199,12 @@ def test_only_output_right_before_a_crash_is_related_to_it(stderr: str, expected
 def test_rank_that_left_early_may_have_printed_why(stderr: str, stdout: str, expected: str) -> None:
     elsewhere = lines_without_numbers(["step 7\n"])
     assert parting(stderr, stdout, elsewhere) == expected
+
+
+def test_exception_in_a_destructor_is_uninformative() -> None:
+    ignored = "Exception ignored in: <socket 3>\nOSError: [Errno 9] Bad file descriptor\n"
+    assert after_traceback(f"{TRACEBACK}{ignored}", ProgramFacts()) == ""
+    assert words(f"no data\n{ignored}", "") == "no data"
 
 
 @pytest.mark.parametrize(

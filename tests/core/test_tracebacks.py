@@ -893,10 +893,12 @@ Current thread 0x00007f4a4628ab80 (most recent call first):
             "[E] x.cpp:6] [Rank 0] Watchdog caught",
         ),
         ("step 7 of 10\n", "Aborted"),
+        ("note: asserts are enabled\n", "Aborted"),
+        ("WARNING: aborts if the loss is nan\n", "Aborted"),
         ('  File "a.py", line 3, in f\nAssertionError: x\n', "Aborted"),
         ("", "Aborted"),
     ],
-    ids=["libc", "assert", "NCCL", "progress", "traceback", "nothing"],
+    ids=["libc", "assert", "NCCL", "progress", "note", "warning", "traceback", "nothing"],
 )
 def test_crash_report_includes_the_reason_printed_before_the_abort(
     before: str, message: str

@@ -81,14 +81,12 @@ def gather(
     ]
     # A worker that was killed by the stop signal had not finished on its own.
     stopped = [end for end in failed if end.stop_signal and end.exitcode < 0]
-    texts = [_stderr(logs, end.local_rank) for end in stopped]
-    if any(_is_crash(end.exitcode) for end in failed if not end.stop_signal):
-        texts += [_text(logs.stdout_of, end.local_rank) for end in stopped]
-    elsewhere = last_words.lines_without_numbers(texts)
+    elsewhere = last_words.lines_without_numbers(_stderr(logs, end.local_rank) for end in stopped)
+    near = _lines_without_crash(ends, logs)
     looked_at = [*failed, *over]
     found = failure_text.with_others(_failure(e, logs, workers, command, host) for e in looked_at)
     found = [
-        _add_output(failure, end, logs, workers, command, elsewhere)
+        _add_output(failure, end, logs, workers, command, elsewhere, near)
         for failure, end in zip(found, looked_at, strict=True)
     ]
     found = with_gpu_errors(found, workers, command)
@@ -105,6 +103,14 @@ def gather(
 
 def _is_crash(exitcode: int) -> bool:
     return -exitcode in CRASHES
+
+
+def _lines_without_crash(ends: Sequence[WorkerEnd], logs: Logs) -> frozenset[str]:
+    """If a worker crashed, return the lines printed by all workers that did not."""
+    crashed = {end.local_rank for end in ends if _is_crash(end.exitcode)}
+    others = [end.local_rank for end in ends if end.local_rank not in crashed] if crashed else []
+    texts = [_text(read, rank) for rank in others for read in (logs.stderr_of, logs.stdout_of)]
+    return last_words.lines_without_numbers(texts)
 
 
 def _with_parting_words(found: Sequence[Failure], logs: Logs) -> list[Failure]:
@@ -317,6 +323,7 @@ def _add_output(
     workers: Workers,
     command: Command,
     elsewhere: frozenset[str],
+    near: frozenset[str],
 ) -> Failure:
     """Return the failure with the worker's relevant output other than the exception, and with the
     facts reported by the machine.
@@ -329,6 +336,8 @@ def _add_output(
         or _explain_exception(failure, stderr, logs, command, workers)
         or ("" if stderr or failure.report else _explain_full_disk(end, failure.log))
     )
+    if _is_crash(end.exitcode):
+        elsewhere = near
     words = _informative_line(failure, logs, stderr, elsewhere, _program(command))
     return failure._replace(evidence=evidence, words=words)
 

@@ -407,7 +407,9 @@ def lost_connection(known: Known) -> Verdict | None:
     if gone:
         why = f"the connection may have been to {format_ranks(gone)}, which had left the script"
         ranks = tuple(sorted((*gone, root.rank)))
-        return Verdict("lost_connection", Certainty.UNKNOWN, why, root, root, ranks, detail=why)
+        printed = _printed(known.told)
+        detail = f"{why}; {printed}" if printed else why
+        return Verdict("lost_connection", Certainty.UNKNOWN, why, root, root, ranks, detail=detail)
     if len(found) > 1 and len(found) == len(known.ends) - 1:
         left = elsewhere(known) or _without_code(known, root)
         if left is not None:

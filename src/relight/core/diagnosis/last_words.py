@@ -13,11 +13,13 @@ length of the text.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from relight.core.diagnosis.traceback_lines import (
     clean,
     frame_of,
+    is_exception,
     is_header,
     is_marks,
     without_numbers,
@@ -76,6 +78,8 @@ _LIKELY = re.compile(
     re.IGNORECASE,
 )
 """Words that suggest a failure. A line that contains such a word may also be merely informative."""
+_IGNORED = "Exception ignored "
+"""The header of an exception in a destructor, which ends nothing."""
 _LEAVES = re.compile(
     r"(?i)\b(?:leav(?:e|es|ing)|exit(?:s|ing|ed)?|stop(?:s|ping|ped)?|quit(?:s|ting)?|early|enough"
     r"|exhausted|empty|nothing|no (?:more|\w+ (?:left|found|remain\w*))|giving up|ran out)\b"
@@ -115,18 +119,21 @@ def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -
 
 def before_crash(tail: str, elsewhere: Collection[str]) -> str:
     """Return the most informative of the lines that a worker printed right before a signal ended
-    it, or an empty string. Lines before progress messages, or before lines that healthy ranks have
-    also printed, are unrelated to the crash, and so is a traceback that is followed by other lines.
+    it, or an empty string. Lines before progress messages, or before lines that ranks without a
+    crash have also printed, are unrelated to the crash, and so is a traceback.
 
     Args:
         tail: the end of stderr or stdout.
-        elsewhere: the lines printed by healthy ranks, as returned by `lines_without_numbers`.
+        elsewhere: the lines printed by ranks that did not crash, as returned by
+            `lines_without_numbers`.
     """
+    lines = besides(tail)[1][-_LOOKED_AT:]
+    shapes = Counter(without_numbers(line.strip()) for line in lines)
     kept: list[str] = []
-    for line in reversed(besides(tail)[1][-_LOOKED_AT:]):
-        short = line[:_LONGEST]
-        is_blank = not line.strip()
-        if not is_blank and (_PROGRESS.search(short) or without_numbers(line.strip()) in elsewhere):
+    for line in reversed(lines):
+        shape = without_numbers(line.strip())
+        is_repeated = shapes[shape] > 1 and not is_error(line)
+        if shape and (is_repeated or shape in elsewhere or _PROGRESS.search(line[:_LONGEST])):
             break
         kept.append(line)
     found = _telling(kept[::-1])
@@ -208,6 +215,7 @@ def _telling(lines: Sequence[str]) -> list[str]:
     kept: list[str] = []
     is_warning = False
     boxed: list[str] | None = None
+    is_ignored = False
     for line in [line for line in lines if line.strip()][-_LOOKED_AT:]:
         if boxed is not None and line.startswith("│"):
             boxed.append(line.strip("│ "))
@@ -216,11 +224,12 @@ def _telling(lines: Sequence[str]) -> list[str]:
             kept.append(f"Error: {' '.join(boxed)}")
         boxed = [] if _BOX.match(line) else None
         indented = line.startswith(" ")
-        if indented and is_warning:
-            continue  # the source line of the warning
+        if (indented and is_warning) or (is_ignored and is_exception(line)):
+            continue  # the source line of the warning, or the exception that was ignored
+        is_ignored = line.startswith(_IGNORED)
         short = line[:_LONGEST]
         is_warning = _NOISE.search(short) is not None
-        if not (is_warning or is_header(line) or frame_of(short) or is_marks(short)):
+        if not (is_warning or is_ignored or is_header(line) or frame_of(short) or is_marks(short)):
             kept.append(_from_json(short) or line.strip())
     if boxed:
         kept.append(f"Error: {' '.join(boxed)}")

@@ -117,19 +117,25 @@ def _without_bar(line: str) -> str:
     """Separate the text at the end of a line from the progress bar in front of it. The text follows
     something that resembles the previous state of the bar.
     """
-    bar, _, last = line.rpartition("\r")
-    before = bar.rstrip("\r").rpartition("\r")[2]
-    if not before.strip() or len(before) > _LONGEST_BAR:
+    line = line.rstrip()
+    *states, before, last = ["", "", *filter(str.strip, line.split("\r"))]
+    if not before or len(before) > _LONGEST_BAR:
         return line
-    shape = [match.lastgroup or match[0] for match in _OF_BAR.finditer(before)]
+    shape = _shape_of_bar(before)
     found = list(_OF_BAR.finditer(last[: 2 * _LONGEST_BAR]))[: len(shape)]
-    if [match.lastgroup or match[0] for match in found] != shape:
-        return line
     end = found[-1].end()
     text = last[end:]
-    if not text or text[0] in _CONTINUES or (text[0].islower() and last[end - 1].isalpha()):
+    if not text or text[0] in _CONTINUES or _shape_of_bar(last[:end]) != shape:
         return line  # the bar is longer than before
-    return f"{bar}\r{last[:end]}\n{text}"
+    if text[0].islower() and last[end - 1].isalpha() and _shape_of_bar(states[-1]) != shape:
+        return line  # a word in it may be longer
+    return f"{line[: len(line) - len(text)]}\n{text}"
+
+
+def _shape_of_bar(text: str) -> list[str]:
+    """Return what all states of a progress bar have in common."""
+    matches = _OF_BAR.finditer(text[:_LONGEST_BAR])
+    return [match.lastgroup or match[0] for match in matches]
 
 
 # Kinds of lines.

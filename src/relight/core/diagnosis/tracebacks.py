@@ -134,9 +134,11 @@ _NO_FRAME = "<no Python frame>"
 _STACK = re.compile(r"^(?:Current thread|Thread|Stack) .*\(most recent call first\):$")
 _ABORTED = "Aborted"
 _ABORTS = re.compile(
-    r"Assertion|assert|[Cc]heck fail|corrupt|invalid (?:pointer|size|next)|double free|malloc"
-    r"|free\(\)|Watchdog|watchdog|^(?:\[rank\d+\]:)?\[[EF]|\b(?:abort|fatal|FATAL|terminat)"
-    r"|stack smashing"
+    r"^(?!(?i:note|info|debug|warn)).*(?:"
+    r"(?i:\bassert\w*\b.{0,300}\bfail|\bfail.{0,80}\bassert)|[Cc]heck fail|corrupt"
+    r"|invalid (?:pointer|size|next)|double free|malloc"
+    r"|free\(\)|Watchdog|watchdog|\b(?:abort|fatal|FATAL|terminat)|stack smashing)"
+    r"|^(?:\[rank\d+\]:)?\[[EF]"
 )
 """Messages that the C library, glog and NCCL print before they call abort(3)."""
 _NEAR = 5
