@@ -52,6 +52,7 @@ SOURCES = {
         "_LOADER_EXITED",
     ),
     "core/diagnosis/last_words.py": ("weighed",),
+    "core/diagnosis/stack_text.py": ("stuck_loader",),
     "core/link/link_state.py": ("_wait",),
     "core/group/membership.py": ("JobEnded", "_stop_hung"),
     "core/group/restart_budget.py": ("_REPEATED", "_rule", "restart_refusal", "_used_up"),
