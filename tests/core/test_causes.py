@@ -348,7 +348,15 @@ def test_report_says_lost_connection_may_have_been_to_a_finished_rank(
     verdict = judge(end(0, at=1.0, report=RESET), *leaving, succeeded=() if doing else (1,))
     assert (verdict.root.rank, verdict.ranks) == (0, (0, 1))
     assert verdict.certainty is Certainty.UNKNOWN
-    assert verdict.detail == ("the connection may have been to rank 1, which had left the script")
+    assert verdict.detail == "the connection may have been to rank 1, which had left the script"
+
+
+def test_reason_of_finished_rank_is_shown_with_lost_connection() -> None:
+    told = end(1, 0)._replace(words="no data left")
+    verdict = judge(end(0, at=1.0, report=RESET), told, succeeded=(1,))
+    assert verdict.detail.endswith(
+        "rank 1, which had left the script; rank 1 had printed no data left"
+    )
 
 
 def test_only_rank_without_a_lost_connection_is_the_suspect() -> None:

@@ -70,8 +70,9 @@ def gather(
     loop: Loop,
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
     """Return this node's failures in a generation (at least one), as sent to other nodes, and the
-    ranks that succeeded before the first failure. Ranks that succeeded but had printed an error are
-    also listed as failures, with exit code 0. The agent's loop may run during the call.
+    ranks that succeeded before the first failure. Ranks that succeeded but had printed an error, or
+    the reason why they left before others, are also listed as failures, with exit code 0. The
+    agent's loop may run during the call.
     """
     ends = [causes.without_late_signal(e, workers.had_handler.get(e.local_rank)) for e in ends]
     failed = [end for end in ends if end.exitcode]
