@@ -55,7 +55,7 @@ _STARTERS = ("/relight/worker/call.py",)
 _ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|[]PX^_][^\x07\x1b\n]*+(?:\x07|\x1b\\)?|[ -/]*+[0-~])?"
 )
-_MOVES = re.compile(r"\x08+|\x1b\[\d*[ABEFG]|\x1b\[[\d;]*[Hf]")
+_MOVES = re.compile(r"\x08{2,}|\x1b\[\d*[ABEFG]|\x1b\[[\d;]*[Hf]")
 """Codes with which a program goes back to overwrite its own output."""
 _BAR = re.compile(r"\r[^\r\n]{0,500}?\[(?:\d+:)?\d+:\d\d[<,][^\]\r\n]{0,300}\](?=[^\s\],])")
 """A progress bar of tqdm, followed by text on the same line."""
