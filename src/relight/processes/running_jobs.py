@@ -93,7 +93,7 @@ class JobDirectory:
     def ask(self, job: str) -> NodeSnapshot | None:
         """Query a job's agent. Return its response, or None if it is missing or invalid."""
         answer = self._answer(job, b"\n")
-        found = _snapshot(answer)
+        found = read_snapshot(answer)
         if found is None and answer:
             self._unreadable[job] = _version_in(answer)
         return found
@@ -139,7 +139,7 @@ class JobDirectory:
             return None if own is None else WholeJob((own,))
         others, silent = list[NodeSnapshot](), list[str]()
         for host, answer in self._query_all_nodes(job, "").nodes:
-            found = None if answer is None else _snapshot(answer)
+            found = None if answer is None else read_snapshot(answer)
             if found is None:
                 silent.append(host)
             elif (found.host, found.id, found.started) != (own.host, own.id, own.started):
@@ -271,7 +271,7 @@ class JobDirectory:
     def _read(self, job: str) -> NodeSnapshot | None:
         try:
             with files.opened(os.path.join(self.path, job + _ENDED)) as file:
-                return _snapshot(file.read(MAX_BYTES))
+                return read_snapshot(file.read(MAX_BYTES))
         except OSError:
             return None
 
@@ -292,7 +292,8 @@ def _place(job: NodeSnapshot) -> tuple[bool, int]:
     return job.node < 0, job.node
 
 
-def _snapshot(data: bytes | str) -> NodeSnapshot | None:
+def read_snapshot(data: bytes | str) -> NodeSnapshot | None:
+    """Parse a snapshot, or return None if it is invalid."""
     try:
         found = fields.record(NodeSnapshot, fields.decode(data))
     except fields.Malformed:

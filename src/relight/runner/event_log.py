@@ -134,7 +134,7 @@ class AgentLog(NamedTuple):
 def agents(job: Handle, found: AppStatus) -> list[AgentLog]:
     """Return a submitted job's event logs, as far as they are on this machine."""
     logs = []
-    for path in glob(_logs_below(job, found.url)) if found.url.startswith("file:") else ():
+    for path in paths_below(job, found.url, NAME):
         told = [
             line for _, text in file_lines(path, follow=False) if (line := event_lines.read(text))
         ]
@@ -236,13 +236,20 @@ def _pattern(runner: Jobs, job: Handle, what: str, hint: str) -> str:
             "run's log files where the job runs",
             hint=hint,
         )
-    return _logs_below(job, url)
+    return _pattern_below(job, url, NAME)
 
 
-def _logs_below(job: Handle, url: str) -> str:
+def paths_below(job: Handle, url: str, name: str) -> list[str]:
+    """Return the paths of a file in the run directories of a submitted job's agents, as far as they
+    are on this machine.
+    """
+    return sorted(glob(_pattern_below(job, url, name))) if url.startswith("file:") else []
+
+
+def _pattern_below(job: Handle, url: str, name: str) -> str:
     folder = url.removeprefix("file:").replace("//", "/", 1)
     role = escape(job.role) if job.role else "*"
-    return os.path.join(escape(folder), _LOGS_BELOW, role, "*", NAME)
+    return os.path.join(escape(folder), _LOGS_BELOW, role, "*", name)
 
 
 def _check_found(job: Handle, pattern: str) -> None:

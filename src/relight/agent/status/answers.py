@@ -11,7 +11,7 @@ from relight.agent.status.view import ServedJob, View
 from relight.agent.worker_group import WorkerGroup
 from relight.base import fields, redaction
 from relight.base.text import last_line
-from relight.base.values import STDERR, STDOUT
+from relight.base.values import STDERR, STDOUT, whole
 from relight.core.group.messages import GenerationFormed
 from relight.core.status.snapshot import (
     DONE,
@@ -31,6 +31,7 @@ from relight.core.status.snapshot import (
 from relight.events.event_types import LoggedEvent, format_line
 from relight.host import background, job_origin, system
 from relight.processes.running_jobs import JobDirectory
+from relight.rendezvous.config import REPLICA
 
 _MAX_WORDS, _MAX_WORD, _MAX_LINE = 200, 1000, 300
 _LAST = 4096
@@ -43,7 +44,7 @@ def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], No
     each further event.
     """
     if not question.strip():
-        reply(_written(snapshot(served)).encode(), False)
+        reply(to_text(snapshot(served)).encode(), False)
         return
     try:
         asked: Question | None = fields.message(Question, fields.decode(question))
@@ -98,10 +99,10 @@ def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) 
         )
         return
     own = snapshot(served)._replace(command=(), directory="", preload=None)
-    text = _written(own)
+    text = to_text(own)
     if len(text) > fields.MAX_ANSWER:
         ranks = tuple(rank._replace(last_line="") for rank in own.ranks)
-        text = _written(own._replace(ranks=ranks, charts=()))
+        text = to_text(own._replace(ranks=ranks, charts=()))
     reply(text)
 
 
@@ -181,10 +182,12 @@ def snapshot(served: ServedJob) -> NodeSnapshot:
         charts=served.numbers.charts(),
         first_step=_first_step(served, view.workers),
         topology=config.meeting.topology if config.meeting is not None else "",
+        replica=whole(config.command.env.get(REPLICA)),
     )
 
 
-def _written(snapshot: NodeSnapshot) -> str:
+def to_text(snapshot: NodeSnapshot) -> str:
+    """Return a snapshot as JSON."""
     return json.dumps(fields.to_json(snapshot), ensure_ascii=False)
 
 

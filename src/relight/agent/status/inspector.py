@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from relight.agent.agent_config import AgentConfig
 from relight.agent.status.job_socket import JobSocket
 from relight.agent.status.numbers import Numbers
-from relight.agent.status.view import View
+from relight.agent.status.view import ServedJob, View
 from relight.base.text import format_duration
 from relight.base.values import EVENT_HANDLERS
 from relight.core.group.messages import NodeAnswered, Question
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from relight.agent.group import LocalLink
     from relight.agent.link import RemoteLink
     from relight.agent.status.page_process import PageProcess
+    from relight.agent.status.status_file import StatusFile
     from relight.output.event_handler import EventProcess
 
 _TOLD_S = 3.0
@@ -57,6 +58,7 @@ class JobInspector:
         self._link = link
         self._socket: JobSocket | None = None
         self._numbers: Numbers | None = None
+        self._file: StatusFile | None = None
         self._page: PageProcess | None = None
         self._events: EventProcess | None = None
         spec, log = job.command.spec, journal.events
@@ -72,6 +74,8 @@ class JobInspector:
         is_part = "RELIGHT_JOB_ID" in job.command.env.variables  # and it belongs to a known job
         if not is_part or spec.status is not None:
             loop.run_guarded(lambda: self._open_socket(began), "showing the job")
+        if is_part and job.run_directory:
+            loop.run_guarded(lambda: self._open_file(began), "saving the job's status")
 
     def close(self, exit_code: int, reason: str) -> None:
         """Make the end of the job visible."""
@@ -80,6 +84,8 @@ class JobInspector:
             self._loop.run_guarded(self._close_numbers, what)
         if (shown := self._socket) is not None:
             self._loop.run_guarded(lambda: shown.close(exit_code, reason), what)
+        if (file := self._file) is not None:
+            self._loop.run_guarded(lambda: file.close(exit_code, reason), what)
         self._loop.run_guarded(self._report_account, what)
         if self._events is not None:
             self._loop.run_guarded(self._events.close, what)
@@ -153,8 +159,7 @@ class JobInspector:
             self._journal.say(f"--watch-metric: no line printed by the workers contained {missing}")
 
     def _open_socket(self, began: float) -> None:
-        patterns = self._job.command.spec.watch_metric
-        numbers = Numbers(self._loop, began, lambda: self._look().workers, patterns)
+        numbers = self._open_numbers(began)
         try:
             self._socket = JobSocket(self._loop, self._job, began, self._view, self._link, numbers)
             self._numbers = numbers
@@ -172,6 +177,18 @@ class JobInspector:
 
             env = self._job.command.env
             self._page = PageProcess(self._loop, env, self._socket.job.id, where, self._has_rank_0)
+
+    def _open_file(self, began: float) -> None:
+        from relight.agent.status.status_file import StatusFile
+
+        if self._numbers is None:
+            self._numbers = self._open_numbers(began)
+        job = ServedJob(self._loop, self._job, began, self._view, self._numbers)
+        self._file = StatusFile(job)
+
+    def _open_numbers(self, began: float) -> Numbers:
+        patterns = self._job.command.spec.watch_metric
+        return Numbers(self._loop, began, lambda: self._look().workers, patterns)
 
     def _has_rank_0(self) -> bool:
         workers = self._look().workers

@@ -27,7 +27,7 @@ from relight.job.lookup import find_job
 from relight.processes import agent_processes
 from relight.processes.agent_processes import Running, arguments
 from relight.processes.running_jobs import JobDirectory
-from relight.runner import event_log
+from relight.runner import agent_reports, event_log
 from relight.runner.runner import Runner
 
 PAGE = Page(
@@ -93,6 +93,7 @@ def main(argv: list[str]) -> int:
         found = runner.status(handle)
         if handle.scheduler != handles.RUN:
             logs = event_log.agents(handle, found)
+            found = agent_reports.with_reports(handle, found)
             found = found._replace(
                 account=event_log.account(logs, is_over=found.state.is_over),
                 replicas=event_log.with_lost(logs, found.replicas),

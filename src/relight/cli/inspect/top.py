@@ -19,6 +19,7 @@ from relight.job import handles
 from relight.job.app import AppState
 from relight.job.lookup import find_job
 from relight.job.status import AppStatus
+from relight.runner.agent_reports import with_reports
 from relight.runner.runner import Runner
 
 PAGE = Page(
@@ -159,7 +160,7 @@ class WatchedJobs:
 
     def _one(self, handle: handles.Handle) -> dict[str, AppStatus]:
         try:
-            return {str(handle): self._runner.status(handle)}
+            return {str(handle): with_reports(handle, self._runner.status(handle))}
         except UsageError:
             if not self._seen:
                 raise
@@ -177,12 +178,15 @@ class WatchedJobs:
         """Return the jobs' statuses by handle, with a single query per scheduler."""
         found = dict[str, AppStatus]()
         for name in dict.fromkeys(handle.scheduler for handle in wanted):
-            ids = {each.app_id: str(each) for each in wanted if each.scheduler == name}
+            ids = {each.app_id: each for each in wanted if each.scheduler == name}
             try:
                 statuses = self._runner.scheduler(name).status(list(ids))
             except RelightError as error:
                 if self._scheduler:
                     raise
                 statuses = dict.fromkeys(ids, AppStatus(AppState.UNKNOWN, error.message))
-            found |= {ids[app_id]: status for app_id, status in statuses.items()}
+            found |= {
+                str(ids[app_id]): with_reports(ids[app_id], status)
+                for app_id, status in statuses.items()
+            }
         return found

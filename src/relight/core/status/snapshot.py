@@ -15,6 +15,8 @@ WAITING, RUNNING, STOPPING, DONE, ENDED = "waiting", "running", "stopping", "don
 """The states of a node. In order, the node has no workers, has running workers, is stopping its
 workers, is waiting for other nodes after its workers have succeeded, or is in a job that has ended.
 """
+STATUS_FILE = "status.json"
+"""The file in a run directory with the latest snapshot of a submitted job's agent."""
 
 
 class RankUse(NamedTuple):
@@ -82,7 +84,8 @@ class NodeSnapshot(NamedTuple):
     worker on this node reported the generation's first step. The `version` field is the agent's
     version of relight. The `topology` field is the node's place in the network, if
     --rank-order=topology is set. The fields `scheduler` and `scheduler_job` are empty for a job
-    that was started without a scheduler. The `preload` field is None for a job that has ended or
+    that was started without a scheduler. The `replica` field is the agent's replica number in a
+    submitted job, or None. The `preload` field is None for a job that has ended or
     does not import modules in advance.
     """
 
@@ -118,6 +121,7 @@ class NodeSnapshot(NamedTuple):
     charts: tuple[Chart, ...] = ()
     first_step: float | None = None
     topology: str = ""
+    replica: int | None = None
 
 
 class Output(NamedTuple):

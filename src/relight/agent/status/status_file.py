@@ -1,0 +1,63 @@
+"""Saves the snapshots of a submitted job's agent in a file. Commands on other machines can't reach
+the agent's socket, but often share the directory of the job's logs.
+"""
+
+import os
+import threading
+from contextlib import suppress
+
+from relight.agent.status import answers
+from relight.agent.status.view import ServedJob
+from relight.core.status.snapshot import STATUS_FILE
+from relight.host import background, files
+from relight.host.loop import Timer
+
+_EVERY_S = 2.0
+_FILES_PER_S = 50
+"""Maximum number of files that all agents in a job write per second, on average."""
+
+
+class StatusFile:
+    """Replaces `status.json` in the agent's run directory, at first every two seconds. A thread
+    writes the file, because the directory may be on a file server that doesn't respond.
+
+    Args:
+        job: the job.
+    """
+
+    def __init__(self, job: ServedJob) -> None:
+        self._job = job
+        self._path = os.path.join(job.config.run_directory, STATUS_FILE)
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._timer: Timer | None = None
+        self._save()
+
+    def close(self, exit_code: int, reason: str) -> None:
+        """Save the job's last snapshot."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._job.end = exit_code, reason
+        text = answers.to_text(answers.snapshot(self._job))
+        with self._lock:
+            self._is_closed = True
+            with suppress(OSError):  # the disk may be full, which doesn't affect the job itself
+                files.replace(self._path, text)
+
+    def _save(self) -> None:
+        self._job.loop.run_guarded(self._start_writing, "saving the job's status")
+
+    def _start_writing(self) -> None:
+        snapshot = answers.snapshot(self._job)
+        text, every_s = answers.to_text(snapshot), max(_EVERY_S, snapshot.nodes / _FILES_PER_S)
+
+        def write() -> None:
+            with self._lock:
+                if not self._is_closed:
+                    files.replace(self._path, text)
+
+        def done(_: object) -> None:
+            if not self._is_closed:
+                self._timer = self._job.loop.call_after(every_s, self._save)
+
+        background.call(self._job.loop, write, done)
