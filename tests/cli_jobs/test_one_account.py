@@ -176,3 +176,12 @@ def test_two_nodes_show_the_same_failure_headline(
     assert [job["message"] for job in json.loads(listed)] == [headline, headline]
     for job in JobDirectory(variables).ended():
         assert here("status", job.id).stdout.splitlines()[1].endswith(f": {headline}")
+
+
+def test_submitted_job_names_the_replica_whose_rank_failed(
+    ended: Callable[..., dict[str, Any]], script: Callable[[str], Path]
+) -> None:
+    """The agents of all replicas report the same failure and exit with its exit code."""
+    path = script(SHOWN + "if os.environ['RANK'] == '1':\n    sys.exit(7)\ntime.sleep(600)\n")
+    found = ended("dist.ddp", "-j", "2x1", "--script", path)
+    assert found["msg"] == "train/1 failed with exit code 7: rank 1 exited with code 7"

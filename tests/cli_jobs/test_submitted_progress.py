@@ -44,6 +44,7 @@ def test_local_job_shows_steps_and_reported_numbers(
 
     assert wait_until(lambda: all(rows()), LIMIT_S, POLL_S)
     found = status()
+    assert found["goodput"]["generations"] == 1
     assert found["progress"]["step"] == 7 and found["progress"]["total"] == 100
     (role,) = found["roles"]
     assert [each["use"]["step"] for each in role["replicas"]] == [7, 7]

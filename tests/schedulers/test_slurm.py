@@ -194,12 +194,13 @@ def test_submitters_slurm_variables_do_not_affect_job(
 
 
 def test_job_exits_with_exit_code_of_failed_rank(jobs: Jobs) -> None:
-    """The message names the rank."""
+    """The message names the rank and its node."""
     command = RUN + "--nnodes 2 --no-python bash -c 'sleep 0.3; [ $RANK != 3 ] || exit 7; sleep 99'"
-    app_id = jobs.submit(bash(command, replicas=2))
+    app_id = jobs.submit(bash(command, replicas=2, env={"RELIGHT_JOB_ID": "slurm://x/${app_id}"}))
     status = jobs.until(app_id, *OVER)
     assert (status["state"], status["exitcode"]) == ("FAILED", 7), jobs.said(app_id)
-    assert "exit code 7: rank 3 exited with code 7" in status["message"]
+    expected = "main/1 on node2 failed with exit code 7: rank 3 exited with code 7"
+    assert expected in status["message"]
 
 
 def test_failed_replica_ends_all_other_replicas(jobs: Jobs) -> None:
@@ -469,6 +470,25 @@ def test_options_are_passed_to_slurm_unchanged(jobs: Jobs) -> None:
     where = jobs.directory(app_id)
     assert where.parent.parent == shared
     assert jobs.logs(app_id) == [f"travels{where}/workspace"]
+
+
+@pytest.mark.parametrize("cfg", [{}, {"array": "0-1"}], ids=["job", "array"])
+def test_printed_script_can_be_submitted_with_sbatch(jobs: Jobs, cfg: dict[str, Any]) -> None:
+    """The script creates the job's directory, which `relight submit` would have created."""
+    shared = jobs.slurm.directory / f"by hand {len(cfg)}"
+    role = json.dumps(bash("echo here $SLURM_PROCID", replicas=2))
+    text = jobs.do("render", "job", json.dumps({"job_dir": str(shared), **cfg}), role)
+    file = jobs.slurm.directory / "printed.sh"
+    file.write_text(text)
+    said, code = jobs.slurm.run(["sbatch", "--wait", file])
+    assert code == 0, said
+    (folder,) = (path / "slurm" for path in shared.iterdir())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    places = [folder / "0", folder / "1"] if cfg else [folder]
+    for place in places:
+        assert (place / "main" / "1" / "stdout.log").read_text() == "here 1\n"
+    logs = ["batch_0.log", "batch_1.log"] if cfg else ["batch.log"]
+    assert sorted(path.name for path in folder.glob("batch*")) == logs
 
 
 def test_known_bad_nodes_are_excluded(jobs: Jobs, tmp_path: Path) -> None:

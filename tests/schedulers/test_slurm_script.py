@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.base.errors import MachineError, UsageError
+from relight.core.failure import Failure
 from relight.job.app import AppDef, AppState, BindMount, Resource, Role
+from relight.output import error_files
 from relight.schedulers import failure_reason
-from relight.schedulers.api import LogQuery
+from relight.schedulers.api import AppStatus, LogQuery
 from relight.schedulers.slurm import script, states
 from relight.schedulers.slurm.scheduler import Slurm
 from relight.schedulers.slurm.states import TaskEnd
@@ -148,7 +150,7 @@ def test_every_option_becomes_an_sbatch_line() -> None:
     assert sbatch_lines(ddp(resource=Resource(4, 2, 8)), **options) == [
         "--job-name=main-x7",
         "--chdir=/home/u/work",
-        "--output=/home/u/jobs/main-x7/slurm/batch.log",
+        "--output=/dev/null",
         "--open-mode=append",
         "--comment=c",
         "--mail-user=u@x.org",
@@ -190,11 +192,12 @@ def test_each_job_in_an_array_has_its_own_id_and_directory() -> None:
     text = rendered(role, array="0-3,8%2")
     lines = sbatch_lines(role, array="0-3,8%2")
     assert lines[2:5] == [
-        "--output=/home/u/jobs/main-x7/slurm/batch_%a.log",
+        "--output=/dev/null",
         "--open-mode=append",
         "--array=0-3,8%2",
     ]
     assert "export RELIGHT_JOB_DIR=/home/u/jobs/main-x7/slurm/$SLURM_ARRAY_TASK_ID\n" in text
+    assert 'exec >>"${RELIGHT_JOB_DIR%/*}/batch_$SLURM_ARRAY_TASK_ID.log"' in text
     job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
     assert f'export ID="slurm://relight/{job}"' in text
     commands = [
@@ -207,6 +210,11 @@ def test_each_job_in_an_array_has_its_own_id_and_directory() -> None:
         ["bash", "-n"], input=text, text=True, capture_output=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_script_with_workspace_does_not_suggest_sbatch() -> None:
+    header = rendered(ddp(), workspace="/home/u/src").splitlines()[1]
+    assert header == "# Job main-x7, written by relight. Only relight submit copies the workspace."
 
 
 @pytest.mark.parametrize("array", ["x", "3-1", "0-9%0", "1,", "0-5:2", "-1"])
@@ -415,6 +423,58 @@ srun: error: Unable to create step for job 1: Job/step already completing or com
         TaskEnd(1, "n2", 7, lost=False),
         TaskEnd(3, "n4", -11, lost=False),
     ]
+
+
+def slurm_status(
+    place: Path, patch: pytest.MonkeyPatch, job: str, srun: str, nodes: str = "n[1-3]"
+) -> AppStatus:
+    """Return the status of a job with 3 replicas, given squeue's fields and srun's messages."""
+    folder = place / "jobs" / "main-x7" / "slurm"
+    (folder / "main").mkdir(parents=True, exist_ok=True)
+    record = {"app_id": "7", "directory": str(folder), "roles": {"main": 3}}
+    (folder.parent / "slurm.json").write_text(json.dumps(record))
+    (folder / "main" / "nodes").write_text(f"{nodes}\n")
+    (folder / "main" / "srun.log").write_text(srun)
+    patch.setenv("RELIGHT_STATE_DIR", str(place))
+    patch.setattr(states, "query", lambda _: states.from_sacct(f"7|{job}|main-x7\n"))
+    return Slurm().status(["7"])["7"]
+
+
+@pytest.mark.parametrize("killed", ["", "srun: error: n2: task 1: Killed\n"])
+def test_replicas_keep_their_hosts_after_a_node_is_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed: str
+) -> None:
+    """Slurm removes the node from the job's node list. It kills the task only if it can."""
+    srun = f"srun: error: Node failure on n2\n{killed}"
+    status = slurm_status(tmp_path, monkeypatch, "RUNNING|0:0|x|n[1,3]", srun)
+    assert [(each.host, each.state.name, each.error) for each in status.replicas] == [
+        ("n1", "RUNNING", ""),
+        ("n2", "FAILED", "its node was lost"),
+        ("n3", "RUNNING", ""),
+    ]
+
+
+def test_requeued_job_does_not_show_hosts_of_earlier_attempt(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    status = slurm_status(tmp_path, monkeypatch, "RUNNING|0:0|x|n[4-6]", "")
+    assert [each.host for each in status.replicas] == ["n4", "n5", "n6"]
+    status = slurm_status(tmp_path, monkeypatch, "PENDING|0:0|x|", "")
+    assert [each.host for each in status.replicas] == ["", "", ""]
+
+
+def test_headline_names_the_replica_whose_rank_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All agents exit with the same code and report the same failure."""
+    for number in range(3):
+        path = tmp_path / "jobs" / "main-x7" / "slurm" / "main" / str(number) / "error.json"
+        own = str(path.with_name("worker.json")) if number == 1 else ""
+        failure = Failure(1, 0, "n2", 1, 7, 0.0, 0, None, (), "", "")
+        error_files.write(str(path), failure, own, "rank 1 exited with code 7")
+    srun = "srun: error: n[1-3]: tasks 0-2: Exited with exit code 7\n"
+    status = slurm_status(tmp_path, monkeypatch, "FAILED|7:0|x|n[1-3]", srun)
+    assert status.message == "main/1 on n2 failed with exit code 7: rank 1 exited with code 7"
 
 
 def test_dry_run_works_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

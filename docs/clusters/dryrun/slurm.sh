@@ -4,7 +4,7 @@
 #
 #SBATCH --job-name=train-x7abc
 #SBATCH --chdir=/home/me/project
-#SBATCH --output=/home/me/.local/state/relight/jobs/train-x7abc/slurm/batch.log
+#SBATCH --output=/dev/null
 #SBATCH --open-mode=append
 #SBATCH --partition=gpu
 #SBATCH --requeue
@@ -16,6 +16,9 @@
 #SBATCH --gpus-per-node=2
 
 export RELIGHT_JOB_DIR=/home/me/.local/state/relight/jobs/train-x7abc/slurm
+(umask 077 && mkdir -p "$RELIGHT_JOB_DIR")
+# `relight submit` passes --output with this file, in the directory that it has created.
+[ ! /dev/stdout -ef /dev/null ] || exec >>"$RELIGHT_JOB_DIR/batch.log" 2>&1
 # This script runs on the first node of the first role.
 export RELIGHT_RANK0_HOST=$SLURMD_NODENAME TORCHX_RANK0_HOST=$SLURMD_NODENAME
 export RELIGHT_MAX_RETRIES=0 TORCHX_MAX_RETRIES=0
@@ -110,6 +113,7 @@ trap near_the_limit USR1
 trap 'interrupted=yes stopped=yes' TERM # cancelled, or the time limit
 
 steps=()
+echo "$SLURM_JOB_NODELIST" >"$RELIGHT_JOB_DIR"/train/nodes
 step train "$SLURM_JOB_NUM_NODES" --cpus-per-task=16 --kill-on-bad-exit=0 --no-kill bash -c run_train &
 steps+=($!)
 

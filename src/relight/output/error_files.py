@@ -5,8 +5,8 @@ The file's path is in TORCHELASTIC_ERROR_FILE, and its format is that of torch 2
 (torch/distributed/elastic/multiprocessing/errors): `{"message": {"message": …, "extraInfo":
 {"py_callstack": …, "timestamp": …}}}`, or a string instead of the inner object. Like torchrun, the
 agent adds `errorCode`, the exit code (negative for a signal), to the inner object. In a `relight
-submit` job, the agent also adds `headline`, a one-line description of the failure, next to
-`message`.
+submit` job, the agent also adds `headline`, a one-line description of the failure, and `is_own`,
+which is whether one of the agent's own workers failed, next to `message`.
 """
 
 import json
@@ -34,6 +34,14 @@ def line_in(path: str) -> str:
     return failure_line(_text(path))
 
 
+def names_own_worker(path: str) -> bool:
+    """Return whether an agent's error file says that one of the agent's own workers failed. All
+    agents in a job report the same failure.
+    """
+    record = _load(path)
+    return record is not None and record.get("is_own") is True
+
+
 def failure_line(text: str) -> str:
     """Return a one-line failure reason from the text of a program's error file: the agent's
     headline or, without a headline, the exception.
@@ -53,7 +61,8 @@ def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
     Args:
         path: the agent's own TORCHELASTIC_ERROR_FILE.
         failure: the root cause.
-        source: the worker's error file, whose content is copied if it exists.
+        source: the worker's error file, whose content is copied if it exists; empty if the worker
+            is not the agent's own.
         headline: a one-line description of the failure. If empty, it is omitted, as in torchrun.
 
     Raises:
@@ -74,7 +83,7 @@ def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
     if isinstance(message, dict):
         message["errorCode"] = failure.exitcode
     if headline:
-        record["headline"] = headline
+        record |= {"headline": headline, "is_own": bool(source)}
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     files.replace(path, json.dumps(record), 0o666)
 

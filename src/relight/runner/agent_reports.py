@@ -18,9 +18,9 @@ Snapshots = Mapping[tuple[str, int], NodeSnapshot]
 
 
 def with_reports(job: Handle, found: AppStatus) -> AppStatus:
-    """Return a job's status with the progress and the charts of the first role that has any, and
-    with the last line and the resource usage of each replica. The status of other jobs, or jobs
-    whose logs aren't on this machine, is returned unchanged.
+    """Return a job's status with the progress, the charts and the account of the first role that
+    has any, and with the last line and the resource usage of each replica. The status of jobs whose
+    logs aren't on this machine is returned unchanged.
     """
     if job.scheduler == RUN:
         return found
@@ -28,12 +28,13 @@ def with_reports(job: Handle, found: AppStatus) -> AppStatus:
     latest = _latest(paths)
     if not latest:
         return found
-    progress, charts = found.progress, found.charts
+    progress, charts, account = found.progress, found.charts, found.account
     for role in dict.fromkeys(role for role, _ in sorted(latest)):
         whole = _group(node for (name, _), node in latest.items() if name == role)
         progress, charts = progress or job_progress(whole), charts or job_charts(whole)
+        account = account or next((node.account for node in whole.nodes if node.node == 0), None)
     replicas = tuple(_with_report(each, latest) for each in found.replicas)
-    return found._replace(progress=progress, charts=charts, replicas=replicas)
+    return found._replace(progress=progress, charts=charts, account=account, replicas=replicas)
 
 
 def _latest(paths: Iterable[str]) -> Snapshots:

@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
             logs = event_log.agents(handle, found)
             found = agent_reports.with_reports(handle, found)
             found = found._replace(
-                account=event_log.account(logs, is_over=found.state.is_over),
+                account=found.account or event_log.account(logs, is_over=found.state.is_over),
                 replicas=event_log.with_lost(logs, found.replicas),
             )
         if handle.role:

@@ -28,6 +28,7 @@ from relight.host import files
 from relight.host.descriptors import raise_limit
 from relight.host.loop import Loop
 from relight.job import records
+from relight.output import error_files
 from relight.processes.supervisor import Supervisor
 from relight.processes.worker_processes import ProcessEvent, WorkerPlan
 from relight.schedulers.failure_reason import cause
@@ -247,11 +248,14 @@ class Executor:
             stream.end_line()  # even though a child process may add to the line
         if name == "FAILED":
             self._first_failed = number if self._first_failed is None else self._first_failed
-            replica, known = self._replicas[number], supervisor.workers.evidence.get(number)
-            error_file = replica.env.get("TORCHELASTIC_ERROR_FILE", "")
-            state["error"] = known or cause(error_file, replica.stderr, exitcode)
+            known = supervisor.workers.evidence.get(number)
+            stderr = self._replicas[number].stderr
+            state["error"] = known or cause(self._error_file(number), stderr, exitcode)
         self._write("RUNNING")
         self._report_started()
+
+    def _error_file(self, number: int) -> str:
+        return self._replicas[number].env.get("TORCHELASTIC_ERROR_FILE", "")
 
     def _on_signal(self, number: int) -> None:
         self._stop("it was cancelled" if number == signal.SIGTERM else signal_name(number))
@@ -278,7 +282,9 @@ class Executor:
     def _reason(self) -> str:
         if self._first_failed is None:
             return "its processes could not be killed"
-        state = self._states[self._first_failed]
+        failed = [k for k, state in enumerate(self._states) if state["state"] == "FAILED"]
+        causes = (k for k in failed if error_files.names_own_worker(self._error_file(k)))
+        state = self._states[next(causes, self._first_failed)]
         code, name = state["exitcode"], f"{state['role']}/{state['replica']}"
         how = f"exit code {code}" if code > 0 else signal_name(-code)
         return f"{name} failed with {how}" + (f": {state['error']}" if state["error"] else "")

@@ -26,6 +26,7 @@ from relight.host import tail
 from relight.host.waiting import wait_until
 from relight.job import launcher_file, records
 from relight.job.app import NOTHING, AppDef, AppState, RetryPolicy
+from relight.output import error_files
 from relight.schedulers import resource_checks
 from relight.schedulers.api import (
     AppStatus,
@@ -47,6 +48,7 @@ _MAX_AGE_S = 5.0
 """The maximum age of cached Slurm states while logs are followed."""
 _POLL_S = 0.25
 _STOP_LIMIT_S = 60.0
+_LOST = "its node was lost"
 
 _LISTS = ("partition", "nodelist", "exclude", "mail-type")
 _CLUSTER_VARIABLES = ("SLURM_CLUSTERS", "SLURM_CONF", "SLURM_JWT")
@@ -176,11 +178,13 @@ class Slurm:
                 "the job is retried as a whole, as often as the role with the fewest retries"
             )
         path = os.path.join(folder, "job.sbatch")
+        indices = script.indices(app, cfg)
+        log = script.log_path(folder, is_array=bool(indices))
         body = {
-            "command": ["sbatch", "--parsable", path],
+            "command": ["sbatch", "--parsable", f"--output={log}", path],
             "directory": folder,
             "roles": {role.name: role.num_replicas for role in app.roles},
-            "array": script.indices(app, cfg),
+            "array": indices,
             "name": app_id,
             "workspace": cfg.get("workspace"),
             "has_launcher": any(map(launcher_file.needed, app.roles)),
@@ -437,7 +441,10 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
             role, most, said = part.name, max(1, len(part.hosts)), ""
         else:
             role, most = list(folder[1].items())[min(part.offset, len(folder[1]) - 1)]
-            said = _read(folder[0], role, "srun.log") if part.app_state.name != "PENDING" else ""
+            said = ""
+            if part.app_state is not AppState.PENDING:
+                said = _read(folder[0], role, "srun.log")
+                part = _with_lost_hosts(part, folder, role)
         replicas += _replicas(part, role, len(part.hosts) or most, said, folder, cause)
     failed = [r for r in replicas if r.state is AppState.FAILED]
     if state is AppState.FAILED and not failed:
@@ -447,7 +454,7 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
         replicas[0] = first._replace(state=AppState.FAILED, exitcode=first.exitcode or code)
     message = parts[0].explain()
     if state is AppState.FAILED and failed:
-        first = min(failed, key=lambda replica: replica.exitcode is None)  # None for a lost node
+        first = min(failed, key=lambda replica: _is_consequence(replica, folder))
         what = f"{first.role}/{first.replica} on {first.host} failed"
         if first.exitcode is not None:
             how = (
@@ -459,6 +466,14 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
         message = "; ".join(filter(None, (message, what + (first.error and f": {first.error}"))))
     url = f"file://{folder[0]}" if folder is not None else ""
     return AppStatus(state, message, tuple(replicas), parts[0].restarts, url)
+
+
+def _with_lost_hosts(part: Part, folder: Folder, role: str) -> Part:
+    """Return a part with the hosts that it started on, in the order of its tasks. Slurm removes the
+    hosts that an elastic job has lost.
+    """
+    started = states.expand_hosts(_read(folder[0], role, "nodes").strip())
+    return part._replace(hosts=started) if set(part.hosts) <= {*started} else part
 
 
 def _array_status(parts: Sequence[Part], folder: Folder) -> AppStatus:
@@ -502,15 +517,20 @@ def _replicas(
         ReplicaStatus(role, k, state, part.hosts[k] if k < len(part.hosts) else "", code)
         for k in range(number)
     ]
+    lost = states.lost_hosts(said)
+    blank = [
+        each._replace(state=AppState.FAILED, exitcode=None, error=_LOST)
+        if each.host in lost
+        else each
+        for each in blank
+    ]
     ends = states.task_ends(said)
     cause = next((end for end in ends if not end.lost), None)
     for end in ends:
         if end.task >= len(blank):
             blank += [ReplicaStatus(role, k, state) for k in range(len(blank), end.task + 1)]
         if end.lost:
-            blank[end.task] = ReplicaStatus(
-                role, end.task, AppState.FAILED, end.host, None, "its node was lost"
-            )
+            blank[end.task] = ReplicaStatus(role, end.task, AppState.FAILED, end.host, None, _LOST)
             continue
         assert cause is not None
         stopped = part.app_state is AppState.CANCELLED or failed.split(" ")[-1] not in ("", role)
@@ -520,6 +540,15 @@ def _replicas(
         error = _error(folder, role, end.task, end.exitcode) if same else ""
         blank[end.task] = ReplicaStatus(role, end.task, own, end.host, end.exitcode, error)
     return blank
+
+
+def _is_consequence(replica: ReplicaStatus, folder: Folder | None) -> tuple[bool, bool]:
+    """Return the sort key of a failed replica. A replica whose own worker caused the failure comes
+    first, and one whose node was lost comes last.
+    """
+    place = "" if folder is None else os.path.join(folder[0], replica.role, str(replica.replica))
+    is_cause = bool(place) and error_files.names_own_worker(os.path.join(place, "error.json"))
+    return replica.exitcode is None, not is_cause
 
 
 def _error(folder: Folder | None, role: str, replica: int, exitcode: int | None) -> str:
@@ -546,7 +575,8 @@ def _status_from_files(folder: Folder) -> AppStatus:
     replicas: list[ReplicaStatus] = []
     for role, number in roles.items():
         said = _read(directory, role, "srun.log")
-        replicas += _replicas(part, role, number, said, folder, cause)
+        part = _with_lost_hosts(part._replace(hosts=()), folder, role)
+        replicas += _replicas(part, role, len(part.hosts) or number, said, folder, cause)
     if state is AppState.UNKNOWN:
         replicas = [r._replace(state=state, exitcode=None) for r in replicas]
         return AppStatus(

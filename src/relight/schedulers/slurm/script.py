@@ -45,14 +45,21 @@ _RELIGHT_RUN = re.compile(r"(?:\S*/)?relight run\s")
 
 
 class _Names(NamedTuple):
-    """The job's id, and the directory that contains the launcher, both in shell syntax."""
+    """The job's id, the directory that contains the launcher, and the script's log file, in shell
+    syntax.
+    """
 
     job: str
     top: str
+    log: str
 
 
-_PLAIN = _Names("${SLURM_JOB_ID}", "$RELIGHT_JOB_DIR")
-_OF_ARRAY = _Names("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}", "${RELIGHT_JOB_DIR%/*}")
+_PLAIN = _Names("${SLURM_JOB_ID}", "$RELIGHT_JOB_DIR", "$RELIGHT_JOB_DIR/batch.log")
+_OF_ARRAY = _Names(
+    "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}",
+    "${RELIGHT_JOB_DIR%/*}",
+    "${RELIGHT_JOB_DIR%/*}/batch_$SLURM_ARRAY_TASK_ID.log",
+)
 """The names for a job array. They don't use SLURM_JOB_ID, because one job in an array has the same
 SLURM_JOB_ID as the whole array.
 """
@@ -84,9 +91,12 @@ def render(
     if cfg.get("image"):
         mountable(directory)
         box = Container(cfg.get("container") or FORMS[0], str(cfg["image"]), here, names.top)
-    lines = ["#!/bin/bash", f"# Job {app_id}, written by relight. Submit it with: sbatch FILE", "#"]
-    log = "batch_%a.log" if is_array else "batch.log"
-    first = {"chdir": here, "output": f"{directory}/{log}", "open-mode": "append"}
+    lines = [
+        "#!/bin/bash",
+        f"# Job {app_id}, written by relight. {_how_to_submit(cfg, roles)}",
+        "#",
+    ]
+    first = {"chdir": here, "output": "/dev/null", "open-mode": "append"}
     first |= {"array": cfg["array"]} if is_array else {}
     first |= {key: cfg[key] for key in ("comment", "mail-user", "mail-type") if cfg.get(key)}
     for number, role in enumerate(roles):
@@ -103,7 +113,9 @@ def render(
     lines += [
         "",
         f"export RELIGHT_JOB_DIR={shlex.quote(directory)}{'/$SLURM_ARRAY_TASK_ID' * is_array}",
-        *['mkdir -p "$RELIGHT_JOB_DIR" # of one job of the array'] * is_array,
+        '(umask 077 && mkdir -p "$RELIGHT_JOB_DIR")',
+        "# `relight submit` passes --output with this file, in the directory that it has created.",
+        f'[ ! /dev/stdout -ef /dev/null ] || exec >>"{names.log}" 2>&1',
         "# This script runs on the first node of the first role.",
         "export RELIGHT_RANK0_HOST=$SLURMD_NODENAME TORCHX_RANK0_HOST=$SLURMD_NODENAME",
         f"export RELIGHT_MAX_RETRIES={retries} TORCHX_MAX_RETRIES={retries}",
@@ -165,6 +177,11 @@ def indices(app: AppDef, cfg: Mapping[str, Any]) -> list[int]:
     if len(app.roles) > 1:
         raise UsageError("array: a job with several roles can't be an array")
     return found
+
+
+def log_path(directory: str, *, is_array: bool) -> str:
+    """Return the path of the script's log file, as a value of sbatch's option --output."""
+    return os.path.join(directory, "batch_%a.log" if is_array else "batch.log")
 
 
 def is_ours(role: Role) -> bool:
@@ -325,6 +342,15 @@ def _check(app: AppDef, directory: str) -> None:
         raise UsageError(f"{directory}: Slurm can't write logs to a directory with % or \\")
 
 
+def _how_to_submit(cfg: Mapping[str, Any], roles: Sequence[Role]) -> str:
+    copied = ["the workspace"] if cfg.get("workspace") else []
+    if any(role.env.get(launcher_file.VARIABLE) == launcher_file.TRAVELS for role in roles):
+        copied.append("the launcher")
+    if copied:
+        return f"Only relight submit copies {' and '.join(copied)}."
+    return "Submit it with: sbatch FILE"
+
+
 def _common(cfg: Mapping[str, Any], seconds: int) -> dict[str, Any]:
     """Return the sbatch flags that all roles share."""
     names = ("account", "partition", "qos", "time", "constraint", "nodelist", "exclude")
@@ -452,7 +478,7 @@ def _path(role: Role, programs: str, top: str) -> str:
 
 def _start_step(role: Role, function: str, group: int | None, box: Container | None) -> list[str]:
     """Return the lines of the script that start a role's step."""
-    nodes = "$SLURM_JOB_NUM_NODES" + ("" if group is None else f"_HET_GROUP_{group}")
+    part = "" if group is None else f"_HET_GROUP_{group}"
     flags = [] if group is None else [f"--het-group={group}"]
     if role.resource.cpu > 0:  # srun does not inherit this option from sbatch
         flags += [f"--cpus-per-task={role.resource.cpu}"]
@@ -465,7 +491,11 @@ def _start_step(role: Role, function: str, group: int | None, box: Container | N
         load = f'. "$RELIGHT_JOB_DIR"/{role.name}/run.sh && {function}'
         command = [*box.prefix(role), "bash", "-c", f"'{load}'"]
     words = " ".join((*flags, *command))
-    return [f'step {role.name} "{nodes}" {words} &', "steps+=($!)"]
+    return [
+        f'echo "$SLURM_JOB_NODELIST{part}" >"$RELIGHT_JOB_DIR"/{role.name}/nodes',
+        f'step {role.name} "$SLURM_JOB_NUM_NODES{part}" {words} &',
+        "steps+=($!)",
+    ]
 
 
 def word(text: str, job: str = _PLAIN.job) -> str:

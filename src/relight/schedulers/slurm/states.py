@@ -182,7 +182,7 @@ def excludable(nodes: Sequence[str], nodelist: str) -> list[str]:
         process = run(["sinfo", "--noheader", "--Node", "--format=%N"], _SINFO_LIMIT_S)
     except MachineError:
         return []
-    known = set(process.stdout.split()) - set(_hosts(nodelist))
+    known = set(process.stdout.split()) - set(expand_hosts(nodelist))
     return [node for node in nodes if node in known]
 
 
@@ -277,7 +277,7 @@ def from_squeue(text: str) -> Jobs:
             submitted=values["SubmitTime"],
             name=values["Name"],
             reason=values["Reason"],
-            hosts=_hosts(values["NodeList"]),
+            hosts=expand_hosts(values["NodeList"]),
             array_index=index,
         )
         parts.append(part)
@@ -302,7 +302,7 @@ def from_sacct(text: str) -> Jobs:
             submitted=submitted,
             name=name,
             reason="",
-            hosts=_hosts(nodes),
+            hosts=expand_hosts(nodes),
             array_index=whole(match[3] or ""),
         )
         parts.append(part)
@@ -334,12 +334,12 @@ def task_ends(text: str) -> list[TaskEnd]:
     lost: set[str] = set()
     for line in text.splitlines():
         if match := _LOST.search(line):
-            lost.update(_hosts(match[1]))
+            lost.update(expand_hosts(match[1]))
         elif match := _TASKS.search(line):
             how = re.sub(r" \(core dumped\)", "", match[3])
             code = re.fullmatch(r"Exited with exit code (\d+)", how)
             exitcode = int(code[1]) if code else -_SIGNALS.get(how, 9)
-            hosts = _hosts(match[1])
+            hosts = expand_hosts(match[1])
             for index, task in enumerate(_task_numbers(match[2])):
                 host = hosts[index] if index < len(hosts) else match[1]
                 ends.append(TaskEnd(task, host, exitcode, host in lost))
@@ -352,7 +352,13 @@ def _task_numbers(text: str) -> Iterable[int]:
         yield from range(int(low), int(high or low) + 1)
 
 
-def _hosts(text: str) -> tuple[str, ...]:
+def lost_hosts(text: str) -> set[str]:
+    """Return the hosts that a step has lost, according to srun's stderr."""
+    return {host for match in _LOST.finditer(text) for host in expand_hosts(match[1])}
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """Expand a list of hosts such as `node[1-3]`. The result is empty for an invalid list."""
     try:
         return tuple(hostlist.expand(text))
     except ValueError:  # such as "None assigned", or a truncated value
