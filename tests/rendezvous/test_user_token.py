@@ -9,10 +9,11 @@ import pytest
 
 from relight.base.env import Environment
 from relight.rendezvous import user_token
+from relight.rendezvous.user_token import UserToken
 
 
-def found(state: Path, kind: str = "nfs4") -> str:
-    """Return the token if the state directory is on this type of file system."""
+def found(state: Path, kind: str = "nfs4") -> UserToken:
+    """Return the token, if the state directory is on this type of file system."""
     mounts = state.parent / f"mounts.{threading.get_ident()}"
     mounts.write_text(f"a / ext4 rw 0 0\nb {state.parent} {kind} rw 0 0\nc /x nfs rw 0 0\n")
     return user_token.find(Environment({"RELIGHT_STATE_DIR": str(state)}), str(mounts))
@@ -20,7 +21,7 @@ def found(state: Path, kind: str = "nfs4") -> str:
 
 def test_user_token_is_created_once_on_shared_file_system(tmp_path: Path) -> None:
     """Agents on all nodes create it at the same time."""
-    paths: list[str] = []
+    paths: list[UserToken] = []
     threads = [
         threading.Thread(target=lambda: paths.append(found(tmp_path / "state"))) for _ in range(8)
     ]
@@ -29,37 +30,40 @@ def test_user_token_is_created_once_on_shared_file_system(tmp_path: Path) -> Non
     for thread in threads:
         thread.join()
     path = tmp_path / "state" / "token"
-    assert set(paths) == {str(path)}
+    assert set(paths) == {UserToken(str(path))}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     text = path.read_text()
     assert len(text.strip()) == 64
-    assert found(tmp_path / "state") == str(path) and path.read_text() == text
+    assert found(tmp_path / "state").path == str(path) and path.read_text() == text
     assert os.listdir(tmp_path / "state") == ["token"]
 
 
 @pytest.mark.parametrize("kind", ["ext4", "overlay", "tmpfs"])
 def test_no_user_token_is_created_on_local_file_system(tmp_path: Path, kind: str) -> None:
     """Other nodes could not read it."""
-    assert found(tmp_path / "state", kind) == ""
+    assert found(tmp_path / "state", kind) == UserToken("")
     assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize(
-    ("mode", "content", "counts"),
+    ("mode", "content", "note"),
     [
-        (0o600, "secret", True),
-        (0o640, "secret", False),
-        (0o606, "secret", False),
-        (0o600, "", False),
+        (0o600, "secret", ""),
+        (0o640, "secret", "other users have access to it (mode 0640); run `chmod 600 {path}`"),
+        (0o606, "secret", "other users have access to it (mode 0606); run `chmod 600 {path}`"),
+        (0o600, " \n", "it is empty; delete it"),
     ],
 )
-def test_token_file_must_be_private(tmp_path: Path, mode: int, content: str, counts: bool) -> None:
+def test_unusable_token_file_is_ignored_with_a_note(
+    tmp_path: Path, mode: int, content: str, note: str
+) -> None:
     path = tmp_path / "token"
     path.write_text(content)
     path.chmod(mode)
-    assert found(tmp_path, "ext4") == (str(path) if counts else "")
+    told = f"ignoring the token in {path}: {note.format(path=path)}" if note else ""
+    assert found(tmp_path, "ext4") == UserToken("" if note else str(path), told)
 
 
 def test_no_user_token_is_created_in_unwritable_directory(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
-    assert found(tmp_path / "state") == ""
+    assert found(tmp_path / "state") == UserToken("")

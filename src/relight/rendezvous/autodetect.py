@@ -68,7 +68,8 @@ def take(
         found = NOTHING._replace(notes=(f"ignoring the environment: {error.message}",))
     filled, taken, notes = fill(spec, given, found)
     if taken and found.system == "Slurm" and not _has_security(filled, env):
-        path = user_token.find(env)
+        path, note = user_token.find(env)
+        notes += [note] if note else []
         if path:
             conf = (*filled.rdzv_conf, ("token_file", path))
             filled = filled._replace(rdzv_conf=conf)

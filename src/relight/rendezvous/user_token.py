@@ -11,11 +11,14 @@ other nodes would not see it. An existing file is always used.
 import os
 import secrets
 from contextlib import suppress
+from typing import NamedTuple
 
 from relight.base import env as environment
 from relight.base.env import Environment
 
 NAME = "token"
+_OTHERS = 0o077
+_LIMIT = 4096
 _NETWORK = frozenset(
     ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "pvfs2", "glusterfs",
      "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "cifs", "smb3", "afs", "vast")
@@ -23,9 +26,17 @@ _NETWORK = frozenset(
 """The types of file systems that the nodes in a cluster share, as /proc/mounts names them."""
 
 
-def find(env: Environment, mounts: str = "/proc/self/mounts") -> str:
-    """Return the path of this user's token file, or an empty string. The file is created if it is
-    missing and can be created.
+class UserToken(NamedTuple):
+    """The path of this user's token file, or an empty string and a note on why an existing file is
+    ignored.
+    """
+
+    path: str
+    note: str = ""
+
+
+def find(env: Environment, mounts: str = "/proc/self/mounts") -> UserToken:
+    """Return this user's token file. The file is created if it is missing and can be created.
 
     Args:
         env: the environment.
@@ -36,7 +47,12 @@ def find(env: Environment, mounts: str = "/proc/self/mounts") -> str:
     if not os.path.exists(path) and _is_shared(directory, mounts):
         with suppress(OSError):  # fails on a full or read-only disk
             _make(directory, path)
-    return path if _is_ours(path) else ""
+    if not os.path.lexists(path):
+        return UserToken("")
+    why, remedy = _problem(path)
+    if why:
+        return UserToken("", f"ignoring the token in {path}: {why}; {remedy}")
+    return UserToken(path)
 
 
 def _make(directory: str, path: str) -> None:
@@ -54,14 +70,22 @@ def _make(directory: str, path: str) -> None:
         os.unlink(partial)
 
 
-def _is_ours(path: str) -> bool:
-    """Return whether only this user can have written a file, and only this user can read it."""
+def _problem(path: str) -> tuple[str, str]:
+    """Return why a file can't be used, and what to do about it. Only this user may be able to write
+    and read the file.
+    """
     try:
         found = os.stat(path)
+        if found.st_uid != os.geteuid():
+            return "it belongs to another user", "delete it"
+        if found.st_mode & _OTHERS:
+            why = f"other users have access to it (mode {found.st_mode & 0o777:04o})"
+            return why, f"run `chmod 600 {path}`"
         with open(path, "rb") as file:
-            return found.st_uid == os.geteuid() and not found.st_mode & 0o077 and bool(file.read(1))
-    except OSError:
-        return False
+            is_empty = not file.read(_LIMIT).strip()
+    except OSError as error:
+        return error.strerror or str(error), "make it readable, or delete it"
+    return ("it is empty", "delete it") if is_empty else ("", "")
 
 
 def _is_shared(directory: str, mounts: str) -> bool:
