@@ -58,6 +58,8 @@ def test_agent_provides_events_of_job_without_log_files(
     in_words = relight("events", "train", "--name", "Restarting").stdout
     assert " Restarting       restart 1 of 1: rank " in in_words
     assert in_words.count("restart 1") == 1
+    event = json.loads(relight("events", "--json", "train", "--name", "Restarting").stdout)
+    assert event["budget"] == "restart 1 of 1" and "restart" not in event["reason"]
     of_rank = names(relight("events", "--json", "train", "--rank", "1").stdout)
     assert of_rank == ["WorkerStarted", "WorkerExited", "FailureNoticed", "WorkerStarted"]
     assert relight("events", "--json", "train", "--since", "1h").stdout == found.stdout

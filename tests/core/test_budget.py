@@ -6,7 +6,12 @@ from relight.base.values import parse_exit_codes
 from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.core.group.group_types import GroupSettings
 from relight.core.group.messages import JobEnded
-from relight.core.group.restart_budget import GenerationRun, RestartHistory, restart_refusal
+from relight.core.group.restart_budget import (
+    GenerationRun,
+    RestartHistory,
+    restart_refusal,
+    split_budget,
+)
 from relight.core.group.restart_decision import GenerationEnd, Restart, decide
 
 FAILED = Failure(0, 0, "vm", 1, 1, 0.0, 0, None, (), "", "")
@@ -265,3 +270,35 @@ def test_rank_that_loses_peer_during_stop_of_hung_job_is_not_the_cause(
     end = decide(ended, RestartHistory(settings(0), 0, "o", 0.0), 0, 1.0)
     assert isinstance(end, JobEnded)
     assert end.exit_code == exit_code
+
+
+@pytest.mark.parametrize(
+    ("wanted", "budget"),
+    [
+        (settings(3), "restart 2 of 3"),
+        (settings(3, 3600.0), "restart 2, 2 of 3 within 1 h"),
+        (settings(3, smart=True), "restart 2 of 3 in "),
+    ],
+)
+def test_cause_of_a_restart_is_separable_from_its_budget(
+    wanted: GroupSettings, budget: str
+) -> None:
+    raised = RAISED._replace(
+        report=RAISED.report and RAISED.report._replace(message="a; restart it")
+    )
+    job = Job(wanted)
+    job.fails()
+    outcome = job.fails(raised)
+    assert isinstance(outcome, Restart)
+    cause, shown = split_budget(outcome.cause, 2)
+    assert f"{cause}; {shown}" == outcome.cause
+    assert cause == "rank 0 raised ValueError: a; restart it at train.py:3 (pid 1 on vm)"
+    assert shown.startswith(budget)
+
+
+def test_cause_without_a_budget_is_kept() -> None:
+    assert split_budget("node3 was lost; restart 2 of 3", 1) == (
+        "node3 was lost; restart 2 of 3",
+        "",
+    )
+    assert split_budget("node3 was lost", 1) == ("node3 was lost", "")

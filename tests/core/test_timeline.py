@@ -127,12 +127,12 @@ def test_generation_ends_when_the_next_one_begins() -> None:
 
 def test_failure_reported_by_all_nodes_appears_once_in_the_timeline() -> None:
     early = [
-        TimedEvent(5.0, Restarting(1, 3, "rank 1 raised")),
+        TimedEvent(5.0, Restarting(1, 3, "rank 1 raised", "restart 1 of 3")),
         TimedEvent(9.0, Ended(1, "too often")),
     ]
-    late = [TimedEvent(5.5, Restarting(1, 3, "rank 1 raised"))]
+    late = [TimedEvent(5.5, Restarting(1, 3, "rank 1 raised", "restart 1 of 3"))]
     assert timeline.failures([late, early]) == [
-        Happened(5.0, "rank 1 raised"),
+        Happened(5.0, "rank 1 raised; restart 1 of 3"),
         Happened(9.0, "the end, exit code 1: too often"),
     ]
     assert not timeline.failures([[TimedEvent(1.0, Ended(0, "all succeeded"))]])

@@ -460,7 +460,10 @@ class Node:
         )  # fmt: skip
         if restart > self.restart:
             self.restart = restart
-            journal.write(Restarting(restart, self._job.settings.max_restarts, cause))
+            from relight.core.group.restart_budget import split_budget
+
+            reason, budget = split_budget(cause, restart)
+            journal.write(Restarting(restart, self._job.settings.max_restarts, reason, budget))
         if self._job.meeting is not None and not journal.verbose:
             at = f", at {self._job.meeting.topology}" if self._job.meeting.topology else ""
             journal.say(

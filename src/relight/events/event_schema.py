@@ -14,6 +14,8 @@ FIELDS = {
     "after": "the new state",
     "asked": "whether the user named the modules; false with `auto`",
     "before": "the previous state",
+    "budget": "number and limit of the restart, such as `restart 2 of 3`, and any wait before it; "
+    "empty if unknown",
     "cause": "the reason",
     "StateChanged.cause": "the reason; or the input (a message, an event, or Tick for a deadline) "
     "and its reason",

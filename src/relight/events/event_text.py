@@ -95,10 +95,8 @@ def describe(event: Event) -> str:
         case InternalErrorEvent():
             return event.text
         case Restarting():
-            cause, _, count = event.reason.rpartition("; restart ")
-            if cause and count.startswith(f"{event.restart} "):
-                return f"restart {count}: {cause}"
-            return f"restart {event.restart} of {event.of}: {event.reason}"
+            budget = event.budget or f"restart {event.restart} of {event.of}"
+            return f"{budget}: {event.reason}"
         case HealthChecked():
             result = f"failed: {event.reason}" if event.reason else "passed"
             return f"the health check {result} ({event.seconds:.1f} s)"

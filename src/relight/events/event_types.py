@@ -180,6 +180,7 @@ class Restarting(NamedTuple):
     restart: int
     of: int
     reason: str
+    budget: str = ""
 
 
 class HealthChecked(NamedTuple):

@@ -67,6 +67,17 @@ class GenerationRun(NamedTuple):
     exit_code: int = 0
 
 
+def with_budget(cause: str, budget: str) -> str:
+    """Join a restart's cause and the reason of its `Decision`, such as `restart 1 of 3`."""
+    return f"{cause}; {budget}"
+
+
+def split_budget(text: str, restart: int) -> tuple[str, str]:
+    """Undo `with_budget`, given the restart's number. The second part is empty for other texts."""
+    cause, _, rest = text.rpartition(f"; restart {restart}")
+    return (cause, f"restart {restart}{rest}") if cause and rest[:1] in (" ", ",") else (text, "")
+
+
 class RestartHistory:
     """One job's restarts so far.
 

@@ -14,7 +14,7 @@ from relight.core.diagnosis.causes import Certainty, Role, role
 from relight.core.diagnosis.failure_text import Diagnosis
 from relight.core.failure import Failure
 from relight.core.group.messages import JobEnded
-from relight.core.group.restart_budget import GenerationRun, RestartHistory
+from relight.core.group.restart_budget import GenerationRun, RestartHistory, with_budget
 
 if TYPE_CHECKING:
     from relight.core.diagnosis.hang_text import Hang
@@ -75,7 +75,7 @@ def decide(
         return end(ended, decision.reason, now)
     cause = diagnosis.headline() if diagnosis else ended.stop_cause
     host = diagnosis.root.host if diagnosis else ""
-    return Restart(f"{cause}; {decision.reason}", decision.delay_s, host)
+    return Restart(with_budget(cause, decision.reason), decision.delay_s, host)
 
 
 def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:

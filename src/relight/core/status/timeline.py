@@ -158,8 +158,8 @@ def failures(nodes: Iterable[Sequence[TimedEvent]]) -> list[Happened]:
     for records in nodes:
         for at, event, _ in records:
             match event:
-                case Restarting(_, _, reason):
-                    text = reason
+                case Restarting(_, _, reason, budget):
+                    text = f"{reason}; {budget}" if budget else reason
                 case Ended(exit_code, reason) if exit_code:
                     text = f"the end, exit code {exit_code}: {reason}"
                 case _:
