@@ -62,6 +62,20 @@ def test_role_can_be_looked_up_by_name() -> None:
     assert found.get_role("trainer") is found.roles[0]
     with pytest.raises(KeyError, match="has no role trainr; did you mean trainer"):
         found.get_role("trainr")
+    assert found["trainer"] is found.roles[0]
+    assert "trainer" in found and "trainr" not in found and found.roles[0] not in found
+    with pytest.raises(KeyError, match="has no role trainr"):
+        found["trainr"]
+    with pytest.raises(TypeError):
+        list(found)  # type: ignore[call-overload]
+
+
+def test_named_resource_knows_its_name_and_whether_it_is_a_slice() -> None:
+    assert specs.named_resources["gpu.small"].get_resource_name() == "gpu.small"
+    assert specs.Resource(1, 0, 512).get_resource_name() is None
+    assert not specs.Resource(1, 0, 512).is_fractional()
+    slice_of = {"torchx/named_resources.is_fractional": True}
+    assert specs.Resource(1, 0, 512, tags=slice_of).is_fractional()
 
 
 def test_override_function_is_called_once_when_field_is_read() -> None:

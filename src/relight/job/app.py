@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import partial
 from threading import Lock, RLock
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
@@ -32,6 +32,10 @@ class RetryPolicy(StrEnum):
     APPLICATION = "APPLICATION"
 
 
+NAME_TAG = "torchx/named_resources.name"
+FRACTIONAL_TAG = "torchx/named_resources.is_fractional"
+
+
 @dataclass
 class Resource:
     """The resources that one replica needs. -1 means unspecified.
@@ -46,6 +50,15 @@ class Resource:
     capabilities: dict[str, Any] = field(default_factory=dict)
     devices: dict[str, int] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
+
+    def is_fractional(self) -> bool:
+        """Return whether this is a slice of a larger named resource, according to its tags."""
+        return bool(self.tags.get(FRACTIONAL_TAG))
+
+    def get_resource_name(self) -> str | None:
+        """Return the name of this named resource, or None."""
+        name = self.tags.get(NAME_TAG)
+        return None if name is None else str(name)
 
     @staticmethod
     def copy(original: "Resource", **capabilities: Any) -> "Resource":
@@ -206,12 +219,26 @@ class AppDef:
         Raises:
             KeyError: if the name is unknown.
         """
-        for role in self.roles:
-            if role.name == name:
-                return role
+        found = self._find_role(name)
+        if found is not None:
+            return found
         known = [role.name for role in self.roles]
         hint = did_you_mean(name, known, f"it has {', '.join(known) or 'no roles'}")
         raise KeyError(f"app {self.name} has no role {name}; {hint}")
+
+    __iter__: ClassVar[None] = None
+    """As in TorchX, `for role in app` raises TypeError, instead of calling `__getitem__(0)`."""
+
+    def __getitem__(self, name: str) -> Role:
+        """Return the role with this name, as `get_role` does."""
+        return self.get_role(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a role has this name."""
+        return self._find_role(name) is not None
+
+    def _find_role(self, name: object) -> Role | None:
+        return next((role for role in self.roles if role.name == name), None)
 
 
 class _Once:

@@ -14,9 +14,8 @@ from relight.base import plugins
 from relight.base.env import Environment, read
 from relight.base.errors import UsageError
 from relight.base.text import closest_match
-from relight.job.app import Resource, unspecified
+from relight.job.app import NAME_TAG, Resource, unspecified
 
-NAME_TAG = "torchx/named_resources.name"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 GROUPS = ("relight.named_resources", "torchx.named_resources")
 VARIABLES = ("RELIGHT_NAMED_RESOURCES", "TORCHX_CUSTOM_NAMED_RESOURCES")
