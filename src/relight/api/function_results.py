@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from relight.base import notebook_traceback
 from relight.base.errors import RelightError, UsageError, WorkersFailedError
 from relight.worker import call
 from relight.worker.main_module import Unpickler
@@ -154,6 +155,7 @@ def first_exception(directory: str) -> Exception | None:
         error = WorkersFailedError(f"rank {rank} raised {text.strip().splitlines()[-1]}")
     if text:  # empty if the message is complete
         error.__cause__ = RemoteTraceback(text)
+    notebook_traceback.attach(error)
     return error
 
 

@@ -49,6 +49,11 @@ class RelightError(Exception):
         if hint:
             self.add_note(f"hint: {hint}")  # shown at the end of a Python traceback
 
+    def _render_traceback_(self) -> list[str]:  # called by IPython
+        from relight.base import notebook_traceback
+
+        return notebook_traceback.render(self)
+
 
 class WorkersFailedError(RelightError):
     """The user's function failed in a worker, without an exception that could be raised here."""
