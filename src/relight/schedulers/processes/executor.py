@@ -282,9 +282,13 @@ class Executor:
     def _reason(self) -> str:
         if self._first_failed is None:
             return "its processes could not be killed"
-        failed = [k for k, state in enumerate(self._states) if state["state"] == "FAILED"]
-        causes = (k for k in failed if error_files.names_own_worker(self._error_file(k)))
-        state = self._states[next(causes, self._first_failed)]
+        ended = [k for k, state in enumerate(self._states) if state["exitcode"]]
+        causes = (k for k in ended if error_files.names_own_worker(self._error_file(k)))
+        number = next(causes, self._first_failed)
+        state = self._states[number]
+        if state["state"] != "FAILED":  # it was about to exit when it was stopped
+            why = cause(self._error_file(number), self._replicas[number].stderr, state["exitcode"])
+            state.update(state="FAILED", error=why)
         code, name = state["exitcode"], f"{state['role']}/{state['replica']}"
         how = f"exit code {code}" if code > 0 else signal_name(-code)
         return f"{name} failed with {how}" + (f": {state['error']}" if state["error"] else "")
