@@ -17,6 +17,7 @@ the process that starts this command. The position in PATH depends on the flag:
 """
 
 import ast
+import bisect
 import functools
 import hashlib
 import io
@@ -77,6 +78,20 @@ from relight import packed_modules
 packed_modules.install(sys.modules[__name__])
 """
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can store
+_FOR_TYPES = ast.dump(ast.parse("TYPE_CHECKING", mode="eval").body)
+_WITH_DOCUMENTS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+_TEXT_OR_COMMENT = re.compile(
+    rb"(?P<comment>[ \t]*#.*)"
+    + b"".join(
+        rb"|%b(?:[^\\%b%b]|\\(?s:.)%b)*%b" % (
+            quotes, quotes[:1], b"\n" * (len(quotes) == 1), more, quotes
+        )
+        for quotes, more in (
+            (b'"""', b'|"(?!"")'), (b"'''", b"|'(?!'')"), (b'"', b""), (b"'", b"")
+        )
+    )
+)  # fmt: skip
 _WORD = re.compile(r"(?:^|[\s;&|(])relight\s+(?:run|launch)\b")
 
 
@@ -182,10 +197,9 @@ def stripped(source: str) -> str:
     Statements keep their line numbers, so that tracebacks from the file match the package.
     Annotations in classes are kept, because `base/fields.py` uses them to read records.
     """
-    text, tree = source.encode(), ast.parse(source)
+    text = source.encode()
     starts = [0, *(match.end() for match in re.finditer(b"\n", text))]
-    cuts, literals = dict[int, tuple[int, bytes]](), list[tuple[int, int]]()
-    nested, in_literal = set[ast.AST](), set[int]()
+    cuts, in_literal = dict[int, tuple[int, bytes]](), set[int]()
 
     def begin(node: ast.stmt | ast.expr | ast.arg) -> int:
         return starts[node.lineno - 1] + node.col_offset
@@ -193,30 +207,29 @@ def stripped(source: str) -> str:
     def end(node: ast.stmt | ast.expr | ast.arg) -> int:
         return starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
 
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            documents = [each for each in node.body if _is_text(each)]
-            for each in documents:
-                is_all = each is documents[0] and len(documents) == len(node.body)
-                cuts[begin(each)] = end(each), b"pass" if is_all else b""
-        if isinstance(node, ast.ClassDef):
-            nested.update(node.body)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.returns:
-            cuts[text.rindex(b"->", 0, begin(node.returns))] = end(node.returns), b""
-        elif isinstance(node, ast.arg) and node.annotation:
-            cuts[begin(node) + len(node.arg.encode())] = end(node), b""
-        elif isinstance(node, ast.AnnAssign) and node.value and node not in nested:
-            cuts[end(node.target)] = end(node.annotation), b""
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            if not node.orelse:
-                cuts[begin(node)] = end(node), b"pass"
-        elif isinstance(node, (ast.Constant, ast.JoinedStr)):
-            literals.append((begin(node), end(node)))
-            in_literal.update(range(node.lineno, node.end_lineno or 0))
-    for match in re.finditer(rb"[ \t]*#.*", text):
-        hash_sign = match.start() + match[0].index(b"#")
-        if not any(first <= hash_sign < last for first, last in literals):
+    for node, holder in _statements(ast.parse(source)):
+        body = node.body if isinstance(node, _WITH_DOCUMENTS) else []
+        documents = [each for each in body if _is_text(each)]
+        for each in documents:
+            is_all = each is documents[0] and len(documents) == len(body)
+            cuts[begin(each)] = end(each), b"pass" if is_all else b""
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if node.returns:
+                cuts[text.rindex(b"->", 0, begin(node.returns))] = end(node.returns), b""
+            for arg in ast.walk(node.args):
+                if isinstance(arg, ast.arg) and arg.annotation:
+                    cuts[begin(arg) + len(arg.arg.encode())] = end(arg), b""
+        elif isinstance(node, ast.AnnAssign):
+            if node.value and not isinstance(holder, ast.ClassDef):
+                cuts[end(node.target)] = end(node.annotation), b""
+        elif isinstance(node, ast.If) and ast.dump(node.test) == _FOR_TYPES and not node.orelse:
+            cuts[begin(node)] = end(node), b"pass"
+    for match in _TEXT_OR_COMMENT.finditer(text):
+        if match["comment"] is not None:
             cuts[match.start()] = match.end(), b""
+        else:
+            first = bisect.bisect(starts, match.start())
+            in_literal.update(range(first, first + match[0].count(b"\n")))
     kept, place = list[bytes](), 0
     for first, (last, replacement) in sorted(cuts.items()):
         if first >= place:  # a cut inside another one is skipped
@@ -226,6 +239,17 @@ def stripped(source: str) -> str:
     return "\n".join(
         line if number in in_literal else _less_indented(line) for number, line in enumerate(lines)
     )
+
+
+def _statements(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST | None]]:
+    """Yield a module and all of its statements, each with the node that contains it. Visiting
+    expressions as well would double the time.
+    """
+    found: list[tuple[ast.AST, ast.AST | None]] = [(tree, None)]
+    for node, holder in found:
+        yield node, holder
+        for name in _BLOCKS:
+            found += ((each, node) for each in getattr(node, name, ()))
 
 
 def _less_indented(line: str) -> str:
