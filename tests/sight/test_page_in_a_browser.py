@@ -1,18 +1,18 @@
 """The status page in a real browser: headless Chromium, driven by Playwright.
 
-Debian: apt-get install chromium; pip install playwright.
+Debian: apt-get install chromium-headless-shell; pip install playwright.
 `PYTHONPATH=tests python -m tests.sight.test_page_in_a_browser docs/images` takes the docs' images.
 """
 
 import contextlib
 import io
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 from conftest import LIMIT_S, Start, long
 
@@ -85,7 +85,7 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
+        opened = started.chromium.launch(executable_path=needs.chromium(), args=ARGUMENTS)
         yield opened
         opened.close()
 
