@@ -1,12 +1,14 @@
 """Invalid command lines are refused before anything starts: exit code 2, one line, a hint."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from differential.cases import Case
-from differential.recording import RELIGHT, record
+from differential.recording import RELIGHT, prepare, record
+from relight.cli.main import main
 
 pytestmark = pytest.mark.slow
 
@@ -78,26 +80,47 @@ FLAGS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def refused(case: Case, tmp_path: Path) -> str:
-    """Return the lines with which relight refuses a case; check that nothing else happened."""
-    found = record(case, RELIGHT, tmp_path / "work")
-    assert found.exit_code == 2, found
-    assert found.workers == {}
-    assert found.files == {}
-    assert found.left == []
-    assert found.stdout == [""]
-    assert found.stderr == []
-    line, *hint = found.says
-    assert line.startswith("relight: error: "), found.says
-    assert len(hint) <= 1 and all(each.startswith("hint: ") for each in hint), found.says
-    return "\n".join(found.says)
+Refused = Callable[[Case], str]
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Refused:
+    """Run a case in this process; return the lines with which relight refuses it."""
+
+    def run(case: Case) -> str:
+        work = tmp_path / "work"
+        argv, environment, _, inputs = prepare(case, RELIGHT, work)
+        with monkeypatch.context() as patch:
+            patch.chdir(work)
+            for name in os.environ.keys() - environment.keys():
+                patch.delenv(name)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            code = main(argv[argv.index("relight") + 1 :])
+        out, err = capfd.readouterr()
+        assert (code, out) == (2, ""), err
+        left = {path.name for path in work.iterdir()} - {"records", "tmp"}
+        assert left <= {name.partition("/")[0] for name in inputs}, left
+        assert not [*work.glob("records/*"), *work.glob("tmp/*")]
+        return one_line_with_hint(err.rstrip("\n").split("\n"))
+
+    return run
+
+
+def one_line_with_hint(said: list[str]) -> str:
+    line, *hint = said
+    assert line.startswith("relight: error: "), said
+    assert len(hint) <= 1 and all(each.startswith("hint: ") for each in hint), said
+    return "\n".join(said)
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
 def test_error_for_invalid_flag_value_names_the_flag(
-    flags: tuple[str, ...], tmp_path: Path
+    flags: tuple[str, ...], refused: Refused
 ) -> None:
-    lines = refused(Case("", flags), tmp_path)
+    lines = refused(Case("", flags))
     name = flags[-1].partition("=")[0] if flags[-1].startswith("-") else flags[-2]
     if name == "--standalone" and "=" not in flags[-1]:
         name = flags[0]
@@ -128,9 +151,9 @@ def test_error_for_invalid_flag_value_names_the_flag(
     ],
 )
 def test_error_for_invalid_variable_names_the_variable(
-    flags: tuple[str, ...], variables: Mapping[str, str], names: str, tmp_path: Path
+    flags: tuple[str, ...], variables: Mapping[str, str], names: str, refused: Refused
 ) -> None:
-    assert names in refused(Case("", flags, variables=variables), tmp_path)
+    assert names in refused(Case("", flags, variables=variables))
 
 
 @pytest.mark.parametrize(
@@ -149,12 +172,16 @@ def test_error_for_invalid_variable_names_the_variable(
     ],
 )
 def test_error_for_unrunnable_script_names_the_script(
-    flags: tuple[str, ...], script: tuple[str, ...], names: str, tmp_path: Path
+    flags: tuple[str, ...], script: tuple[str, ...], names: str, refused: Refused
 ) -> None:
-    assert names in refused(Case("", flags, script), tmp_path)
+    assert names in refused(Case("", flags, script))
 
 
 @pytest.mark.parametrize("flags", [("--no-python",), ("--use-env=1",)])
 def test_launch_command_rejects_unsupported_flags(flags: tuple[str, ...], tmp_path: Path) -> None:
-    lines = refused(Case("", flags, script=("./program",), command="launch"), tmp_path)
-    assert flags[0].partition("=")[0] in lines
+    """Nothing has started."""
+    case = Case("", flags, script=("./program",), command="launch")
+    found = record(case, RELIGHT, tmp_path / "work")
+    assert (found.exit_code, found.stdout, found.stderr) == (2, [""], []), found
+    assert (found.workers, found.files, found.left) == ({}, {}, [])
+    assert flags[0].partition("=")[0] in one_line_with_hint(found.says)

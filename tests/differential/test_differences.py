@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Start
+from conftest import LIMIT_S, Start, long
 from conftest import RELIGHT as OURS
 from conftest import TORCHRUN as THEIRS
 from test_logs_console import TICKS, Terminal
@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "differences.md"
 PLUG_INS = str(Path(__file__).parents[1] / "rendezvous" / "plugin")
+COMMANDS = {RELIGHT: (*OURS, "run"), TORCHRUN: THEIRS}
 WAITING, STAYING = {"PROBE_END": "0.0=wait"}, {"PROBE_END": "0.0=stay"}
 
 Begin = Callable[[str, Case], tuple[Started, int]]
@@ -385,38 +386,35 @@ raise ValueError('bad')
 
 @shows("last-traceback")
 @pytest.mark.needs_torch
-def test_identical_tracebacks_appear_once_on_the_terminal(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("launcher", "times"), [(RELIGHT, 1), long(TORCHRUN, 3)])
+def test_identical_tracebacks_appear_once_on_the_terminal(
+    start: Start, tmp_path: Path, launcher: str, times: int
+) -> None:
     """Under torchrun, each worker prints its own traceback, and the failure box contains none."""
     (tmp_path / "train.py").write_text(ALL_FAIL)
-    shown = {}
-    for command in (THEIRS, OURS):
-        terminal = Terminal(columns=200)
-        run = ("run",) if command == OURS else ()
-        agent = start(
-            *run, "--nproc-per-node=3", "train.py", command=command, variables={"NO_COLOR": "1"},
-            stdout=terminal.agents_end, stderr=terminal.agents_end,
-        )  # fmt: skip
-        shown[command] = terminal.read_to_end(agent).count(b"\nValueError: bad\r\n")
-        terminal.close()
-    assert shown == {THEIRS: 3, OURS: 1}
+    terminal = Terminal(columns=200)
+    agent = start(
+        "--nproc-per-node=3", "train.py", command=COMMANDS[launcher], variables={"NO_COLOR": "1"},
+        stdout=terminal.agents_end, stderr=terminal.agents_end,
+    )  # fmt: skip
+    assert terminal.read_to_end(agent).count(b"\nValueError: bad\r\n") == times
+    terminal.close()
 
 
 @shows("repeated-lines")
 @pytest.mark.needs_torch
+@pytest.mark.parametrize(
+    ("launcher", "times"), [(RELIGHT, range(20, 40)), long(TORCHRUN, range(40, 41))]
+)
 def test_identical_lines_from_several_ranks_appear_once_on_the_terminal(
-    start: Start, tmp_path: Path
+    start: Start, tmp_path: Path, launcher: str, times: range
 ) -> None:
     """Torchrun's workers mix their lines there, so the lines are counted wherever they start."""
     (tmp_path / "train.py").write_text(TICKS)
-    shown = {}
-    for command in (THEIRS, OURS):
-        terminal = Terminal()
-        run = ("run",) if command == OURS else ()
-        agent = start(
-            *run, "--nproc-per-node=2", "train.py", command=command,
-            stdout=terminal.agents_end, stderr=terminal.agents_end,
-        )  # fmt: skip
-        shown[command] = len(re.findall(rb"(?<!\] )tick", terminal.read_to_end(agent)))
-        terminal.close()
-    assert shown[THEIRS] == 40
-    assert 20 <= shown[OURS] < 40
+    terminal = Terminal()
+    agent = start(
+        "--nproc-per-node=2", "train.py", command=COMMANDS[launcher],
+        stdout=terminal.agents_end, stderr=terminal.agents_end,
+    )  # fmt: skip
+    assert len(re.findall(rb"(?<!\] )tick", terminal.read_to_end(agent))) in times
+    terminal.close()
