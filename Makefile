@@ -125,7 +125,7 @@ $(NEWER)/.ready: pyproject.toml $(LOCK)
 	@touch $@
 
 newer: $(NEWER)/.ready  ## Tests with another version of torch, TORCH=2.14.1 (6 GB)
-	$(NEWER)/bin/python -m pytest -n 2 -m "not long or needs_torch_reconfigure" $(WITH_TORCH)
+	$(NEWER)/bin/python -m pytest -n 2 -m "not long or needs_torch or needs_torch_reconfigure" $(WITH_TORCH)
 
 dist: setup  ## Build the wheel, the sdist and the one-file launcher, and try them on every installed Python
 	$(BIN)/python -m tests.release

@@ -58,6 +58,22 @@ def test_results_are_ordered_by_rank(call: Call) -> None:
 
 
 @pytest.mark.slow
+def test_workers_on_two_agents_form_one_group(call: Call) -> None:
+    """Both agents run on this machine."""
+    result = call("""
+        import os, relight
+        def work():
+            names = ("RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_PORT")
+            return [os.environ[name] for name in names]
+        first, second = relight.launch(work, nproc_per_node=1, nnodes=2)
+        print(first[:3], second[:3], first[3] == second[3])
+    """)
+    said = "['0', '2', '2'] ['1', '2', '2'] True"
+    assert result.stdout.splitlines()[-1] == said, result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.needs_torch
 def test_torch_workers_on_two_agents_form_one_group(call: Call) -> None:
     """Both agents run on this machine."""
