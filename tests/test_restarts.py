@@ -49,8 +49,8 @@ def test_gloo_job_survives_kill_without_preload(
 @pytest.mark.needs_torch
 def test_gloo_job_survives_repeated_kills(warm_torch: WarmTorch) -> None:
     """A different rank is killed each time; every attempt uses a fresh store."""
-    flags = ("--nproc-per-node=4", "--max-restarts=4")
-    check_kills(warm_torch.run(GLOO, *flags, KILLS="4"), 4)
+    flags = ("--nproc-per-node=2", "--max-restarts=2")
+    check_kills(warm_torch.run(GLOO, *flags, KILLS="2"), 2)
 
 
 def check_kills(result: "subprocess.CompletedProcess[str]", kills: int) -> None:

@@ -75,7 +75,7 @@ def noted(place: Path, restart: int) -> list[tuple[int, int, int]]:
     return [tuple(map(int, text.split())) for text in texts]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("how", "failing"), [(KILL, [2]), (RAISE, [2]), (KILL, [0, 3])])
+@pytest.mark.parametrize(("how", "failing"), [long(KILL, [2]), (RAISE, [2]), (KILL, [0, 3])])
 def test_surviving_ranks_keep_pid_and_rank(
     launch: Launch, script: Script, tmp_path: Path, how: str, failing: list[int]
 ) -> None:
@@ -393,8 +393,9 @@ def stayed(place: Path) -> list[bool]:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # the same on two nodes is below
 @pytest.mark.needs_torch
-@pytest.mark.parametrize("how", ["stopped", long("in C")])
+@pytest.mark.parametrize("how", ["stopped", "in C"])
 def test_only_hung_rank_is_replaced(warm_torch: WarmTorch, how: str) -> None:
     """The losses equal, bit for bit, those of a run that rewraps its model at that step."""
     (warm_torch.folder / "starting.py").write_text(STARTING)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Launch
+from conftest import LIMIT_S, Launch, long
 
 from relight.host import linux
 from relight.host.loop import Loop
@@ -44,7 +44,7 @@ sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] != "2")
 """
 
 
-@pytest.mark.parametrize("workers", [1, 40])
+@pytest.mark.parametrize("workers", [1, long(40)])
 def test_workers_in_later_generations_start_like_the_first_ones(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path, workers: int
 ) -> None:

@@ -126,11 +126,14 @@ def bash(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> 
 
 def test_agents_in_slurm_job_can_rendezvous(jobs: Jobs) -> None:
     """`-j 2x2` has one agent per node and four ranks. Variables are passed unchanged, logs can be
-    read by replica and by rank, and the script is readable only by the user.
+    read by replica and by rank, and the script is readable only by the user. The job brings its
+    launcher: the nodes may have a different relight, or none.
     """
     value = "a,b\n'\"$HOME `id` \\"
-    command = RUN + "--nnodes 2 --tee 3 --no-python bash -c 'echo $RANK/$WORLD_SIZE \"$VALUE\"'"
-    app_id = jobs.submit(bash(command, replicas=2, env={"VALUE": value, "ID": "s://${app_id}"}))
+    command = RUN + "--nnodes 2 --tee 3 --no-python bash -c "
+    command += "'echo $RANK/$WORLD_SIZE \"$VALUE\"; echo launcher $(command -v relight) $RANK'"
+    env = {"VALUE": value, "ID": "s://${app_id}", "RELIGHT_LAUNCHER": "travels"}
+    app_id = jobs.submit(bash(command, replicas=2, env=env))
     status = jobs.until(app_id, *OVER)
     assert status == {
         "state": "SUCCEEDED",
@@ -142,31 +145,23 @@ def test_agents_in_slurm_job_can_rendezvous(jobs: Jobs) -> None:
             ["main/1", "SUCCEEDED", "node2", 0, ""],
         ],
     }
+    directory = jobs.directory(app_id)
+    brought = directory / "launcher" / "relight"
+    assert stat.S_IMODE(brought.stat().st_mode) == 0o500
     for k in (0, 1):
         text = "\n".join(jobs.logs(app_id, f"main/{k}", "stdout"))
         for rank in (2 * k, 2 * k + 1):
             assert f"{rank}/4 a,b" in text
+            assert f"launcher {brought} {rank}" in text
         assert "'\"$HOME `id` \\" in text
         errors = "\n".join(jobs.logs(app_id, f"main/{k}", "stderr"))
         assert f"job {app_id}: rendezvous at node1:29500" in errors
         assert "no token" not in errors
-    directory = jobs.directory(app_id)
     own = [p.read_text() for p in directory.glob("torchelastic/main/*/attempt_0/*/stdout.log")]
     assert sorted(text.partition(" ")[0] for text in own) == ["0/4", "1/4", "2/4", "3/4"]
     assert stat.S_IMODE((directory / "job.sbatch").stat().st_mode) == 0o600
     shown, _ = jobs.slurm.run(["scontrol", "show", "job", app_id])
     assert value.partition("\n")[0] not in shown + jobs.said(app_id)
-
-
-def test_job_can_bring_its_own_launcher(jobs: Jobs) -> None:
-    """The nodes may have a different relight, or none."""
-    command = RUN + "--nnodes 2 --tee 3 --no-python bash -c 'echo $(command -v relight) $RANK'"
-    app_id = jobs.submit(bash(command, replicas=2, env={"RELIGHT_LAUNCHER": "travels"}))
-    assert jobs.until(app_id, *OVER)["state"] == "SUCCEEDED"
-    text = "\n".join(jobs.logs(app_id, "main/1", "stdout"))
-    brought = jobs.directory(app_id) / "launcher" / "relight"
-    assert f"{brought} 2" in text and f"{brought} 3" in text
-    assert stat.S_IMODE(brought.stat().st_mode) == 0o500
 
 
 @pytest.mark.parametrize(
