@@ -133,18 +133,14 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the longest files; mark pure tests; skip tests whose needs are not met and, where
-    other systems are imitated, those that require Linux.
+    """Start with the longest files; mark pure tests; where other systems are imitated, skip those
+    that require Linux.
     """
     places = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(_LONGEST)))
     for item in items:
         if pure.is_pure(item):
             item.add_marker(pytest.mark.pure)
-        for mark in item.iter_markers():
-            name = mark.name.removeprefix("needs_")
-            if mark.name.startswith("needs_") and (why := needs.missing(name)):
-                item.add_marker(pytest.mark.skip(reason=why))
     if not PORTABLE:
         return
     from portable import exceptions
@@ -152,6 +148,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if why := exceptions.reason(item.nodeid):
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose needs are not met. Each test process checks only what its tests need."""
+    for mark in item.iter_markers():
+        name = mark.name.removeprefix("needs_")
+        if name != mark.name and (why := needs.missing(name)):
+            pytest.skip(why)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -292,7 +292,8 @@ def at_terminal(command: list[str], answer: Callable[[str], str]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "launcher", [pytest.param("torchrun", marks=pytest.mark.needs_torch), "relight"]
+    "launcher",
+    [pytest.param("torchrun", marks=[pytest.mark.long, pytest.mark.needs_torch]), "relight"],
 )
 def test_breakpoint_at_terminal_behaves_as_under_torchrun(launcher: str, tmp_path: Path) -> None:
     """The second line comes from readline's history, which only exists at a terminal."""

@@ -43,13 +43,17 @@ AS_ON_ONE_NODE = {
 `exception_on_one_rank`, `exception_on_all_ranks`, or `killed_by_somebody_else`, which are kept.
 """
 TORCH_AS_ON_ONE_NODE = {
-    "torch_autograd_function", "torch_checkpoint_of_another_model", "torch_damaged_checkpoint",
-    "torch_exception_before_init", "torch_group_destroyed_before_the_exception",
+    "torch_autograd_function", "torch_checkpoint_of_another_model",
+    "torch_collective_that_one_rank_does_not_reach", "torch_damaged_checkpoint",
+    "torch_exception_before_init", "torch_exception_in_the_training_loop",
+    "torch_group_destroyed_before_the_exception",
     "torch_index_out_of_range", "torch_loader_that_fails", "torch_loader_that_is_stuck",
     "torch_no_gpu", "torch_segmentation_fault_in_the_training_loop", "torch_shapes_on_one_rank",
     "torch_sizes_that_differ", "torch_spawned_process_that_fails", "torch_unknown_backend",
 }  # fmt: skip
-"""The same for torch scripts: the peers, if they fail, do so as in the scripts that are kept."""
+"""The same for torch scripts: the peers, if they fail, do so as in the scripts that are kept, in
+test_failures_e2e.py, or in test_hangs.py.
+"""
 NEVER_WARM = ("torch_invalid_rank",)
 """Its crash depends on the contents of memory."""
 LATE = ("torch_monitored_barrier", "torch_rank_that_never_comes")

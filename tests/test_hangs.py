@@ -130,7 +130,7 @@ HANGS = {
 @pytest.mark.parametrize(
     "name",
     [
-        "never reaches the collective",
+        long("never reaches the collective"),  # test_failure_report_contains_stacks has the same
         "an endless loop",
         long("a deadlocked lock"),
         long("stopped by a signal"),

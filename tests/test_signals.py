@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, RELIGHT, Launch, Start
+from conftest import LIMIT_S, RELIGHT, Launch, Start, long
 from test_orphans import marked, marker  # noqa: F401
 
 Script = Callable[[str], Path]
@@ -204,7 +204,7 @@ MOMENTS = [("import", at) for at in (1, 2, 7, 12, 17, 23, 28, 33, 38, 43, 48, 53
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [long(signal.SIGINT), signal.SIGTERM])
 def test_signal_at_any_moment_ends_agent_cleanly(number: int, start: Start, marker: str) -> None:
     """From relight's first line to its last, it exits with 128 + n or the job's own exit code. It
     is never killed by the signal, prints no traceback, and leaves no worker behind.

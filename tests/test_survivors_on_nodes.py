@@ -121,6 +121,7 @@ def test_surviving_ranks_on_both_nodes_keep_their_processes(job: MakeJob, tmp_pa
     assert texts.count("restart 1 of 1") == 2
 
 
+@pytest.mark.long  # test_survivors.py shows it on one node
 def test_second_failure_without_progress_restarts_all_ranks(job: MakeJob, tmp_path: Path) -> None:
     made = job("2", 2, "--max-restarts=2")
     made.tell("no-progress")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from conftest import LIMIT_S
+from conftest import LIMIT_S, long
 
 from relight.base.errors import MachineError
 from relight.cli.jobs.common import Follower
@@ -95,7 +95,7 @@ def test_submit_prints_only_handle_on_stdout(relight: Command) -> None:
     assert found.stderr.splitlines() == ["echo/0 hello you", f"relight: {handle} SUCCEEDED"]
 
 
-@pytest.mark.parametrize("flag", ["--wait", "--log", "--tee_logs", "--tee-logs"])
+@pytest.mark.parametrize("flag", ["--wait", long("--log"), "--tee_logs", long("--tee-logs")])
 def test_wait_flags_have_no_effect_if_submit_waits_anyway(relight: Command, flag: str) -> None:
     """Nothing is printed twice."""
     found = relight("submit", flag, "utils.echo", "--msg", "hi")
@@ -104,7 +104,7 @@ def test_wait_flags_have_no_effect_if_submit_waits_anyway(relight: Command, flag
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [("exit 7", 7), ("kill -TERM $$", 143), ("true", 0), ("exit 255", 255)]
+    ("command", "code"), [("exit 7", 7), ("kill -TERM $$", 143), ("true", 0), long("exit 255", 255)]
 )
 def test_submit_exits_with_job_exit_code(relight: Command, command: str, code: int) -> None:
     found = relight("submit", "utils.sh", "sh", "-c", command)
@@ -248,7 +248,7 @@ def test_component_file_output_goes_to_stderr(relight: Command, place: Path) -> 
     assert "loading" in found.stderr and "calling" in found.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), long(signal.SIGTERM, 143)])
 def test_interrupted_submit_stops_its_job(
     start: Callable[..., "subprocess.Popen[bytes]"],
     place: Path,

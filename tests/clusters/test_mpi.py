@@ -29,7 +29,7 @@ def relight(mpi: Mpi, host: str, *flags: str, more: tuple[str, ...] = ()) -> tup
 
 
 @pytest.mark.parametrize(
-    "start", ["login", NODES[0]], ids=["from the login node", "from its first node"]
+    "start", ["login", long(NODES[0])], ids=["from the login node", "from its first node"]
 )
 def test_run_needs_no_flags_under_mpirun(mpi: Mpi, start: str) -> None:
     """One process per host makes one job in mpirun's order, wherever mpirun itself runs."""

@@ -437,7 +437,7 @@ def torch_binding() -> object:
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(
     machines().filter(lambda drawn: drawn[1])
     | st.tuples(

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import RELIGHT, clean_environment
+from conftest import RELIGHT, clean_environment, long
 from etcd_server import free_ports
 from netlab import Lab
 
@@ -47,7 +47,7 @@ def test_finished_endpoint_host_keeps_voting(lab: Lab, tmp_path: Path) -> None:
     end_one_by_one(job, agents)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [long(signal.SIGTERM), signal.SIGKILL])
 def test_job_succeeds_after_losing_a_finished_coordinator(tmp_path: Path, number: int) -> None:
     """The next coordinator learns from the running nodes which nodes have succeeded."""
     with OneMachine() as here:

@@ -59,7 +59,7 @@ def test_restart_below_maximum_size_does_not_wait_for_more_nodes(lab: Lab, tmp_p
     assert job.stop() == [0, 0, 143]
 
 
-@pytest.mark.parametrize("how", ["kill", "cut", long("freeze")])
+@pytest.mark.parametrize("how", [long("kill"), "cut", long("freeze")])
 def test_survivors_continue_after_node_loss(lab: Lab, tmp_path: Path, how: str) -> None:
     """The survivors continue without using the restart budget, and keep their order."""
     job, agents = begin(lab, tmp_path, "2:4", 4)

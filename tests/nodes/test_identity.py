@@ -114,7 +114,7 @@ def test_unresolvable_hostname_does_not_affect_a_job(tmp_path: Path, host: str) 
         assert job.stop() == [0, 0]
 
 
-@pytest.mark.parametrize("order", [("node2", "node1", "node3"), ("node1", "node1", "node2")])
+@pytest.mark.parametrize("order", [("node2", "node1", "node3"), long(("node1", "node1", "node2"))])
 def test_endpoint_may_resolve_to_loopback_on_its_own_host(
     lab: Lab, tmp_path: Path, order: tuple[str, ...]
 ) -> None:

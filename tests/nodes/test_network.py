@@ -122,7 +122,11 @@ QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3"
 
 
 @pytest.mark.parametrize("seconds", [long(0.5), 3.0, long(8.0)])
-@pytest.mark.parametrize("endpoint", ["node1", "node1,node2,node3"], ids=["one", "three"])
+@pytest.mark.parametrize(
+    "endpoint",
+    [pytest.param("node1", marks=pytest.mark.long), "node1,node2,node3"],
+    ids=["one", "three"],
+)
 def test_brief_network_cut_causes_no_restart(
     lab: Lab, tmp_path: Path, endpoint: str, seconds: float
 ) -> None:

@@ -36,7 +36,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
 ETCD = pytest.param("etcd", marks=pytest.mark.needs_etcd)
 
 
-@pytest.fixture(params=[ETCD, "file"])  # rendezvous/test_contract.py has all
+@pytest.fixture(params=[ETCD, long("file")])  # rendezvous/test_contract.py has all
 def flags(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
     """The flags that make a job's nodes meet, with a new job id for each test."""
     where = str(tmp_path / "meet")

@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from conftest import long
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, c10d
@@ -21,7 +22,7 @@ def begin(lab: Lab, tmp_path: Path, nodes: str, *flags: str) -> tuple[Job, list[
     return job, agents, coordinator
 
 
-@pytest.mark.parametrize("how", ["kill", "cut"])
+@pytest.mark.parametrize("how", [long("kill"), "cut"])
 def test_another_host_takes_over_after_coordinator_loss(lab: Lab, tmp_path: Path, how: str) -> None:
     """The survivors continue as one group."""
     job, agents, coordinator = begin(lab, tmp_path, "2:4")

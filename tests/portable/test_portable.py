@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Launch, Start
+from conftest import LIMIT_S, Launch, Start, long
 from test_orphans import CHILD, ELSEWHERE, END, marked, marker, wait_until_gone, wait_until_up
 
 import relight
@@ -165,7 +165,9 @@ def holders(agent: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("who", ["agent", "holder", "both", "all of their name", "one is stopped"])
+@pytest.mark.parametrize(
+    "who", [long("agent"), long("holder"), "both", "all of their name", "one is stopped"]
+)
 def test_guardian_terminates_leftover_processes(
     who: str, start: Start, tmp_path: Path, marker: str
 ) -> None:

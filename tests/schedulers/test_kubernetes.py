@@ -132,7 +132,7 @@ def test_ranks_are_ordered_by_pod_zone(jobs: Jobs, tmp_path: Path) -> None:
         assert any(f"this is node {rank}, at {zone}" in line for line in lines), lines
 
 
-@two_kinds
+@pytest.mark.parametrize("kind", [KINDS[0], *map(long, KINDS[1:])])
 def test_program_error_ends_job_immediately(jobs: Jobs, tmp_path: Path, kind: str) -> None:
     app_id = jobs.submit(train(tmp_path, "raise ValueError('wrong data')\n", j="2x1"), kind=kind)
     status = jobs.wait(app_id)
@@ -319,7 +319,7 @@ def test_stopped_replica_is_not_reported_as_cause_of_failure(jobs: Jobs, kind: s
     assert status.message == "main/1: exit code 3"
 
 
-@pytest.mark.parametrize("kind", ["job", "jobset"])
+@pytest.mark.parametrize("kind", ["job", long("jobset")])
 def test_retried_pod_can_read_its_restart_count(jobs: Jobs, tmp_path: Path, kind: str) -> None:
     text = f'echo $RELIGHT_REQUEUES >> {tmp_path}/tries; [ "$RELIGHT_REQUEUES" = 2 ]'
     app = sh(text, max_retries=2)

@@ -150,7 +150,7 @@ def test_dry_run_output_is_yaml_with_all_objects(
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     app, cfg = APPS[name]
     made = kubernetes.Kubernetes().render(app, cfg, "train-x7abc")
-    assert list(yaml.safe_load_all(made.text)) == made.body["objects"]
+    assert list(yaml.load_all(made.text, yaml.CSafeLoader)) == made.body["objects"]
 
 
 def test_arguments_and_environment_variables_reach_program_unchanged() -> None:

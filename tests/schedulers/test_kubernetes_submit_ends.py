@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from clusters.kubernetes import ApiServer
-from conftest import LIMIT_S, RELIGHT, Launch, clean_environment
+from conftest import LIMIT_S, RELIGHT, Launch, clean_environment, long
 
 from schedulers import small_disk
 
@@ -62,7 +62,7 @@ def stopped_half_way(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), long(signal.SIGTERM, 143)])
 def test_interrupted_submit_leaves_nothing_behind(
     server: ApiServer, variables: dict[str, str], number: signal.Signals, code: int
 ) -> None:

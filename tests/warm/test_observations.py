@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import FIRST_WARM, LIMIT_S, Launch, clean_environment
+from conftest import FIRST_WARM, LIMIT_S, Launch, clean_environment, long
 
 PROBE = Path(__file__).with_name("probe.py")
 MODULES = (
@@ -48,8 +48,9 @@ def compare(cold: list[Seen], warm: list[Seen]) -> None:
         assert len(a) >= 40
 
 
-@pytest.mark.parametrize("form", ["file", "module", "relative import", "directory", "safe path",
-                                  "launch", "dev mode", "C locale", "pythonpath"])  # fmt: skip
+@pytest.mark.parametrize("form", ["file", long("module"), "relative import", long("directory"),
+                                  "safe path", "launch", "dev mode", long("C locale"),
+                                  "pythonpath"])  # fmt: skip
 def test_script_sees_same_process_state_cold_and_warm(
     form: str, launch: Launch, tmp_path: Path
 ) -> None:
