@@ -19,5 +19,8 @@ if rank == 1:
     try:
         raise ValueError("bad batch")
     finally:
+        open("closed", "w").close()
         time.sleep(60)  # closes its connections, and then takes a while to end
+while not os.path.exists("closed"):
+    time.sleep(0.01)
 raise ConnectionResetError(104, "Connection reset by peer")
