@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+import sys
 import venv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from relight.base.env import Environment
 from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.host.loop import Loop
 from relight.processes import interpreter
+from relight.stacks import exit_evidence
 
 SOURCES = str(Path(relight.__file__).resolve().parent.parent)
 SAY = "import sys, torch; print(sys.prefix, torch.__file__)"
@@ -152,6 +154,24 @@ def test_missing_module_report_names_python_used_by_workers(machine: Machine) ->
     assert "PYTHON_EXEC" not in done.stderr
 
 
+def test_module_in_current_directory_is_not_attributed_to_another_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only installed modules count; `python -c` searches the current directory as well."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(interpreter, "_POLL_S", LIMIT_S)
+    (tmp_path / "ours.py").touch()
+    (tmp_path / "python").symlink_to(sys.executable)
+    loop = Loop()
+    try:
+        hint = interpreter.remedy(
+            "/tool/bin/python", Environment({"PATH": str(tmp_path)}), "ours", loop
+        )
+    finally:
+        loop.close()
+    assert hint == "workers ran /tool/bin/python"
+
+
 def test_launched_function_runs_in_interpreter_of_caller(machine: Machine) -> None:
     """The active environment doesn't matter."""
     text = "import relight, sysconfig; print(*relight.launch(sysconfig.get_path, 'data'))"
@@ -199,6 +219,7 @@ def test_python_used_by_workers_is_queried_only_once(monkeypatch: pytest.MonkeyP
         Failure(rank, rank, "vm", 1, 1, 0.0, 0, report, lines, known, "")
         for rank, known in enumerate(("", "", "the disk is full"))
     ]
+    monkeypatch.setattr(exit_evidence, "unsearched_folder", lambda *_: "")
     lived = failures[0]._replace(exitcode=-15, stop_signal=15)
     handled = failures[0]._replace(report=report._replace(kind=FailureKind.PRINTED))
     command: Any = SimpleNamespace(

@@ -54,6 +54,7 @@ def notes_of(*argv: str) -> list[str]:
         (["--rdzv-endpoint=[::1]:1"], "rdzv_endpoint", Endpoint("::1", 1)),
         (["--rdzv-endpoint=[fe80::1]"], "rdzv_endpoint", Endpoint("fe80::1", None)),
         (["--rdzv-endpoint=fe80::1"], "rdzv_endpoint", Endpoint("fe80::1", None)),
+        (["--rdzv-endpoint=fe80::1:29500"], "rdzv_endpoint", Endpoint("fe80::1", 29500)),
         (["--rdzv-endpoint=localhost:0"], "rdzv_endpoint", Endpoint("localhost", 0)),
         (["--rdzv-conf=a=1, b=2=3"], "rdzv_conf", (("a", "1"), ("b", "2=3"))),
         (["--local-ranks-filter=0,2"], "local_ranks_filter", (0, 2)),

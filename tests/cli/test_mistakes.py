@@ -106,11 +106,15 @@ def test_overlong_and_out_of_range_numbers_are_rejected(
         (("run", "python", "train.py"), "relight starts Python itself: relight run [flags] train"),
         (("run", "python3.11", "-u", "-m", "pkg.train"), "relight run [flags] -m pkg.train"),
         (("run", "torchrun", "train.py"), "relight replaces torchrun"),
+        (("run", "env"), "did you mean --no-python env?"),
+        (("run", "OMP_NUM_THREADS=4", "train.py"), "command: OMP_NUM_THREADS=4 relight run"),
+        (("run", "--NNODES=1", "train.py"), "did you mean --nnodes?"),
         (("run", "go.sh"), "--no-python bash go.sh"),
         (("run", "--no-python", "go.sh"), "./go.sh"),
         (("run", "pkg.train"), "did you mean -m pkg.train?"),
         (("run", "dist.ddp", "-j", "2x2"), "relight submit dist.ddp"),
         (("run", "-m", "train.py"), "-m train; to run a file, leave out -m: train.py"),
+        (("run", "-m", "pkg.train.py"), "did you mean -m pkg.train?"),
         (("run", "-m", "pkg/train.py"), "-m pkg.train; to run a file, leave out -m: pkg/train.py"),
         (("run", "-m", "trian"), "did you mean -m train?"),
         (("run", "-m", "pgk.train"), "did you mean -m pkg.train?"),
@@ -156,6 +160,7 @@ def test_overlong_and_out_of_range_numbers_are_rejected(
         (("run", "train.py\r"), "no such file: train.py\\r\nhint: a carriage return is in it"),
         (("run", "--master-addr=123.456.123.456", "train.py"), "IPv4 address are at most 255"),
         (("run", "--rdzv-endpoint=1.2.3.456:1", "train.py"), "IPv4 address are at most 255"),
+        (("run", "--master-addr=gpu-1:29500", "train.py"), "gpu-1:29500: expected a host name or"),
         (("run", "--rdzv-endpoint", "10.0.0.1", "172.17.0.1:29500", "x.py"), "quote the value"),
         (("run", "--rdzv-endpoint", "10.0.0.1", "fe80::1", "x.py"), "quote the value"),
         (("run", "--rdzv-backend=C10D", "train.py"), "did you mean c10d?"),
@@ -173,6 +178,18 @@ def test_error_for_typo_suggests_intended_command_line(
 ) -> None:
     """The suggestions also cover habits from other launchers."""
     assert hint in refused(*argv)
+
+
+def test_error_for_name_of_python_program_on_path_suggests_its_path(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The console scripts of Python packages are Python scripts."""
+    program = tmp_path / "bin" / "llama-train"
+    program.parent.mkdir()
+    program.write_text("#!/opt/venv/bin/python3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert f"did you mean {program}?" in refused("run", "llama-train", "sft.yaml")
 
 
 def test_single_node_job_waits_for_master_addr_to_resolve(

@@ -177,6 +177,79 @@ def test_missing_script_interpreter_is_reported(tmp_path: Path, text: bytes, exp
     assert exit_evidence.missing_interpreter(str(program), HERE) == expected.format(program)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"echo\n", "{} needs a first line such as #!/bin/sh"),
+        (b"\x7fELF\x02\x01", "{} was built for another type of processor"),
+        (b"#!/bin/sh\n", ""),
+    ],
+)
+def test_exec_format_error_is_explained(tmp_path: Path, text: bytes, expected: str) -> None:
+    program = tmp_path / "train"
+    program.write_bytes(text)
+    assert exit_evidence.unknown_format(str(program), HERE) == expected.format(program)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message", "expected"),
+    [
+        (
+            "tools/train.py",
+            "No module named 'lib'",
+            "Python searches {}/tools, but lib is in {}; set PYTHONPATH={}, or use -m tools.train",
+        ),
+        (
+            "to-ols/train.py",
+            "No module named 'utils'",
+            "Python searches {}/to-ols, but utils is in {}; set PYTHONPATH={}",
+        ),
+        (
+            "pkg/tools/train.py",
+            "No module named 'model'",
+            "Python searches {}/pkg/tools, but model is in {}/pkg; set PYTHONPATH={}/pkg",
+        ),
+        (
+            "pkg/train.py",
+            "attempted relative import with no known parent package",
+            "a script has no package; use -m pkg.train",
+        ),
+        ("train.py", "attempted relative import with no known parent package", ""),
+        ("train.py", "No module named 'utils'", ""),
+        ("tools/train.py", "No module named 'lib.data'", ""),
+        ("tools/train.py", "No module named 'wandb'", ""),
+        ("-m tools.train", "No module named 'lib'", ""),
+        ("--no-python tools/train.py", "No module named 'lib'", ""),
+    ],
+)
+def test_failed_import_of_own_code_names_directory_and_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: str, message: str, expected: str
+) -> None:
+    """A directory without source, such as that of wandb's runs, isn't the missing package."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("lib/data.py", "utils.py", "pkg/model.py", "wandb/run-1/log"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    report = ErrorReport(FailureKind.RAISED, "ImportError", message, "", "", ())
+    spec = to_spec(parse(argv.split(), HERE))
+    command = Command(spec, HERE, "", (), "", False, False, 0, "", {})
+    said = exit_evidence.unsearched_folder(report, command)
+    assert said == expected.replace("{}", str(tmp_path))
+
+
+def test_deleted_current_directory_does_not_break_explanation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    report = ErrorReport(FailureKind.RAISED, "", "No module named 'lib'", "", "", ())
+    spec = to_spec(parse(["/tools/train.py"], HERE))
+    command = Command(spec, HERE, "", (), "", False, False, 0, "", {})
+    assert exit_evidence.unsearched_folder(report, command) == ""
+
+
 def test_no_interpreter_is_reported_for_missing_program(tmp_path: Path) -> None:
     assert exit_evidence.missing_interpreter(str(tmp_path / "gone"), HERE) == ""
     assert exit_evidence.missing_interpreter("no-such-program", HERE) == ""

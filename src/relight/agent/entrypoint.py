@@ -234,7 +234,9 @@ def _check_module(name: str) -> None:
     """
     if _hides_places():
         return
-    is_file = name.endswith(".py") and os.path.isfile(name) and not os.path.isdir(name[:-3])
+    stem = name.removesuffix(".py")
+    places = (stem, stem.replace(".", "/")) if stem != name else ()
+    is_file = any(os.path.isfile(f"{each}.py") and not os.path.isdir(each) for each in places)
     lacking = ("", "", None) if is_file else _missing(name.split("."), _has_code)
     if lacking is not None:
         from relight.agent import not_found

@@ -5,6 +5,7 @@ module is only loaded if something is missing.
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -57,11 +58,30 @@ def no_script(script: str, spec: LaunchSpec) -> UsageError:
         hint = f"join a flag and its value with =, as in --keep-warm={script}"
     elif script.startswith(("dist.", "utils.")) and not script.endswith(".py"):
         hint = f"this is a component; submit it with: relight submit {script} …"
+    elif re.fullmatch(r"[A-Z_][A-Z\d_]*=.*", script):
+        hint = f"put variables before the command: {script} relight run …"
     elif "." in script and os.path.isfile(script.replace(".", "/") + ".py"):
         hint = f"did you mean -m {script}?"
+    elif not os.path.isfile(f"{script}.py") and (program := _program_on_path(script)):
+        hint = f"did you mean {program}?"
     else:
         hint = similar_file(script)
     return UsageError(f"no such file: {script}", hint=hint)
+
+
+def _program_on_path(name: str) -> str:
+    """Return how to start a program on PATH: by its path if it's a Python script, such as an entry
+    point. Returns an empty string if there is no such program.
+    """
+    path = shutil.which(name) if "/" not in name else None
+    if path is None:
+        return ""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(512)
+    except OSError:
+        first = b""
+    return path if first.startswith(b"#!") and b"python" in first else f"--no-python {name}"
 
 
 def value_of_switch(spec: LaunchSpec) -> str:
@@ -113,6 +133,8 @@ def no_module(
         module = os.path.normpath(name[:-3]).replace("/", ".")
         hint = f"-m takes a module name: -m {module}; to run a file, leave out -m: {name}"
         return UsageError(f"-m {name} is a file", hint=hint)
+    if name.endswith(".py") and os.path.isfile(name[:-3].replace(".", "/") + ".py"):
+        return UsageError(f"no such module: {name}", hint=f"did you mean {flag}{name[:-3]}?")
     part = missing.rpartition(".")[2]
     folders = roots if where is None else where
     known = [one for each in folders for one in _modules(each, packages=name != missing)]

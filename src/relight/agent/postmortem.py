@@ -148,9 +148,12 @@ def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> li
     for failure in found:
         report, evidence = failure.report, failure.evidence
         raised = failure.is_explained and not failure.stop_signal
-        is_import = raised and report is not None and report.type == "ModuleNotFoundError"
+        known = raised and not (evidence or command.spec.no_python)
+        if known and report is not None and report.type in ("ModuleNotFoundError", "ImportError"):
+            evidence = exit_evidence.unsearched_folder(report, command)
+        is_import = report is not None and report.type == "ModuleNotFoundError"
         lacked = _NO_MODULE.search(report.message) if report is not None else None
-        if lacked is not None and is_import and not (evidence or command.spec.no_python):
+        if lacked is not None and is_import and known and not evidence:
             module = lacked[1]
             if module not in remedies:
                 remedies[module] = interpreter.remedy(command.python, command.env, module, loop)
@@ -463,12 +466,16 @@ def _explain_start_failure(evidence: str, command: Command) -> str:
     """Return why a worker could not be started, with the missing file if known."""
     if evidence.endswith(os.strerror(errno.EAGAIN)):
         return f"{evidence} (check `ulimit -u` and the container's pids limit)"
-    if not evidence.endswith(os.strerror(errno.ENOENT)):
-        return evidence
-    is_program = command.spec.no_python and not command.spec.run_path
-    program = command.spec.script if is_program else command.python
-    missing = exit_evidence.missing_interpreter(program, command.env)
-    return evidence.replace(os.strerror(errno.ENOENT), missing) if missing else evidence
+    for number, explain in (
+        (errno.ENOENT, exit_evidence.missing_interpreter),
+        (errno.ENOEXEC, exit_evidence.unknown_format),
+    ):
+        if evidence.endswith(os.strerror(number)):
+            is_program = command.spec.no_python and not command.spec.run_path
+            program = command.spec.script if is_program else command.python
+            known = explain(program, command.env)
+            return evidence.replace(os.strerror(number), known) if known else evidence
+    return evidence
 
 
 def _explain_signal(end: WorkerEnd, command: Command) -> str:

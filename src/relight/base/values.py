@@ -242,6 +242,9 @@ def _parse_one_endpoint(text: str) -> Endpoint:
         host, _, port = host.partition(":")
         if not port:
             raise ValueError("there is no port after the colon")
+    elif host[-6:-5] == ":" and host[-5:].isdecimal():
+        # The groups of an IPv6 address have at most four digits, so this is a port.
+        host, port = host[:-6], host[-5:]
     if port and not host:
         raise ValueError(
             f"there is no host before the colon; type localhost:{port} for this machine"
@@ -289,6 +292,8 @@ def parse_host(text: str) -> str:
         text = text[1:-1]
     if not text.isprintable() or any(c.isspace() or c in _NOT_IN_HOSTS for c in text):
         raise ValueError("expected a host name or address")
+    if text.count(":") == 1:
+        raise ValueError("expected a host name or address, without a port")
     _check_ipv4(text)
     return text
 

@@ -78,7 +78,7 @@ def unknown_flag(word: str, known: Collection[str]) -> UsageError:
     if not word.startswith("--"):
         name = name.rstrip("0123456789")
     hint = _OTHER_LAUNCHERS.get(name) if "nproc-per-node" in known else None
-    meant = "" if hint else closest_match(name, list(known))
+    meant = "" if hint else closest_match(name.lower(), list(known))
     if not hint:
         after = "; put the script's own flags after it" if "nproc-per-node" in known else ""
         hint = f"did you mean --{meant}?" if meant else f"--help lists the flags{after}"

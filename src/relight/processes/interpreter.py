@@ -22,7 +22,11 @@ from relight.base.env import Environment
 if TYPE_CHECKING:
     from relight.host.loop import Loop
 
-_FINDS = "import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)"
+_FINDS = (
+    "import importlib.util as u, sys; sys.path = [each for each in sys.path if each]; "
+    "sys.exit(u.find_spec(sys.argv[1]) is None)"
+)
+"""Finds installed modules only. `python -c` would also search the current directory."""
 _POLL_S = 1.0
 """How long to wait for a response from another Python, while the loop keeps running."""
 

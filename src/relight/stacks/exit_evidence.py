@@ -46,6 +46,8 @@ _LACKS_LOCAL_RANK = re.compile(
     r"(?:arguments are required:|[Mm]issing (?:required )?(?:option|argument)).*(--local[-_]rank)\b"
 )
 """Messages from argparse, click and others about a missing flag."""
+_NO_PACKAGE = "attempted relative import with no known parent package"
+_NO_MODULE = re.compile(r"^No module named '(\w+)'$")
 _TAKEN = re.compile(r"[Aa]ddress already in use|EADDRINUSE|Duplicate GPU|out of memory")
 """Messages about conflicts between workers that use the same local rank."""
 _LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "vfat", "xfs", "zfs")
@@ -143,14 +145,7 @@ def missing_interpreter(program: str, env: Environment) -> str:
         program: the program's path, or its name on PATH.
         env: the worker's environment.
     """
-    import shutil
-
-    path = program if "/" in program else shutil.which(program, path=env.get("PATH", os.defpath))
-    try:
-        with open(path or "", "rb") as file:
-            first = file.readline(512)
-    except OSError:
-        return ""
+    path, first = _first_line(program, env)
     if not first.startswith(b"#!"):
         return f"{path} needs a dynamic loader that is missing" if first[:4] == b"\x7fELF" else ""
     named = re.split(rb"[ \t]", first[2:].strip(b" \t\n"), maxsplit=1)[0]
@@ -162,6 +157,30 @@ def missing_interpreter(program: str, env: Environment) -> str:
     return f"the interpreter on the first line of {path}, {interpreter}, does not exist"
 
 
+def unknown_format(program: str, env: Environment) -> str:
+    """Explain that the kernel can't execute a program. The arguments are those of
+    `missing_interpreter`.
+    """
+    path, first = _first_line(program, env)
+    if first.startswith(b"\x7fELF"):
+        return f"{path} was built for another type of processor"
+    return "" if first.startswith(b"#!") else f"{path} needs a first line such as #!/bin/sh"
+
+
+def _first_line(program: str, env: Environment) -> tuple[str, bytes]:
+    """Return a program's path and the beginning of its first line. The line is empty if it can't be
+    read.
+    """
+    import shutil
+
+    path = program if "/" in program else shutil.which(program, path=env.get("PATH", os.defpath))
+    try:
+        with open(path or "", "rb") as file:
+            return path or "", file.readline(512)
+    except OSError:
+        return path or "", b""
+
+
 def closed_output(report: ErrorReport | None, exitcode: int, *, is_closed: bool) -> str:
     """Explain a broken pipe if the process that reads the launcher's output has exited."""
     pipe = getattr(signal, "SIGPIPE", 0)
@@ -170,6 +189,41 @@ def closed_output(report: ErrorReport | None, exitcode: int, *, is_closed: bool)
     )
     reader = "the process reading the launcher's output has exited, as with `| head`"
     return reader if broken and is_closed else ""
+
+
+def unsearched_folder(report: ErrorReport, command: Command) -> str:
+    """Explain a failed import of the user's own code. Python searches the directory of a script,
+    but neither the current directory nor the one above the script.
+    """
+    spec = command.spec
+    try:
+        here = os.getcwd()
+    except OSError:  # it was deleted
+        return ""
+    if spec.module or spec.no_python:
+        return ""
+    script = os.path.normpath(os.path.join(here, spec.script))
+    module = os.path.relpath(script, here).removesuffix(".py").replace("/", ".")
+    is_module = "." in module and all(map(str.isidentifier, module.split(".")))
+    if report.message == _NO_PACKAGE:
+        return fit(f"a script has no package; use -m {module}") if is_module else ""
+    lacked, folder = _NO_MODULE.match(report.message), os.path.dirname(script)
+    for place in (here, os.path.dirname(folder)):
+        if lacked is not None and place != folder and _has_source(os.path.join(place, lacked[1])):
+            instead = f", or use -m {module}" if is_module and place == here else ""
+            where = f"Python searches {folder}, but {lacked[1]} is in {place}"
+            return fit(f"{where}; set PYTHONPATH={place}{instead}")
+    return ""
+
+
+def _has_source(module: str) -> bool:
+    """Return whether there is a module or package at a path without an extension. wandb and others
+    create directories with their own names, which contain no source.
+    """
+    try:
+        return any(name.endswith(".py") for name in os.listdir(module))
+    except OSError:
+        return os.path.isfile(f"{module}.py")
 
 
 def local_rank(texts: Iterable[str], command: Command, local_world_size: int) -> str:
