@@ -626,3 +626,17 @@ def test_rank_that_exited_with_0_before_the_stop_counts_as_succeeded(
     doing = WorkerState(place, (), False) if place else None
     assert causes.had_succeeded(end, 5.0, doing) is expected
     assert not causes.had_succeeded(end._replace(exitcode=1), 5.0, doing)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] ifa != "
+        "nullptr. Unable to find address for: eth99",
+        "ncclSystemError: System call failed.\nLast error:\nBootstrap : no socket interface found",
+    ],
+)
+def test_missing_network_interface_blames_nobody(message: str) -> None:
+    """GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface of another machine."""
+    report = ErrorReport(FailureKind.RAISED, "RuntimeError", message, "", "", ())
+    assert blame.determine(report, ()) is blame.Blame.NOBODY

@@ -42,6 +42,8 @@ def no_script(script: str, spec: LaunchSpec) -> UsageError:
         return UsageError(f"{script} is not a script", hint=hint)
     if script.startswith(("\u2013", "\u2014")):
         hint = "the name begins with a typographic dash; type `--`"
+    elif script.lstrip().startswith("--"):
+        hint = "the name begins with a space"
     elif "\r" in script:
         hint = CARRIAGE_RETURN
     elif script.startswith("~") or "$" in script:

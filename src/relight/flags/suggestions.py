@@ -77,6 +77,8 @@ def unknown_flag(word: str, known: Collection[str]) -> UsageError:
     name = word.lstrip("-").partition("=")[0].replace("_", "-")
     if not word.startswith("--"):
         name = name.rstrip("0123456789")
+    if " " in word and name.partition(" ")[0] in known:
+        return UsageError(f"unknown flag: {word}", hint="don't quote a flag and its value together")
     hint = _OTHER_LAUNCHERS.get(name) if "nproc-per-node" in known else None
     meant = "" if hint else closest_match(name.lower(), list(known))
     if not hint:
@@ -111,6 +113,8 @@ def _cause(value: str) -> str:
         return "the value is empty, perhaps because a variable is unset"
     if "\r" in value:
         return CARRIAGE_RETURN
+    if re.search(r"\s\S*\.py\b", value):
+        return "the quotes join several arguments"
     if value.endswith(".py"):
         return f"{value} was taken as the value, perhaps because a variable is unset"
     if re.search(r"\$[A-Za-z_{]", value):

@@ -66,8 +66,14 @@ _WEB = re.compile(r"https?://|HTTPS?ConnectionPool\(", re.IGNORECASE)
 _END = re.compile(r"^EOFError: ?$", re.MULTILINE)
 """An error that is raised at the end of a multiprocessing pipe, but also at the end of a file."""
 _DISTRIBUTED = "/torch/distributed/"
-_OWN = re.compile(r"server socket has failed to listen|EADDRINUSE")
-"""Errors about a port that is in use, or about an address that this machine doesn't have."""
+_OWN = re.compile(
+    r"""server\ socket\ has\ failed\ to\ listen | EADDRINUSE | no\ socket\ interface\ found
+    | Unable\ to\ find\ (?:address|interface)\ for:? | Unable\ to\ resolve\ hostname""",
+    re.VERBOSE,
+)
+"""Errors about a port that is in use, or about an address or network interface that this machine
+doesn't have.
+"""
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """Gloo's message when a peer sends more than a rank expects (gloo/transport/tcp/pair.cc)."""
 _ADDRESS = re.compile(r"trying to connect to \(?([^\s,()]+)[,:] ?(\d+)\)?")
