@@ -175,7 +175,7 @@ def test_pdb_interact_command_uses_attached_terminal(script: str) -> None:
         assert ">>> 42\n>>> 43\n>>> (Pdb) 41\n" in found.stdout
 
 
-def test_pdb_commands_prompt_works_over_attached_terminal(script: str) -> None:
+def test_pdb_commands_can_be_defined_on_attached_terminal(script: str) -> None:
     with running(script) as job:
         found = attach(job.pid(), types="b 10\ncommands 1\np number + 100\nend\nc\nc\nc\n")
         assert "(com) " in found.stdout

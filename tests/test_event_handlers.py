@@ -82,7 +82,7 @@ def test_failing_event_handler_loses_only_its_own_events(
     assert done.stderr == f"relight: --event-log-handler={name}: {said}\n"
 
 
-def test_error_for_unknown_event_handler_lists_known_ones(launch: Launch) -> None:
+def test_unknown_event_handler_error_lists_known_ones(launch: Launch) -> None:
     done = run(launch, "write")
     assert (done.returncode, done.stdout) == (2, "")
     assert "is not one of null, console, dynamic_rendezvous, blocks" in done.stderr

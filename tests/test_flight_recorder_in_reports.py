@@ -59,7 +59,7 @@ def test_failure_report_names_rank_missing_from_collective(
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_reads_flight_recorder_dump_written_by_torch(warm_torch: WarmTorch) -> None:
+def test_flight_recorder_dump_written_by_torch_is_readable(warm_torch: WarmTorch) -> None:
     """Gloo records in the same format as NCCL."""
     assert warm_torch.run(GLOO).returncode == 0
     failure = Failure(

@@ -169,7 +169,7 @@ def no_cloudpickle(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("installed", [True, False], ids=["cloudpickle", "no cloudpickle"])
-def test_unpicklable_result_gives_one_line_error(
+def test_unpicklable_result_is_reported_on_one_line(
     call: Call, installed: bool, no_cloudpickle: str
 ) -> None:
     """The error names the rank and the reason, without one of relight's own tracebacks."""
@@ -233,7 +233,7 @@ def test_functions_defined_in_script_need_no_cloudpickle(
         ], result.stderr
 
 
-def test_unimportable_function_gives_one_line_error(
+def test_unimportable_function_is_reported_on_one_line(
     call: Call, tmp_path: Path, no_cloudpickle: str
 ) -> None:
     """Scripts may lack a main guard, define functions below it, or not be files."""

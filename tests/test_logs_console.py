@@ -104,7 +104,7 @@ def test_second_signal_makes_agent_abandon_stuck_console(
 # A console that is closed, or never existed.
 
 
-def test_workers_without_log_files_get_broken_pipe_when_reader_exits(
+def test_workers_without_log_files_get_a_broken_pipe_when_reader_exits(
     start: Start, script: Script
 ) -> None:
     """`relight run … | head` ends like `python … | head`."""

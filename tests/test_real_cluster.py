@@ -42,6 +42,6 @@ def test_result_table_has_one_row_per_check(run_checks: Path) -> None:
     ]
 
 
-def test_missing_kubeconfig_gives_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_kubeconfig_is_reported_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["/no/such/file"]) == 2
     assert capsys.readouterr().err.startswith("no such file: /no/such/file; make kubernetes")

@@ -159,7 +159,7 @@ def test_unwritable_failure_report_path_is_rejected_before_start(
     assert Path("/dev/null").is_char_device()
 
 
-def test_failure_report_that_cannot_be_written_gives_one_line_error(
+def test_failure_report_that_cannot_be_written_is_reported_on_one_line(
     launch: Launch, train: Path
 ) -> None:
     directory = train.parent / "gone"

@@ -99,7 +99,7 @@ def test_worker_exception_is_raised_with_remote_traceback() -> None:
     assert note.startswith(f"{future.handle} FAILED: main/0 failed with exit code 1: rank 0 raised")
 
 
-def test_error_for_killed_job_contains_reason() -> None:
+def test_killed_job_error_contains_reason() -> None:
     """The message is the headline of the failure report."""
     error = relight.submit(signal.raise_signal, 9).exception(LIMIT_S)
     assert isinstance(error, WorkersFailedError)

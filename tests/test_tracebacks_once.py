@@ -98,7 +98,7 @@ def test_error_raised_on_all_ranks_is_shown_once(shown: Callable[..., str], text
         pytest.param("3.14", marks=pytest.mark.needs_python314),
     ],
 )
-def test_recognizes_tracebacks_from_other_python_versions(
+def test_tracebacks_from_other_python_versions_are_recognized(
     shown: Callable[..., str], version: str
 ) -> None:
     """Since 3.13, Python colours tracebacks on a terminal."""

@@ -1,7 +1,7 @@
 """relight launches distributed training and keeps it alive.
 
-Importing this package does not import any of its modules. A launch may only take milliseconds, and
-training scripts that use `relight.worker` should not have to load the launcher.
+Importing this package does not import any of its modules. Launching must take only milliseconds,
+and training scripts that use `relight.worker` should not have to load the launcher.
 """
 
 TYPE_CHECKING = False

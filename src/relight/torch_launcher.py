@@ -151,10 +151,10 @@ class LaunchConfig:
 class ProcessFailure:
     """A worker's failure. The fields are the same as in torch's class with the same name.
 
-    `error_file` is always `<N/A>`, because the file's content is in `error_file_data`. `message` is
-    either a string, or describes an exception as `{"message": …, "extraInfo": {"py_callstack": …,
-    "timestamp": …}}`. `timestamp` is in seconds since 1970. `exitcode` is negative if a signal
-    ended the worker.
+    `error_file` is always `<N/A>`, because the file's content is in `error_file_data`. The
+    `message` field is either a string, or describes an exception as `{"message": …, "extraInfo":
+    {"py_callstack": …, "timestamp": …}}`. The `timestamp` field is in seconds since 1970.
+    The `exitcode` field is negative if a signal ended the worker.
     """
 
     local_rank: int
@@ -414,7 +414,9 @@ def _script_name(words: Sequence[str]) -> str:
 
 
 def _first(result: RunResult) -> Failure | None:
-    """Return the first failure on this node, or otherwise the root cause on another node."""
+    """Return the first failure on this node or, if there was none, the root cause on another
+    node.
+    """
     own = sorted(result.failures, key=lambda each: (bool(each.stop_signal), each.at))
     cause = result.cause
     if cause is not None and any((each.rank, each.pid) == (cause.rank, cause.pid) for each in own):
@@ -527,7 +529,7 @@ def _signals_raise(config: Any) -> Iterator[None]:
 def replace_torchs() -> None:
     """Replace `elastic_launch` and `launch_agent` in this process's torch modules.
 
-    This function imports the modules, so it is meant for programs that would import them anyway.
+    This function imports the modules, so it is intended for programs that would import them anyway.
 
     Raises:
         UsageError: if torch is not installed.

@@ -282,7 +282,7 @@ def test_misspelt_flag_suggests_closest_match() -> None:
         ({"PET_STANDALONE": ""}, "PET_STANDALONE=: expected 1 or 0"),
     ],
 )
-def test_error_names_environment_variable_with_invalid_value(
+def test_invalid_environment_variable_is_identified_in_the_error(
     variables: dict[str, str], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -308,7 +308,7 @@ def test_error_names_environment_variable_with_invalid_value(
         (["--restart-on=137,1", "--fail-on=SIGKILL"], "--fail-on both list SIGKILL"),
     ],
 )
-def test_error_names_contradictory_flags(argv: list[str], message: str) -> None:
+def test_contradictory_flags_error_lists_the_flags(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         notes_of(*argv, "x.py")
 

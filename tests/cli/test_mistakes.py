@@ -176,7 +176,7 @@ def test_overlong_and_out_of_range_numbers_are_rejected(
         (("run", "pkg/trian.py"), "did you mean pkg/train.py?"),
     ],
 )
-def test_error_for_typo_suggests_intended_command_line(
+def test_typo_error_suggests_intended_command_line(
     argv: tuple[str, ...], hint: str, refused: Refused
 ) -> None:
     """The suggestions also cover habits from other launchers."""
@@ -216,7 +216,7 @@ def test_single_node_job_waits_for_master_addr_to_resolve(
 
 
 @pytest.mark.parametrize("script", ["a.py", "chain.py", "train.json", "pkg/eval.py"])
-def test_missing_script_error_names_directory_if_no_file_name_is_similar(
+def test_missing_script_error_shows_directory_if_no_similar_file_exists(
     script: str, refused: Refused
 ) -> None:
     """The extension dominates short names, and a script isn't mistaken for a configuration file."""
@@ -316,7 +316,7 @@ def test_module_is_not_checked_if_workers_run_another_python(refused: Refused) -
         entrypoint.check(spec, Environment({}), sys.executable)
 
 
-def test_error_for_python_exec_with_arguments_has_a_hint() -> None:
+def test_python_exec_with_arguments_causes_error_with_hint() -> None:
     spec, given = spec_of(__file__)
     with pytest.raises(UsageError) as caught:
         prepare.prepare(spec, given, Environment({"PYTHON_EXEC": "python3 -O"}))

@@ -212,7 +212,7 @@ def test_config_directory_without_config_file_is_rejected(tmp_path: Path) -> Non
         ("[submit]\nscheduler = ['slurm', 'ssh']", "submit.scheduler must be a single value"),
     ],
 )
-def test_error_for_malformed_site_config_includes_its_path(
+def test_malformed_site_config_error_includes_its_path(
     tmp_path: Path, text: str, message: str
 ) -> None:
     with pytest.raises(MachineError, match=message) as caught:
@@ -220,7 +220,7 @@ def test_error_for_malformed_site_config_includes_its_path(
     assert caught.value.message.startswith(f"can't read {tmp_path / 'config.toml'}: ")
 
 
-def test_error_for_invalid_site_value_names_config_file(tmp_path: Path) -> None:
+def test_invalid_site_value_error_shows_config_file(tmp_path: Path) -> None:
     site = sites.load(written(tmp_path, "[run]\nmax-restarts = 'x'"))
     with pytest.raises(UsageError, match=r"config.toml: max-restarts = x: "):
         spec(site)

@@ -77,7 +77,7 @@ def test_log_lines_follow_a_rank_across_membership_changes(
         (5, "0", "run://relight/train-7 has no rank 5", "ranks 0 to 1"),
     ],
 )
-def test_error_for_missing_rank_or_attempt_lists_available_ones(
+def test_missing_rank_or_attempt_error_lists_available_ones(
     runner: Runner, rank: int, attempt: str, said: str, hint: str
 ) -> None:
     with pytest.raises(UsageError, match=said) as caught:
@@ -85,7 +85,7 @@ def test_error_for_missing_rank_or_attempt_lists_available_ones(
     assert hint in caught.value.hint
 
 
-def test_error_for_job_without_log_files_suggests_log_dir_flag(variables: dict[str, str]) -> None:
+def test_error_about_missing_log_files_suggests_log_dir_flag(variables: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="has no log files") as caught:
         ended_job(variables, "").log_lines(JOB, "default", 0, attempt="0")
     assert "--log-dir=DIR" in caught.value.hint

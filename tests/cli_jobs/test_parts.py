@@ -6,9 +6,7 @@ from pathlib import Path
 from .conftest import Command
 
 
-def test_status_of_replica_handle_covers_only_that_replica(
-    relight: Command, tmp_path: Path
-) -> None:
+def test_replica_handle_status_covers_only_that_replica(relight: Command, tmp_path: Path) -> None:
     """Jobs are only cancelled and deleted as a whole."""
     handle = relight("submit", "utils.echo", "--num_replicas", "2").stdout.strip()
     whole = json.loads(relight("status", "--json", handle).stdout)

@@ -137,7 +137,7 @@ while not should_checkpoint():
 """
 
 
-def test_job_that_checkpoints_on_cancel_is_shown_as_cancelled(
+def test_job_that_saves_a_checkpoint_on_cancel_is_shown_as_cancelled(
     start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str]
 ) -> None:
     path = script(SAVES)

@@ -165,9 +165,7 @@ def ended(pid: int) -> NodeSnapshot:
                         2.0, "ended", 0, 0, 0, "start", 0, 1, 1, 3, "x", "", ())  # fmt: skip
 
 
-def test_error_for_pid_of_exited_agent_names_its_job(
-    relight: Command, variables: dict[str, str]
-) -> None:
+def test_exited_agent_pid_error_shows_its_job(relight: Command, variables: dict[str, str]) -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     JobDirectory(variables).keep(ended(process.pid))

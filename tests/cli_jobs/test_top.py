@@ -362,7 +362,7 @@ def test_top_prints_a_table_on_a_dumb_terminal(variables: dict[str, str]) -> Non
     os.close(theirs)
 
 
-def test_error_for_missing_textual_package_suggests_once_flag(
+def test_missing_textual_package_error_suggests_once_flag(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(cli, "top_view")

@@ -297,7 +297,7 @@ def test_submit_rejects_value_for_boolean_flag(here: Command) -> None:
         assert (found.returncode, found.stderr.splitlines()[1]) == (2, f"hint: {hint}")
 
 
-def test_error_for_invalid_setting_names_its_file(here: Command, place: Path) -> None:
+def test_invalid_setting_error_shows_its_file(here: Command, place: Path) -> None:
     """A byte order mark is ignored."""
     file = place / "set"
     file.write_text("\ufeff[local]\nprepend_cwd = maybe\n")

@@ -61,11 +61,11 @@ def test_active_worker_is_not_reported_as_hung(use: dict[str, float]) -> None:
     assert not Played(FIXED).spend(HOUR_S, **use).quiet_at
 
 
-def test_worker_that_wakes_up_occasionally_counts_as_idle() -> None:
+def test_worker_that_only_wakes_up_occasionally_counts_as_idle() -> None:
     assert Played(FIXED).spend(100, cpu=0.03, io=300, faults=5).quiet_at
 
 
-def test_busy_worker_is_reported_as_hung_once_its_regular_output_stops() -> None:
+def test_busy_worker_is_reported_as_hung_after_its_regular_output_stops() -> None:
     played = Played(FIXED).spend(600, cpu=1.0, prints=5).spend(100, cpu=1.0)
     assert played.quiet_at[0] == 660
 

@@ -73,7 +73,7 @@ def stopped(rank: int = 0, doing: WorkerState | None = None, **known: Any) -> Fa
         (stopped(exitcode=1, report=error()._replace(is_interrupted=True)), Role.STOPPED),
     ],
 )
-def test_failures_are_classified_by_who_caused_them(failure: Failure, expected: Role) -> None:
+def test_failures_are_classified_by_cause(failure: Failure, expected: Role) -> None:
     assert role(failure) is expected
 
 
@@ -127,7 +127,7 @@ def test_root_cause_is_only_likely_among_simultaneous_failures() -> None:
         (0, False, True),
     ],
 )
-def test_worker_with_exit_code_but_no_signal_handler_was_not_stopped(
+def test_worker_without_signal_handler_that_returns_an_exit_code_was_not_stopped(
     exitcode: int, had_handler: bool | None, was_stopped: bool
 ) -> None:
     ended = WorkerEnd(0, exitcode, 2.0, TERM, 0.1)
@@ -370,7 +370,7 @@ def test_only_rank_without_a_lost_connection_is_the_suspect() -> None:
     assert judge(*lost, stopped(0, READS), stopped(3, READS)).root.rank == 1
 
 
-def test_only_rank_without_a_lost_connection_may_be_in_an_exit_function() -> None:
+def test_only_rank_without_a_lost_connection_may_be_in_an_exit_handler() -> None:
     lost = [end(rank, at=1.0, report=RESET) for rank in (0, 2)]
     verdict = judge(*lost, stopped(1, WorkerState(NO_CODE, (), False)))
     assert (verdict.root.rank, verdict.certainty) == (1, Certainty.LIKELY)
@@ -568,7 +568,7 @@ def test_first_exception_is_named_if_all_ranks_were_stopped() -> None:
         "BrokenPipeError: [Errno 32] Broken pipe",
     ],
 )
-def test_lost_peer_message_marks_rank_as_victim(message: str) -> None:
+def test_message_about_lost_peer_marks_rank_as_victim(message: str) -> None:
     """The messages are those of torch, NCCL and the operating system."""
     type_, _, text = message.partition(": ")
     assert role(end(report=error(text, type_))) is Role.VICTIM

@@ -274,7 +274,7 @@ def test_coordinator_lease_starts_with_the_vote_request_not_the_reply() -> None:
     assert not elector.coordinates(asked + 0.91)
 
 
-def test_late_reply_to_a_released_vote_request_is_ignored() -> None:
+def test_late_reply_to_a_withdrawn_vote_request_is_ignored() -> None:
     """A late reply to a request from an earlier round is void, as its vote has been released."""
     elector, asked = candidate()
     (release,) = {e.message for e in elector.step(Tick(), 1.72) if isinstance(e, SendBallot)}

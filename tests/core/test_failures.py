@@ -239,7 +239,7 @@ def test_failure_report_sections_have_a_fixed_order() -> None:
     ]
 
 
-def test_succeeded_ranks_are_not_blamed_for_another_ranks_connection_error() -> None:
+def test_succeeded_ranks_are_not_blamed_for_a_connection_error_elsewhere() -> None:
     """Nothing shows which process the connection was to."""
     failure = end(3, report=error("shard 5: reset by object store", "ConnectionResetError"))
     found = diagnose([failure], (0, 1, 2))

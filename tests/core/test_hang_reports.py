@@ -71,7 +71,7 @@ def rendered(*failures: Failure, succeeded: tuple[int, ...] = ()) -> list[str]:
     return hang.render(formed_at=0, ended="now", verdict="over")
 
 
-def test_rank_that_raised_and_hangs_in_thread_shutdown_is_the_cause() -> None:
+def test_rank_that_raised_and_then_hung_in_thread_shutdown_is_the_cause() -> None:
     """The rank is the cause even if others time out first and also wait for a thread."""
     shutdown = Frame("/usr/lib/python3.11/threading.py", 1590, "_shutdown")
     culprit = stopped(1, shutdown, report=error())

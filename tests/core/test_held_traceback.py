@@ -161,7 +161,7 @@ def test_traceback_is_shown_if_worker_hangs_during_shutdown() -> None:
     assert play.shown == TRACEBACK
 
 
-def test_held_output_is_limited_to_what_the_report_reads() -> None:
+def test_held_output_is_limited_to_what_the_report_needs() -> None:
     play = Play()
     play.prints(TRACEBACK)
     assert play.look(True) == b""
@@ -184,7 +184,7 @@ def test_frequent_tracebacks_cause_at_most_four_inspections_a_second() -> None:
     assert 35 <= looks <= 41
 
 
-def test_output_that_only_begins_like_a_traceback_is_shown() -> None:
+def test_output_that_merely_resembles_a_traceback_is_shown() -> None:
     play = Play()
     assert play.prints(b"Trace") == b""
     assert play.prints(b" of the matrix\n") == b"Trace of the matrix\n"

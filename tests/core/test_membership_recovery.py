@@ -171,7 +171,7 @@ def test_checkpointed_node_waits_for_the_others_without_a_coordinator() -> None:
     """)
 
 
-def test_other_nodes_get_no_time_to_save_if_only_one_checkpoints() -> None:
+def test_other_nodes_get_no_save_time_if_only_one_node_checkpoints() -> None:
     """The other workers were never asked to save, so they would wait for workers that have left."""
     table(1, 2).play("""
         0 a b joins

@@ -111,7 +111,7 @@ def test_value_that_is_not_a_record_is_rejected_as_malformed(chance: Chance) -> 
 
 
 @pytest.mark.parametrize("kind", [k for k in entering() if {*k._fields[:1]} - {*k._field_defaults}])
-def test_error_names_the_missing_field(kind: Any) -> None:
+def test_missing_field_error_shows_the_field(kind: Any) -> None:
     """The error names the record and the field."""
     with pytest.raises(Malformed, match=f"{kind.__name__} without {kind._fields[0]}"):
         fields.record(kind, {})

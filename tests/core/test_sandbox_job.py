@@ -18,7 +18,7 @@ def test_sandbox_job_exits_with_the_code_of_the_last_agent() -> None:
 
 
 @pytest.mark.parametrize("state", ["cut", "frozen"])
-def test_sandbox_job_ends_without_waiting_for_a_cut_or_frozen_host(
+def test_sandbox_job_ends_without_waiting_for_disconnected_or_frozen_hosts(
     state: str,
 ) -> None:
     job = SandboxJob(2)

@@ -50,14 +50,14 @@ def test_replicas_receive_state_from_the_most_advanced_rank() -> None:
     assert transfers(ranks, 8) == [(2, 0), (2, 1), (0, 3)]
 
 
-def test_undefined_data_from_aborted_collective_is_not_shared() -> None:
+def test_undefined_data_from_an_aborted_collective_is_not_shared() -> None:
     """A rank finished step 8 using data from rank 0, whose collective had been aborted."""
     assert latest_step(mesh(7, None, 8, 7, shards=1), only_lowest=True) == 7
     assert latest_step(mesh(8, 8, 7, 8), only_lowest=True) is None, "no shard 1 at step 7"
     assert latest_step(mesh(None, None, shards=1), only_lowest=True) is None
 
 
-def test_survivors_with_new_ranks_swap_their_shards() -> None:
+def test_survivors_whose_ranks_changed_exchange_their_shards() -> None:
     ranks = [RankState(5, 1, 0), RankState(5, 0, 1)]
     assert latest_step(ranks) == 5
     assert transfers(ranks, 5) == [(1, 0), (0, 1)]
@@ -115,7 +115,7 @@ def test_every_rank_receives_its_shard_at_the_same_step(seed: int) -> None:
     assert all((step, shard) in own for shard, own in zip(needed, has, strict=True))
 
 
-def test_state_reaches_many_new_ranks_in_few_rounds() -> None:
+def test_state_reaches_many_new_ranks_within_few_rounds() -> None:
     pairs = transfers(mesh(3, *[None] * 1023, shards=1), 3)
     ready = {0: 0}  # rank -> the round that gives it the state
     for sender, receiver in pairs:

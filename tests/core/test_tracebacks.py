@@ -910,7 +910,7 @@ def test_crash_report_includes_the_reason_printed_before_the_abort(
     assert report.where == "/home/u/train.py:7 in step"
 
 
-def test_thread_without_frames_does_not_hide_the_crashed_thread() -> None:
+def test_thread_without_frames_does_not_hide_crashed_thread() -> None:
     """Threads of torch's autograd engine or gloo look like this after they have run Python code."""
     text = "Fatal Python error: Segmentation fault\n\n"
     text += "Thread 0x00007f0a (most recent call first):\n  <no Python frame>\n\n"

@@ -152,7 +152,7 @@ def test_removed_working_directory_causes_no_error(
     assert not case.knows("-m", "package.train")
 
 
-def test_no_profile_is_stored_for_stdin_or_without_home_directory(case: Case) -> None:
+def test_no_profile_is_stored_for_stdin_or_if_there_is_no_home_directory(case: Case) -> None:
     case.learn("-")
     assert not case.knows("-")
     case.variables = {"HOME": "", "XDG_CACHE_HOME": "relative"}

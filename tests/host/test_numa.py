@@ -298,7 +298,7 @@ def hide_sysfs_path(path: str, root: Path) -> None:
         ),
     ],
 )
-def test_error_for_impossible_binding_is_one_line_with_a_hint(
+def test_impossible_binding_causes_one_line_error_with_hint(
     tmp_path: Path, mode: str, harm: Callable[[Path], None], message: str
 ) -> None:
     fake.add_cpus(tmp_path, SMALL)

@@ -55,7 +55,7 @@ def test_missing_terminal_modules_only_disable_colours(
     reader.close()
 
 
-def test_reader_counts_bytes_that_are_not_yet_read(loop: FastLoop) -> None:
+def test_reader_counts_unread_bytes(loop: FastLoop) -> None:
     ours, theirs = channel(-1)
     reader = PipeReader(loop, ours, None)
     os.write(theirs, b"12345")
@@ -242,7 +242,7 @@ def test_traceback_in_output_file_is_found(loop: FastLoop, tmp_path: Path, cut: 
     assert tails.drop() == 0
 
 
-def test_file_that_is_not_shown_is_read_from_near_its_end(loop: FastLoop, tmp_path: Path) -> None:
+def test_hidden_file_is_read_from_near_its_end(loop: FastLoop, tmp_path: Path) -> None:
     """If a worker writes faster than the agent reads, only one chunk is read each time."""
     path = tmp_path / "stderr.log"
     path.write_bytes(b"x" * 1_000_000 + HEADER)

@@ -245,7 +245,7 @@ def test_store_client_needs_no_tls(ends: Ends, node: Node) -> None:
         ("a.crt", "locked.key", "ca.crt", "tls_key: .*locked.key is encrypted with a password"),
     ],
 )
-def test_error_for_unusable_tls_file_names_the_file_and_option(
+def test_unusable_tls_file_error_shows_path_and_option(
     files: Path, cert: str, key: str, ca: str, words: str
 ) -> None:
     """The file is missing or contains something else."""

@@ -153,7 +153,7 @@ def test_role_can_be_copied_after_failed_override() -> None:
             copied.image  # noqa: B018
 
 
-def test_task_as_override_is_rejected_while_it_can_not_run() -> None:
+def test_override_task_is_rejected_while_it_cannot_run() -> None:
     async def image() -> str:
         return "built"
 
@@ -267,7 +267,7 @@ def test_torchx_exceptions_are_raised_in_the_same_cases() -> None:
     assert specs.UnknownAppException is specs.UnknownSchedulerException is UsageError
 
 
-def test_names_for_torchx_schedulers_are_missing() -> None:
+def test_torchx_scheduler_names_are_not_exported() -> None:
     missing = {
         "CapabilityKey", "NA", "TORCHX_CONTEXT_NAME", "TORCHX_HOME", "app_metadata", "cases",
         "get_type_name", "runopt", "runopts",

@@ -61,7 +61,9 @@ def test_workspace_of_torchx_role_is_converted() -> None:
         (theirs(mounts=[1]), "invalid AppDef: "),
     ],
 )
-def test_return_value_that_is_not_an_app_gives_one_line_error(found: object, message: str) -> None:
+def test_return_value_other_than_an_app_is_reported_on_one_line(
+    found: object, message: str
+) -> None:
     """The error names the returned type, or the part that is unusable."""
     with pytest.raises(UsageError) as caught:
         torchx_components.to_app(found, "c")

@@ -78,7 +78,7 @@ def test_torchx_command_line_produces_the_same_app(
 
 
 @pytest.mark.parametrize("case", BAD, ids=words)
-def test_command_line_rejected_by_torchx_gives_one_line_error(
+def test_command_line_rejected_by_torchx_is_reported_on_one_line(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is 2. TorchX mostly prints a traceback."""

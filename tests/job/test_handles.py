@@ -84,7 +84,7 @@ def test_replicas_of_recorded_job_are_found_by_job_id(
     assert find_job(f"77{part}") == Handle("slurm", "relight", "77", role, replicas)
 
 
-def test_error_for_unknown_job_id_suggests_the_closest_id() -> None:
+def test_unknown_job_id_error_suggests_the_closest_id() -> None:
     """If none is close, the hint says where to look."""
     record("train-x3b")
     with pytest.raises(UsageError, match="no such job: train-x3c") as caught:

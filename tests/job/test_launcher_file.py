@@ -308,7 +308,7 @@ def test_image_without_recent_python_yields_clear_error(
 
 
 @pytest.mark.processes
-def test_missing_command_gives_one_line_error(launcher: Path) -> None:
+def test_missing_command_is_reported_on_one_line(launcher: Path) -> None:
     done = run(launcher, "submit", "utils.echo")
     assert done.returncode == 2
     assert "relight submit" in done.stderr

@@ -96,7 +96,7 @@ def test_user_file_may_shadow_stdlib_module_name(place: Path) -> None:
         ("", "utils.ecoh", "unknown component: utils.ecoh"),
     ],
 )
-def test_broken_component_file_gives_one_line_error_with_location(
+def test_broken_component_file_is_reported_on_one_line_with_location(
     place: Path, text: str, address: str, message: str
 ) -> None:
     """This holds whatever the file does."""

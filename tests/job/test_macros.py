@@ -63,7 +63,7 @@ def test_macros_are_expanded_in_arguments_variables_and_metadata() -> None:
     assert role.args == ["${app_id}"]
 
 
-def test_values_have_torchx_methods() -> None:
+def test_macro_values_have_torchx_methods() -> None:
     values = macros.Values(**VALUES)
     assert values.substitute("${app_id} $$") == "a-1 $$"
     assert values.to_dict() == VALUES

@@ -78,7 +78,7 @@ def test_tilde_in_host_path_expands_to_home_directory(
         ("", "unknown mount option: ''", ""),
     ],
 )
-def test_error_for_invalid_mount_shows_the_mount(text: str, message: str, hint: str) -> None:
+def test_invalid_mount_error_shows_the_mount(text: str, message: str, hint: str) -> None:
     """The hint lists the valid choices."""
     with pytest.raises(UsageError) as caught:
         parse_mounts(text.split(","))

@@ -29,7 +29,7 @@ SECRET = "hunter2"
         "KEY",
     ],
 )  # fmt: skip
-def test_redacts_variable_whose_name_suggests_a_secret(name: str) -> None:
+def test_variable_whose_name_suggests_a_secret_is_redacted(name: str) -> None:
     assert redaction.is_secret(name)
     assert redact_env({name: SECRET}) == {name: HIDDEN}
     assert redact_env({name: ""}) == {name: ""}
@@ -42,7 +42,7 @@ def test_redacts_variable_whose_name_suggests_a_secret(name: str) -> None:
      "SASL_MECHANISM", "CONNECTION", "STRING", "CONNECTIONS", "DSNAME", "SASKIA", "HOOK",
      "num_key_value_heads", "pattern", "PATCH", "compass", "KEYS", "--key"],
 )  # fmt: skip
-def test_keeps_variable_whose_name_only_resembles_a_secret(name: str) -> None:
+def test_variable_whose_name_only_resembles_a_secret_is_kept(name: str) -> None:
     assert not redaction.is_secret(name)
 
 
@@ -97,7 +97,7 @@ def test_keeps_variable_whose_name_only_resembles_a_secret(name: str) -> None:
         ("", ""),
     ],
 )
-def test_redacts_value_after_secret_flag(text: str, expected: str) -> None:
+def test_value_after_secret_flag_is_redacted(text: str, expected: str) -> None:
     """Nothing after it is redacted."""
     assert redact_text(text) == expected
 
@@ -110,14 +110,14 @@ def test_redacts_value_after_secret_flag(text: str, expected: str) -> None:
      "ASIA" + "A1" * 8, "glpat-" + "a1" * 10, "AIza" + "a1_-b" * 7, "pypi-" + "a1" * 20,
      "npm_" + "a1" * 18, "nvapi-" + "a1" * 20],
 )  # fmt: skip
-def test_redacts_tokens_by_prefix(token: str) -> None:
+def test_tokens_are_redacted_by_prefix(token: str) -> None:
     """The name of the variable or flag doesn't matter."""
     assert redact_env({"HF_HUB": token}) == {"HF_HUB": HIDDEN}
     assert redact_text(f"a.py --hub {token} X={token}") == f"a.py --hub {HIDDEN} X={HIDDEN}"
     assert redact_argv([f"--hub={token}", token]) == [f"--hub={HIDDEN}", HIDDEN]
 
 
-def test_keeps_names_with_token_like_prefixes() -> None:
+def test_names_with_token_like_prefixes_are_kept() -> None:
     """Examples are names of models and modules."""
     text = (
         "hf_model risk-averse-portfolio-of-many-2 sk-learn-of-a-long-name AKIA hf_a_b_c_d_e_f_g_h_i"
@@ -125,7 +125,7 @@ def test_keeps_names_with_token_like_prefixes() -> None:
     assert redact_text(text) == text
 
 
-def test_redacts_separate_word_after_secret_flag() -> None:
+def test_separate_word_after_secret_flag_is_redacted() -> None:
     """The word may look like anything."""
     words = [
         "a.py",
@@ -143,7 +143,7 @@ def test_redacts_separate_word_after_secret_flag() -> None:
     ]  # fmt: skip
 
 
-def test_keeps_settings_about_token_counts() -> None:
+def test_token_count_settings_are_kept() -> None:
     """Settings about a model's tokens are kept, and so is a user name before a password."""
     words = ["--max-tokens", "512", "--tokens", SECRET, "--user", f"u:{SECRET}"]
     assert redact_argv(words) == [
@@ -152,7 +152,7 @@ def test_keeps_settings_about_token_counts() -> None:
     assert redact_env({"MAX_TOKENS": "512"}) == {"MAX_TOKENS": "512"}
 
 
-def test_keeps_directories_and_ports_that_resemble_secrets() -> None:
+def test_directories_and_ports_that_resemble_secrets_are_kept() -> None:
     """PWD is a directory, and -p is a port, a number or a partition as often as a password."""
     found = redact_env({"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": SECRET})
     assert found == {"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": HIDDEN}
@@ -163,7 +163,7 @@ def test_keeps_directories_and_ports_that_resemble_secrets() -> None:
     ]  # fmt: skip
 
 
-def test_redacts_secrets_in_all_parts_of_app() -> None:
+def test_secrets_are_redacted_in_all_parts_of_app() -> None:
     """Everything else is kept."""
     role = specs.Role(
         name="r",
@@ -185,7 +185,7 @@ def test_redacts_secrets_in_all_parts_of_app() -> None:
     assert SECRET in json.dumps(to_json(app))
 
 
-def test_keeps_only_relevant_environment_variables() -> None:
+def test_only_relevant_environment_variables_are_kept() -> None:
     """None of its secrets is kept."""
     found = redaction.redact_environment(
         {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1", "TORCH_TOKEN": SECRET, "HF_HOME": "/x",
@@ -195,7 +195,7 @@ def test_keeps_only_relevant_environment_variables() -> None:
 
 
 @given(st.text(alphabet="ab-_= '\",;/:@1", max_size=40))
-def test_leaves_text_without_secrets_unchanged(text: str) -> None:
+def test_text_without_secrets_is_unchanged(text: str) -> None:
     """Text with neither a secret's name nor a password is unchanged."""
     if "://" not in text:
         assert redact_text(text) == text

@@ -118,7 +118,7 @@ def test_deeply_nested_job_record_is_skipped(tmp_path: Path, depth: int) -> None
     assert [record["id"] for record in records.every()] == ["good-1"]
 
 
-def test_writing_too_deeply_nested_record_gives_one_line_error() -> None:
+def test_writing_too_deeply_nested_record_is_reported_on_one_line() -> None:
     deep: Any = []
     for _ in range(5000):
         deep = [deep]

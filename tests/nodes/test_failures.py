@@ -87,7 +87,7 @@ def test_survivors_continue_after_node_loss(lab: Lab, tmp_path: Path, how: str) 
         assert job.stop() == [0, 0, -9, 0]
 
 
-def test_node_that_cannot_receive_stops_its_workers_and_is_excluded(
+def test_node_that_receives_no_packets_stops_its_workers_and_is_excluded(
     lab: Lab, tmp_path: Path
 ) -> None:
     """If a node can send but not receive, it stops its workers and the others continue."""

@@ -142,9 +142,7 @@ def test_loopback_endpoint_accepts_nodes_from_other_machines(
     assert job.stop() == [0, 0]
 
 
-def test_hosts_that_map_their_name_to_loopback_elect_a_coordinator(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_hosts_whose_name_maps_to_loopback_elect_a_coordinator(lab: Lab, tmp_path: Path) -> None:
     """Debian's /etc/hosts maps the machine's own name to 127.0.1.1."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3"))
     for number in (1, 2, 3):

@@ -146,7 +146,9 @@ def test_preload_flag_on_macos_prints_a_note(launch: Launch, tmp_path: Path) -> 
     assert "note: --preload has no effect" in result.stderr
 
 
-def test_job_without_status_socket_runs_silently(launch: Launch, tmp_path: Path) -> None:
+def test_job_without_a_status_socket_prints_nothing_about_it(
+    launch: Launch, tmp_path: Path
+) -> None:
     """Nothing is printed even after a second, when Linux opens a socket for `relight status`."""
     script = tmp_path / "train.py"
     script.write_text("import time; time.sleep(1.5)")

@@ -309,7 +309,7 @@ def test_shorter_ttl_on_renewal_takes_effect(new: New) -> None:
 @pytest.mark.parametrize(
     "value", ["10.0.0.1:29400", 'a"b\\c', "zwölf ☃ 🎈", " x ", "x" * 1000, "🎈" * 1000, "%41&=+;"]
 )
-def test_other_nodes_read_the_value_exactly_as_written(new: New, value: str) -> None:
+def test_other_nodes_read_exactly_the_value_that_was_written(new: New, value: str) -> None:
     """Other nodes read a value of up to 1000 characters as it was written."""
     first, second = new(), new()
     first.hold(value, LONG_S)

@@ -298,7 +298,7 @@ def test_contradictory_cluster_variables_are_an_error(
     assert message in caught.value.message
 
 
-def test_error_for_one_agent_per_gpu_shows_command_for_one_per_node() -> None:
+def test_one_agent_per_gpu_error_shows_command_for_one_per_node() -> None:
     for variables, remedy in (
         ({**STEP, "SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_TASKS_PER_NODE": "8(x4)"},
          "srun --ntasks-per-node=1 relight run"),

@@ -72,7 +72,7 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
 
 
 @pytest.mark.parametrize("name", list(REPLIES))
-def test_error_for_garbage_response_names_the_endpoint(
+def test_garbage_response_error_shows_the_endpoint(
     impostor: Callable[[bytes], str], name: str, registers: New
 ) -> None:
     """Whatever responds instead of etcd, the result is a one-line error that names the endpoint."""

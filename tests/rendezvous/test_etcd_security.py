@@ -148,7 +148,7 @@ def _refusal(register: LeaderLock) -> UsageError:
     raise AssertionError("no refusal")
 
 
-def test_error_for_tls_to_plain_server_names_the_setting(
+def test_tls_to_plain_server_error_shows_the_setting(
     server: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, server.endpoint, "tls"), **pairs(backend, files))
@@ -157,7 +157,7 @@ def test_error_for_tls_to_plain_server_names_the_setting(
     assert caught.value.hint == "--rdzv-conf=protocol=http"
 
 
-def test_error_for_plain_http_to_tls_server_names_the_setting(
+def test_plain_http_to_tls_server_error_shows_the_setting(
     tls: EtcdServer, backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, tls.endpoint, "tls"))
@@ -176,7 +176,7 @@ def test_unusable_etcd_member_does_no_harm_if_another_works(
     assert register.hold("a", LONG_S).ours
 
 
-def test_error_for_invalid_certificate_file_names_the_setting(
+def test_invalid_certificate_error_shows_the_setting(
     files: Certificates, strangers: Certificates, backend: str, tmp_path: Path
 ) -> None:
     """Invalid files are detected before anything starts."""
@@ -269,7 +269,7 @@ def test_missing_etcd_user_error_lists_the_settings(users: EtcdServer, registers
     assert "etcd_user=NAME,etcd_password_file=FILE" in caught.value.hint
 
 
-def test_error_for_missing_permission_names_the_key(
+def test_missing_permission_error_shows_the_key(
     users: EtcdServer, registers: New, tmp_path: Path
 ) -> None:
     """A user who lacks permission for the job's keys learns which key it is."""
@@ -302,9 +302,7 @@ def test_missing_or_empty_password_file_is_rejected(tmp_path: Path) -> None:
 # Disabled APIs.
 
 
-def test_error_for_missing_gateway_explains_how_to_start_etcd(
-    tmp_path: Path, registers: New
-) -> None:
+def test_missing_gateway_error_explains_how_to_start_etcd(tmp_path: Path, registers: New) -> None:
     """The error explains how to start etcd with the JSON gateway."""
     with EtcdServer(tmp_path / "etcd", flags=["--enable-grpc-gateway=false"]) as server:
         register = registers(Place("etcd", server.endpoint, "job"))

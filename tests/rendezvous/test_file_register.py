@@ -184,7 +184,7 @@ time.sleep(100)
 """
 
 
-def test_error_for_stuck_file_lock_names_the_holding_process(
+def test_stuck_file_lock_error_shows_the_holding_process(
     shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """The error names the process that keeps the file lock; killing that process frees it."""

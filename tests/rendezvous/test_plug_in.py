@@ -36,14 +36,14 @@ def refusal(launch: Launch, *flags: str) -> str:
     return result.stderr
 
 
-def test_error_for_unknown_backend_lists_known_backends(launch: Launch) -> None:
+def test_unknown_backend_error_lists_known_backends(launch: Launch) -> None:
     """The error lists all known backends, including plug-ins."""
     text = refusal(launch, "--rdzv-backend=sqlit", "--rdzv-endpoint=/x.db")
     assert "static, c10d, etcd, etcd-v2, file, broken, sqlite; did you mean sqlite?" in text
     assert "relight.rendezvous" in text
 
 
-def test_broken_plug_in_gives_one_line_error(launch: Launch) -> None:
+def test_broken_plug_in_is_reported_on_one_line(launch: Launch) -> None:
     text = refusal(launch, "--rdzv-backend=broken", "--rdzv-endpoint=/x")
     assert "can't load the plug-in relight_nowhere:open: ModuleNotFoundError" in text
 

@@ -174,7 +174,7 @@ def plug_ins(tmp_path: Path) -> str:
         ("none", "Register.hold returned None, not a Record"),
     ],
 )
-def test_error_names_the_misbehaving_plug_in(
+def test_misbehaving_plugin_is_identified_in_the_error(
     plug_ins: str, launch: Launch, verb: str, backend: str, says: str
 ) -> None:
     """No workers are started."""
@@ -187,7 +187,9 @@ def test_error_names_the_misbehaving_plug_in(
 
 
 @pytest.mark.slow
-def test_error_names_plug_in_that_never_returns(plug_ins: str, launch: Launch) -> None:
+def test_plugin_that_never_returns_is_identified_in_the_error(
+    plug_ins: str, launch: Launch
+) -> None:
     """A backend call that never returns is named, and the join timeout applies."""
     flags = ("--rdzv-backend=blocks", "--rdzv-endpoint=/x", "--rdzv-id=job", "--nnodes=2")
     result = launch("run", *flags, "--rdzv-conf=join_timeout=7", "--no-python", "true",

@@ -152,7 +152,7 @@ def test_missing_bad_nodes_directory_only_causes_a_note(tmp_path: Path) -> None:
     ]
 
 
-def test_nodes_command_lists_and_forgets_bad_nodes(
+def test_nodes_command_lists_and_removes_bad_nodes(
     place: BadNodesDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RELIGHT_BAD_NODES", place.path)

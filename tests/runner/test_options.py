@@ -97,7 +97,7 @@ def test_option_pairs_are_separated_by_commas_or_semicolons() -> None:
         ("n=1=2", "two '='", "for values with ="),
     ],
 )
-def test_error_for_invalid_option_text_names_the_option(text: str, message: str, hint: str) -> None:
+def test_invalid_option_text_error_shows_the_option(text: str, message: str, hint: str) -> None:
     """The error names the expected type or the closest name."""
     with pytest.raises(UsageError) as caught:
         resolved(text)

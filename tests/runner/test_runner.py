@@ -491,7 +491,7 @@ def test_wait_raises_error_if_scheduler_forgot_final_state(
         runner.wait(handle, timeout=LIMIT_S)
 
 
-def test_plugin_exception_gives_one_line_error_naming_the_plugin(
+def test_plugin_exception_is_reported_on_one_line_naming_the_plugin(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
     """Exceptions from other packages' schedulers are not treated as relight's own bugs."""
@@ -529,7 +529,7 @@ def test_plugin_exception_gives_one_line_error_naming_the_plugin(
         ("list", lambda _: [{"app_id": "1"}], "a sequence of JobSummary"),
     ],
 )
-def test_error_for_malformed_plugin_attribute_names_the_scheduler(
+def test_malformed_plugin_attribute_error_shows_the_scheduler(
     runner: Runner, scheduler: scripted.Scripted, part: str, found: Any, expected: str
 ) -> None:
     """The message blames that package and not relight."""
@@ -570,7 +570,7 @@ def test_wait_reports_deleted_job(runner: Runner, scheduler: scripted.Scripted) 
         runner.wait(handle, LIMIT_S)
 
 
-def test_value_of_wrong_type_gives_one_line_error(runner: Runner) -> None:
+def test_value_of_wrong_type_is_reported_on_one_line(runner: Runner) -> None:
     for call, text in (
         (lambda: runner.submit(None), "None is neither an app"),  # type: ignore[arg-type]
         (lambda: runner.submit("utils.echo", cfg=5), "cfg=5: expected a dict"),  # type: ignore[arg-type]

@@ -269,7 +269,7 @@ def test_missing_credentials_give_one_line_error(
     assert "\n" not in caught.value.message
 
 
-def test_error_for_missing_boto3_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_boto3_error_shows_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(UsageError, match="requires the boto3 package"):
         submit(aws_batch.AwsBatch(), sh("true"))

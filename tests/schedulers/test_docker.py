@@ -283,7 +283,7 @@ def test_gpu_can_be_used_by_only_one_job(jobs: Jobs) -> None:
         jobs.submit(gpu, gpus=["2"])  # this succeeds up to the missing driver
 
 
-def test_error_for_unknown_job_or_replica_lists_existing_ones(jobs: Jobs) -> None:
+def test_unknown_job_or_replica_error_lists_existing_ones(jobs: Jobs) -> None:
     for verb in (jobs.scheduler.cancel, jobs.lines):
         with pytest.raises(UsageError, match="no job nosuch-x1"):
             verb("nosuch-x1")

@@ -197,7 +197,7 @@ def test_long_lines_on_stdout_and_stderr_stay_whole(jobs: Jobs) -> None:
 # The client doesn't close sockets that it failed to connect.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_losing_the_daemon_gives_one_line_error(
+def test_loss_of_the_daemon_is_reported_on_one_line(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds for followed logs and for the status."""

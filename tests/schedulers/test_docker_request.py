@@ -275,7 +275,7 @@ def test_container_names_are_valid_hostnames_and_unique(
         assert "x7k2mb9" in name
 
 
-def test_error_for_missing_client_shows_install_command(
+def test_missing_client_error_shows_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A dry run still works."""
@@ -303,7 +303,7 @@ def test_unreachable_daemon_is_reported_in_one_line(
 
 
 @pytest.mark.needs_docker_client
-def test_error_for_inaccessible_socket_names_required_group(
+def test_inaccessible_socket_error_shows_the_required_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s"
@@ -323,7 +323,7 @@ def test_error_for_inaccessible_socket_names_required_group(
 
 
 @pytest.mark.needs_docker_client
-def test_error_names_the_missing_ssh_package(
+def test_missing_ssh_package_error_shows_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A daemon over ssh requires an additional package."""

@@ -92,7 +92,7 @@ def test_duplicate_role_names_are_rejected(scheduler: Local) -> None:
         render(scheduler, shell("true"), shell("false"))
 
 
-def test_prints_note_about_options_without_effect(scheduler: Local) -> None:
+def test_options_without_effect_cause_a_note(scheduler: Local) -> None:
     """These are mounts, and GPUs shared by several replicas."""
     gpus = shell("true", replicas=2, resource=Resource(1, 2, 3), mounts=(BindMount("/a", "/b"),))
     notes = render(scheduler, gpus).notes

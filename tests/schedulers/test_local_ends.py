@@ -90,7 +90,7 @@ def test_missing_command_is_rejected_before_start(scheduler: Local, state: Path)
     assert files_below(state) == []
 
 
-def test_unusable_log_directory_gives_one_line_error(
+def test_unusable_log_directory_is_reported_on_one_line(
     scheduler: Local, tmp_path: Path, state: Path
 ) -> None:
     """No job is created."""
@@ -266,7 +266,7 @@ def refused(path: str) -> None:
     raise PermissionError(errno.EACCES, "Permission denied", path)
 
 
-def test_one_line_error_names_missing_log(scheduler: Local, tmp_path: Path) -> None:
+def test_missing_log_is_reported_on_one_line(scheduler: Local, tmp_path: Path) -> None:
     app_id = submit(scheduler, shell("true"), log_dir=str(tmp_path / "logs"))
     wait(scheduler, app_id)
     shutil.rmtree(tmp_path / "logs")

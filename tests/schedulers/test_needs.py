@@ -46,7 +46,7 @@ NO_GPU = (
         ("local dist.ddp -j 2x8 --script train.py", []),
     ],
 )
-def test_prints_note_about_insufficient_local_resources(line: str, expected: list[str]) -> None:
+def test_insufficient_local_resources_cause_a_note(line: str, expected: list[str]) -> None:
     """Too little memory, too few CPUs and missing GPUs each print a note with a remedy. Unknown
     numbers print none.
     """

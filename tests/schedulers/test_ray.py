@@ -319,7 +319,7 @@ def test_following_logs_continues_across_a_retry(jobs: Jobs, tmp_path: Path) -> 
     assert status.restarts == 1
 
 
-def test_error_names_missing_command(jobs: Jobs) -> None:
+def test_missing_command_error_shows_the_command(jobs: Jobs) -> None:
     app = AppDef("job", [Role("main", "", entrypoint="no-such-program", resource=ONE_CPU)])
     status = jobs.wait(jobs.submit(app))
     assert status.state is FAILED

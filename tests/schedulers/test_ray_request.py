@@ -175,7 +175,7 @@ def test_dry_run_needs_no_cluster_and_hides_secrets() -> None:
     assert json.loads(json.dumps(made.body))["order"]["roles"][0]["env"]["HF_TOKEN"] == "hf_mine"
 
 
-def test_prints_note_about_options_without_effect() -> None:
+def test_options_without_effect_cause_a_note() -> None:
     app = AppDef("job", [role(mounts=[BindMount("/a", "/b")], max_retries=1)])
     notes = ray.Ray().render(app, {}, "x").notes
     assert any("mounts have no effect" in note for note in notes)
@@ -254,7 +254,7 @@ def test_ray_client_and_gcs_addresses_map_to_dashboard_address(
     assert ray.Ray().affinity() > 0
 
 
-def test_error_names_invalid_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_ray_address_is_shown_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("ray://", "ray://[::1", "ftp://x"):
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(UsageError, match=r"RAY_ADDRESS=.* is not a dashboard address"):
@@ -320,7 +320,7 @@ def submit(server: Server) -> str:
     return scheduler.submit(scheduler.render(ddp(), cfg, "train-x7"))
 
 
-def test_unreachable_dashboard_gives_one_line_error_with_hint(server: Server) -> None:
+def test_unreachable_dashboard_is_reported_on_one_line_with_hint(server: Server) -> None:
     server.close()
     with pytest.raises(MachineError, match="no response from a Ray dashboard at") as caught:
         submit(server)
@@ -356,7 +356,7 @@ def test_server_error_is_reported_on_one_line(
         ((500, "No available agent"), MachineError, "Ray: 500 No available agent"),
     ],
 )
-def test_rejected_job_gives_one_line_error(
+def test_rejected_job_is_reported_on_one_line(
     server: Server, answer: tuple[int, str], error: type[Exception], expected: str
 ) -> None:
     scheduler = ray.Ray()

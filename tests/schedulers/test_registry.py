@@ -33,7 +33,7 @@ def test_scheduler_is_found_by_name_and_alias() -> None:
     assert registry.same("local_docker", "docker") and not registry.same("docker", "local")
 
 
-def test_error_for_unknown_scheduler_suggests_closest_or_lists_all() -> None:
+def test_unknown_scheduler_error_suggests_closest_name_or_lists_all() -> None:
     with pytest.raises(UsageError, match="unknown scheduler: dokcer") as caught:
         registry.find("dokcer")
     assert caught.value.hint == "did you mean docker?"

@@ -110,7 +110,7 @@ def test_too_few_hosts_are_rejected(scheduler: Ssh) -> None:
     render(scheduler, shell("true", replicas=2), hosts=["a", "a"])
 
 
-def test_prints_note_about_options_without_effect(scheduler: Ssh) -> None:
+def test_options_without_effect_cause_a_note(scheduler: Ssh) -> None:
     """These are mounts, a minimum number of replicas, and an unreachable rendezvous."""
     role = shell("true", replicas=2, min_replicas=1, mounts=(BindMount("/a", "/b"),))
     notes = render(scheduler, role, hosts=["localhost", "node2"]).notes

@@ -22,7 +22,7 @@ from relight.schedulers.ssh.hosts import SshHost
         ("a@b@node1", SshHost("node1", "a@b")),
     ],
 )
-def test_parses_host_with_user_and_port(text: str, expected: SshHost) -> None:
+def test_host_with_user_and_port_is_parsed(text: str, expected: SshHost) -> None:
     assert hosts.parse(text) == expected
     assert hosts.parse(str(expected)) == expected
 
@@ -38,7 +38,7 @@ def test_invalid_host_is_rejected(text: str) -> None:
         hosts.parse(text)
 
 
-def test_parses_mpirun_hostfile(tmp_path: Path) -> None:
+def test_mpirun_hostfile_is_parsed(tmp_path: Path) -> None:
     """Comments, slots and empty lines are ignored."""
     file = tmp_path / "hosts"
     file.write_text("# all\nnode1 slots=8\n\n  ann@node2:2222  max_slots = 4 # new\nnode1\n")

@@ -288,7 +288,7 @@ def test_archive_of_empty_workspace_contains_its_root_directory(tmp_path: Path) 
         assert [(m.name, m.isdir()) for m in tar.getmembers()] == [("w", True)]
 
 
-def test_invalid_workspace_directory_gives_one_line_error(tmp_path: Path) -> None:
+def test_invalid_workspace_directory_is_reported_on_one_line(tmp_path: Path) -> None:
     """A missing source is a usage error, and an impossible destination is a machine error."""
     with pytest.raises(UsageError, match="is not a directory"):
         workspaces.pack(str(tmp_path / "none"), str(tmp_path / "there"))

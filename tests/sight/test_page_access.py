@@ -84,7 +84,7 @@ def page() -> Iterator[Page]:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.0.0.1:1", "localhost:80", "[::1]:80", "10.0.0.7", "LOCALHOST."]
 )
-def test_accepts_ip_address_or_localhost_as_host(page: Page, host: str) -> None:
+def test_ip_address_or_localhost_is_accepted_as_host(page: Page, host: str) -> None:
     assert page.ask(Host=host).status == 200
 
 

@@ -75,7 +75,7 @@ def test_missing_tracker_directory_contains_no_runs(tmp_path: Path) -> None:
     assert tracker.metadata("run") == {"lr": 0.1}
 
 
-def test_error_for_unknown_artifact_lists_existing_ones(
+def test_unknown_artifact_error_lists_existing_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(tmp_path / "runs", tmp_path)

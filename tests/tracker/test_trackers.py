@@ -90,7 +90,7 @@ def test_tracker_files_match_those_written_by_torchx(
     ]  # fmt: skip
 
 
-def test_reads_tracker_files_written_by_torchx(tmp_path: Path) -> None:
+def test_tracker_files_written_by_torchx_are_readable(tmp_path: Path) -> None:
     """For each name, the last value is used; foreign files are skipped."""
     for path, text in {**RECORDED, "notes.txt": "", "NRXWGYLM/x": ""}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def test_invalid_tracker_is_rejected(
     assert re.search(said, f"{caught.value} {caught.value.hint}")
 
 
-def test_error_names_value_that_json_does_not_support(config: str) -> None:
+def test_unserializable_value_is_shown_in_the_error(config: str) -> None:
     with pytest.raises(UsageError, match="metadata must be JSON-serializable"):
         backends.load("fsspec", config).add_metadata(CHILD, lr={1})
 
@@ -274,7 +274,7 @@ def test_tracker_command_shows_records_of_submitted_job(
         assert said in f"{caught.value} {caught.value.hint}"
 
 
-def test_messages_name_a_tracker_without_text_form(
+def test_tracker_without_string_form_is_named_in_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "plain_tracker.py").write_text(

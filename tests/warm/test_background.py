@@ -89,7 +89,7 @@ def test_workers_restart_warm_even_without_preload_flag(
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "True\n"
 
 
-def test_no_module_is_preloaded_if_memory_is_scarce(
+def test_no_module_is_preloaded_if_memory_is_low(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
     logs = _run(start, script(_BEFORE + _TRAIN), "scarce", (tmp_path / "asked").exists)

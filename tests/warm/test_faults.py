@@ -234,7 +234,7 @@ def test_ddp_job_restarts_warm_after_every_kill(warm_torch: WarmTorch, kills: in
 
 
 @pytest.mark.slow
-def test_descriptors_sent_in_several_messages_reach_right_warm_workers(
+def test_descriptors_sent_in_several_messages_reach_the_right_warm_workers(
     launch: Launch, script: Script
 ) -> None:
     """If the descriptors do not fit into one message, they still reach the right workers."""

@@ -372,7 +372,7 @@ def test_many_workers_start_despite_low_descriptor_limit(launch: Launch, script:
         assert ("workers start with preloaded modules" in result.stderr) == bool(flags)
 
 
-def test_error_names_descriptor_limit_that_is_too_low(launch: Launch, script: Script) -> None:
+def test_low_descriptor_limit_error_shows_the_limit(launch: Launch, script: Script) -> None:
     """If even the hard limit is too low, the hint names that limit."""
     limited = ("sh", "-c", 'ulimit -n 64; exec "$0" -m relight "$@"', sys.executable)
     result = launch("run", "--nproc-per-node=100", script(SAYS_RAN), command=limited)

@@ -183,7 +183,7 @@ def test_next_job_uses_warm_process_whatever_its_arguments(shell: Shell) -> None
 
 
 @pytest.mark.parametrize("form", ["module", "directory", "archive"])
-def test_module_directory_and_archive_scripts_can_use_warm_process(shell: Shell, form: str) -> None:
+def test_modules_directories_and_archives_can_use_warm_process(shell: Shell, form: str) -> None:
     package = shell.folder / "package"
     package.mkdir()
     (package / "__main__.py").write_text("import sys\nprint('main', sys.argv[1:])\n")
@@ -848,7 +848,7 @@ def test_job_can_restart_workers_from_warm_process(shell: Shell) -> None:
 # How it ends.
 
 
-def test_warm_process_ends_when_unused(shell: Shell) -> None:
+def test_idle_warm_process_ends_after_its_timeout(shell: Shell) -> None:
     """The process does not end while a job is using it."""
     pid = shell.make("--keep-warm=0.1", str(shell.script))  # 6 s
     shell.script.write_text("import time\ntime.sleep(7)\n")
@@ -858,7 +858,7 @@ def test_warm_process_ends_when_unused(shell: Shell) -> None:
     assert not list((shell.runtime / "relight").glob("[!lj]*"))
 
 
-def test_warm_process_ends_with_process_it_was_tied_to(shell: Shell) -> None:
+def test_warm_process_ends_with_the_process_it_is_tied_to(shell: Shell) -> None:
     other = subprocess.Popen(["sleep", "1000"])
     pid = shell.make(f"--keep-warm=while:{other.pid}", str(shell.script))
     assert shell.takes()
@@ -946,7 +946,7 @@ def test_warm_process_is_not_used_from_another_login_session(shell: Shell) -> No
     wait(lambda: is_gone(pid))
 
 
-def test_warm_process_ends_when_memory_is_scarce(tmp_path: Path) -> None:
+def test_warm_process_ends_when_memory_is_low(tmp_path: Path) -> None:
     """Memory pressure affects the whole machine, so another container may cause it. Real pressure
     would harm other tests, so a socket with urgent data replaces the kernel's file; poll(2) reports
     both in the same way.

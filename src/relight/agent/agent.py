@@ -237,7 +237,7 @@ class Agent:
     # Running a generation.
 
     def _check_health(self, outcome: GenerationResult) -> "HealthCheckFailure | None":
-        """Return the reason why this node must not run workers, or None if it may."""
+        """Return the reason why this node must not run workers, or None."""
         # If there is no restart, no more workers start here, so this node's health doesn't matter.
         no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
         if self.job.command.spec.health_check is None or no_restart or self._is_over():
@@ -248,7 +248,7 @@ class Agent:
         return unfit if unfit.why else None
 
     def _remember(self, why: str) -> None:
-        """Record this node as bad if there is a reason why it is bad and --bad-nodes is set."""
+        """If --bad-nodes is set and this node is bad, record it."""
         place = self.job.command.spec.bad_nodes
         if not (why and place):
             return
@@ -257,8 +257,8 @@ class Agent:
         bad_node.remember(self.loop, self.journal, place, why, self.job.command.env)
 
     def _get_ready(self, outcome: GenerationResult) -> None:
-        """Bind a store for the next generation. Report that no workers are running on this node,
-        and how the previous workers ended.
+        """Bind a store for the next generation. Report that this node has no running workers, and
+        how its previous workers ended.
 
         The store is bound before its port is announced. Each generation gets a new store.
         """
@@ -293,7 +293,7 @@ class Agent:
 
     def _has_room_for(self, formed: GenerationFormed) -> bool:
         """Return whether a generation's workers can start now. Survivors that aren't part of the
-        generation are stopped first. While they are exiting, the generation itself may be stopped.
+        generation are stopped first. The generation itself may be stopped while they are exiting.
         """
         workers = self.node.workers
         stay = workers is not None and workers.has_survivors and formed.survivors_stay
@@ -351,9 +351,7 @@ class Agent:
         self._services.consoles.close()
 
     def _leaving(self) -> "Leaving":
-        """Stop everything that may still be running. Return the object that handles leaving the
-        job.
-        """
+        """Stop anything that still runs. Return the object that handles leaving the job."""
         from relight.agent.shutdown import Leaving
 
         self._end_survivors()
@@ -399,10 +397,10 @@ class Agent:
 
 
 def _load(loop: Loop, modules: Iterator[str]) -> None:
-    """Import modules while workers are running, so that a restart is a third faster and doesn't
-    have to read any files.
+    """Import modules while workers are running, which makes restarts a third faster and saves them
+    from reading files.
 
-    Heartbeats are handled between imports because a file server may be slow.
+    Because a file server may be slow, heartbeats are handled between imports.
     """
     module = next(modules, None)
     if module is None:

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 class AgentConfig(NamedTuple):
     """The workers' command, the number of workers, and how the nodes meet. Times are in seconds.
 
-    `store_host` and `store_port` are the address of the workers' store. Port 0 means the first free
-    port in `store_ports`, or any free port if `store_ports` is empty. In a single-node job,
-    `meeting` is None, and the `settings` apply to the node's own group. In a multi-node job, this
-    node joins the group with these settings. The `facts` should be the same on all nodes
-    (`host/env_fingerprint`). Workers have `grace_s` seconds to exit between the stop signal and
-    SIGKILL. A worker that spends `stuck_after_s` in an uninterruptible call counts as failed; 0
-    disables this limit. The `cpus` field contains one affinity mask per worker, or is empty. The
-    `run_directory` contains the logs, and `scratch` is the parent of a directory that is removed
-    when the job ends. Both `run_directory` and `scratch` may be empty. `worker_program` is only
-    used with --preload.
+    The `store_host` and `store_port` fields are the address of the workers' store. If the port is
+    0, the first free port in `store_ports` is used, or any free port if `store_ports` is empty. In
+    a single-node job, `meeting` is None, and the `settings` apply to the node's own group. In a
+    multi-node job, this node joins the group with these settings. The `facts` are expected to be
+    the same on all nodes (`host/env_fingerprint`). Workers have `grace_s` seconds to exit between
+    the stop signal and SIGKILL. A worker that spends `stuck_after_s` in an uninterruptible call
+    counts as failed; 0 disables this limit. The `cpus` field contains one affinity mask per worker,
+    or is empty. The `run_directory` contains the logs, and `scratch` is the parent of a directory
+    that is removed when the job ends. Both `run_directory` and `scratch` may be empty.
+    The `worker_program` field is only used with --preload.
     """
 
     command: Command

@@ -15,8 +15,8 @@ _LIMIT_S = 3.0
 def remember(
     loop: Loop, journal: Journal, place: BadNodesDirectory, why: str, env: Environment
 ) -> None:
-    """Record this node as bad for later jobs, and report success or the error. The agent's loop
-    keeps running while the record is being written.
+    """Record this node as bad for later jobs, and report either success or the error. The agent's
+    loop keeps running while the record is being written.
     """
     results: list[BadNode | Exception] = []
     background.call(loop, lambda: bad_nodes.remember(place, why, env), results.append)

@@ -6,13 +6,13 @@ responding.
 
 A node sends heartbeats over its connection. When packets are lost, TCP delays everything after
 them, so each heartbeat is also sent as a datagram to the same port. Whichever copy arrives first
-counts. A datagram carries an authentication code that only the two ends of the connection can
+counts. Each datagram carries an authentication code that only the two ends of the connection can
 compute.
 
-A closed connection doesn't prove that its node is lost, because the node may reconnect, and its
-group waits for it (core/group/silence). While the group is waiting, the coordinator probes the
-node's heartbeat port. Once the machine reports that no process holds that port, the agent and all
-its workers are known to have exited (net/heartbeats).
+A closed connection doesn't prove that the node is lost. The node may reconnect, and its group waits
+for it (core/group/silence). While the group is waiting, the coordinator probes the node's heartbeat
+port. Once the node's machine reports that no process holds that port, the agent and all its workers
+must have exited (net/heartbeats).
 """
 
 import socket
@@ -73,7 +73,7 @@ _NOBODY_LEFT = "its host reports that all of its agent's processes have exited"
 
 
 class Coordinator:
-    """The groups of all jobs that meet at one endpoint.
+    """The groups of all jobs that share an endpoint.
 
     Args:
         loop: the agent's loop.
@@ -149,8 +149,8 @@ class Coordinator:
         return self.groups[job]
 
     def coordinates(self) -> bool:
-        """Return whether this process is currently the coordinator. The group checks this before
-        each decision.
+        """Return whether this process is currently the coordinator. The group checks this before it
+        makes a decision.
         """
         self._notice_sleep()
         return self._finder.coordinates(self._has_lost_nodes)
@@ -284,10 +284,10 @@ class Coordinator:
         peer.connection.send(fields.to_json(self._with_address(message)))
 
     def _with_address(self, message: FromCoordinator) -> FromCoordinator:
-        """Return a message in which any loopback address is replaced with the address at which
-        other nodes have reached this host.
+        """Replace any loopback address in a message with the address at which other nodes have
+        reached this host.
 
-        A node that has reached this process over loopback is on this host.
+        A node that connects over loopback is on this host.
         """
         if isinstance(message, StartProbes):
             nodes = tuple(n._replace(address=self._reached_at(n.address)) for n in message.nodes)
@@ -356,7 +356,7 @@ class Coordinator:
         return any(each.lost() for each in memberships if each.end is None)
 
     def _forget_empty_groups(self) -> None:
-        """Forget jobs whose nodes have all left. If any of the nodes returns, its job starts over
+        """Forget jobs without any remaining nodes. If any of the nodes returns, its job starts over
         at generation 0.
         """
         empty = [
@@ -371,8 +371,8 @@ class Coordinator:
                 self._listener.hello = self._hello()
 
     def _hello(self) -> Message:
-        """Return the hello message. The message lists the jobs served here. An agent whose token is
-        refused can use the list to determine whether it was refused by its own job's coordinator.
+        """Return the hello message. The message lists the jobs served here. From this list, an
+        agent whose token is refused can tell whether its own job's coordinator refused it.
         """
         hello: Message = {"sender": "coordinator", "relays": True, "held": self._is_held}
         if len(self.groups) > _MAX_JOBS_NAMED:  # every agent would have to read the whole list
@@ -403,7 +403,7 @@ class Coordinator:
     def _notice_sleep(self) -> None:
         """Detect whether this process was suspended. If the check for silent nodes is overdue, run
         it now. Nodes that seem silent may be healthy, and the first events after a suspension are
-        the other nodes' reactions to it.
+        other nodes' reactions to the suspension.
         """
         if self._slept():
             self._check_silence()
@@ -441,9 +441,7 @@ class Coordinator:
             peer.group.step(NodeHeard(peer.node))
 
     def _probe(self, peer: "_Peer", *, on: bool = True) -> None:
-        """Ask a silent node's machine whether any process that belongs to the node's agent is
-        left.
-        """
+        """Probe a silent node's machine for remaining processes that belong to the node's agent."""
         if peer.address:
             self._heartbeats.probe(peer.address, on=on)
 
@@ -455,8 +453,8 @@ class Coordinator:
                 return
 
     def _note_waiting_jobs(self, now: float) -> None:
-        """If several jobs are waiting for nodes, notify their nodes of the other jobs, once. The
-        jobs may actually be one job whose nodes were started with different ids.
+        """If several jobs are waiting for nodes, notify each job's nodes of the other jobs, once.
+        These may actually be a single job whose nodes were started with different ids.
         """
         lacking: dict[str, Group] = {}
         for job, group in self.groups.items():
@@ -500,7 +498,7 @@ class _Peer:
         self._latest_heartbeat = -1
 
     def is_new(self, number: int) -> bool:
-        """Return whether a heartbeat is new rather than one replayed by an eavesdropper."""
+        """Return whether a heartbeat is new, as opposed to one that an eavesdropper replayed."""
         is_new = number > self._latest_heartbeat
         self._latest_heartbeat = max(self._latest_heartbeat, number)
         return is_new

@@ -1,4 +1,4 @@
-"""Checks that the workers' script, program or module exists, before anything starts.
+"""Checks that the workers' script, program or module exists before anything is started.
 
 These checks only reject commands that can't possibly work. The workers report all other errors.
 """
@@ -79,9 +79,9 @@ def check(spec: LaunchSpec, env: Environment, python: str) -> None:
 
 
 def check_streams(spec: LaunchSpec, local_world_size: int) -> list[str]:
-    """Reject a script that is a pipe if a worker could not open it, or would find it empty and
-    succeed without running anything. Return a note for each argument that is a pipe that workers
-    can't open.
+    """Reject a script that is a pipe if a worker couldn't open it, or would read an empty script
+    and succeed without doing anything. Return a note for each argument that names a pipe that
+    workers can't open.
 
     Raises:
         UsageError: if at most one worker could read the script.
@@ -151,8 +151,8 @@ def misplaced_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
 
 def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool) -> list[str]:
     """Return a note if a script that takes its local rank as an argument appears not to receive it,
-    or to receive the same value in all workers. A script that would exit because of that gets no
-    note, because the failure report has the same hint.
+    or to receive the same value in all workers. If such a script would exit for that reason, no
+    note is needed, because the failure report contains the same hint.
 
     Args:
         spec: the launch options.
@@ -190,7 +190,7 @@ def local_rank_notes(spec: LaunchSpec, local_world_size: int, *, is_passed: bool
 
 
 def find_program(name: str, env: Environment) -> str | None:
-    """Return the path of a program as execvp(3) finds it."""
+    """Return the path that execvp(3) would find for a program."""
     folders = [""] if "/" in name else env.get("PATH", os.defpath).split(os.pathsep)
     for folder in folders:
         path = os.path.join(folder, name)
@@ -213,7 +213,7 @@ def _is_for_shells(path: str) -> bool:
 
 
 def check_preload(names: "Sequence[str]", python: str) -> None:
-    """Check that the `--preload` modules exist, without importing any.
+    """Check that the `--preload` modules exist, without importing them.
 
     Raises:
         UsageError: if a module can't possibly exist.
@@ -245,7 +245,7 @@ def _check_module(name: str) -> None:
 
 
 def _hides_places() -> bool:
-    """Return whether this Python skips directories where the workers search for modules."""
+    """Return whether this Python ignores directories in which the workers search for modules."""
     flags = sys.flags
     return bool(flags.isolated or flags.no_site or flags.ignore_environment or flags.no_user_site)
 
@@ -301,7 +301,7 @@ def _has_code(package: "ModuleSpec", part: str = "") -> bool:
 
 def _may_make(package: "ModuleSpec", part: str) -> bool:
     """Return whether a package may provide a module without a file, because its `__init__.py`
-    contains the module's name or the name of an import hook. All other modules can be found without
+    contains the module's name or the name of an import hook. Any other module can be found without
     importing the package.
     """
     if not _has_code(package):

@@ -24,7 +24,7 @@ VERSION = 1
 
 
 def remove_old(path: str) -> None:
-    """Remove an earlier job's report, so that the file exists only if this job failed.
+    """Remove an earlier job's report, so that the file exists only if this job has failed.
 
     Raises:
         UsageError: if the report could not be written to the file later.

@@ -1,7 +1,7 @@
 """Drives one job's membership state machine, handles its deadlines, and delivers its messages.
 
-In a single-node job, the group is inside the agent (`LocalLink`). With several nodes, the
-coordinator has a group for each job, and agents reach it through a `link.RemoteLink`.
+In a single-node job, the group is inside the agent (`LocalLink`). In a multi-node job, the
+coordinator has a group for each job, which agents reach through a `link.RemoteLink`.
 """
 
 import os
@@ -74,13 +74,11 @@ class LinkOwner(Protocol):
         """Write a state change of the link or its finder to the event log."""
 
     def on_group(self, job: str, group: "Group") -> None:
-        """Called with each group for which this process is the coordinator, before the group's
-        first step.
-        """
+        """Handle a group that this process coordinates, before the group's first step."""
 
 
 class Group:
-    """One job's membership, its deadlines, and where its messages go.
+    """One job's membership and deadlines, and the recipients of its messages.
 
     Args:
         loop: the agent's loop.
@@ -114,9 +112,9 @@ class Group:
 
     def step(self, event: Event) -> None:
         """Process an event and carry out its effects. If this process isn't the coordinator right
-        now, for example after a suspension, the event is deferred, so that nothing is lost if this
-        process becomes the coordinator again. After the end of the job, the group has nothing left
-        to decide. The nodes only receive the result and leave.
+        now, for example after a suspension, the event is deferred in case it becomes the
+        coordinator again. After the end of the job, the group has no decisions left to make. The
+        nodes only receive the result and leave.
         """
         if self.membership.end is None and not self._coordinates():
             if not isinstance(event, Tick):
@@ -223,16 +221,16 @@ class LocalLink:
         self._group.step(Received(self.join.node, message))
 
     def held(self) -> tuple[int, ...]:
-        """Return no descriptors because no other node checks whether this agent has exited."""
+        """Return no descriptors, because no other node checks whether this agent has exited."""
         return ()
 
     def share_port(self, store: object) -> int:
-        """Return 0 because there is no endpoint that other nodes could use."""
+        """Return 0, because there is no endpoint that other nodes could use."""
         del store
         return 0
 
     def leave(self) -> None:
-        """Do nothing because no other node waits for this one."""
+        """Do nothing, because no other node waits for this one."""
 
     def close(self, stop_waiting: Callable[[], bool]) -> None:
         """Close the group."""

@@ -1,5 +1,4 @@
-"""Monitors from outside the workers whether this node's workers are still making progress
-(--hang-timeout).
+"""Checks from outside whether this node's workers are still making progress (--hang-timeout).
 
 This module periodically reads the system's counters for each worker and its descendants. The rules
 are in core/workers/hang_detector.
@@ -18,7 +17,7 @@ _MIN_S, _MAX_S = 0.1, 5.0
 
 
 class QuietWatch:
-    """Observes one generation's workers on this node.
+    """Monitors one generation's workers on this node.
 
     Args:
         loop: the agent's loop.

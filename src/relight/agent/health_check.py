@@ -46,8 +46,8 @@ _DRIVER_REMEDY = "check dmesg; restart the driver or the machine"
 
 class HealthCheckFailure(NamedTuple):
     """The result of a health check: the failure reason (empty if the node is healthy) and the
-    remedy. `is_proof` is true if the node is unfit for any job, because its hardware is broken or
-    the site's own check failed.
+    remedy. The `is_proof` field is true if the node is unfit for any job, because its hardware is
+    broken or the site's own check failed.
     """
 
     why: str
@@ -88,7 +88,7 @@ def run(
 
 
 def _is_site_check(check: HealthCheck, env: Environment) -> bool:
-    """Return whether a check was set in the site's configuration."""
+    """Return whether a check comes from the site configuration."""
     try:
         text = site.load(env).run.get("health-check", "")
         return parse_health_check(text) == check
@@ -101,7 +101,7 @@ def _wait_for_result(
 ) -> HealthCheckFailure | None:
     """Return the result of a check, or None if the time limit has passed or the result is no longer
     needed. If relight itself lost the process that ran a check, the check is repeated, because the
-    loss proves nothing about this node.
+    loss is no evidence of a fault in this node.
     """
     while loop.now() < until and not is_over():
         try:
@@ -124,7 +124,7 @@ def _await(loop: Loop, running: Helper, is_over: Callable[[], bool], until: floa
 
 class _Check:
     """The process that runs a check. This process is either a program or a fork of the agent. A
-    program receives the workers' environment and passes the check by exiting with 0. A fork runs
+    program runs in the workers' environment, and passes the check by exiting with 0. A fork runs
     named checks.
 
     Raises:
@@ -155,7 +155,7 @@ class _Check:
         return HealthCheckFailure(f"{how}: {said}" if said else how)
 
     def close(self) -> None:
-        """Kill the check's process and its descendants if it is still running."""
+        """If the check is still running, kill its process and all descendants."""
         self.helper.close()
         os.close(self._output)
 
@@ -251,9 +251,8 @@ def _gpu(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheck
 
 
 def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:
-    """Check for NVIDIA GPUs that have memory in use, or that have had uncorrectable ECC memory
-    errors since the driver was loaded. A GPU that does not report ECC error counts passes the
-    check.
+    """Check for NVIDIA GPUs with memory in use, or with uncorrectable ECC memory errors since the
+    driver was loaded. A GPU that does not report ECC error counts passes the check.
     """
     command = [
         "nvidia-smi",

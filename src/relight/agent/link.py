@@ -207,7 +207,7 @@ class RemoteLink(finders.Seeker):
 
     def leave(self) -> None:
         """Disconnect if the job has ended for all nodes, so that the coordinator doesn't have to
-        wait for this agent's remaining work, such as writing to a blocked console.
+        wait until this agent has finished, for example if its console is blocked.
         """
         if self._end is not None and not self._others_run and self._group is None:
             self.send(NodeLeaving("the job is over"))
@@ -215,7 +215,7 @@ class RemoteLink(finders.Seeker):
 
     def close(self, stop_waiting: Callable[[], bool]) -> None:
         """Leave the job. A coordinator first waits until the other nodes have been notified of how
-        the job ended. A host that takes part in elections stays for as long as other nodes need its
+        the job ended. A host that takes part in elections stays as long as other nodes need its
         vote.
         """
         if self._others_run:
@@ -232,7 +232,7 @@ class RemoteLink(finders.Seeker):
         self._finder.close()
 
     def _serve_others(self, stop_waiting: Callable[[], bool]) -> None:
-        """Stay for as long as the finders on other nodes need this host's finder."""
+        """Stay as long as finders on other nodes need this host's finder."""
 
         def is_needed() -> bool:
             coordinator = self._coordinator
@@ -263,7 +263,7 @@ class RemoteLink(finders.Seeker):
         )
 
     def _has_others(self) -> bool:
-        """Return whether this job's group has other nodes, whether connected or silent. Nodes of
+        """Return whether this job's group has other nodes, whether connected or silent. Nodes in
         other jobs don't count, because they can find a new coordinator.
         """
         if self._group is None:
@@ -309,7 +309,7 @@ class RemoteLink(finders.Seeker):
         self._finder.retire()  # this node's workers may keep running without being reported
 
     def _examine_endpoint(self) -> list[str]:
-        """Diagnose the endpoint from this machine, for at most 2 s."""
+        """Diagnose the endpoint from this machine, which takes at most 2 s."""
         if not self._meeting.hosts or self.core.turned_away:
             return []
         try:
@@ -319,8 +319,8 @@ class RemoteLink(finders.Seeker):
         return at_timeout(self._meeting.host, self._meeting.port)
 
     def _deliver(self, message: FromCoordinator) -> None:
-        """Pass a message to the agent. If the nodes never met, the message also names the command
-        that finds out why.
+        """Pass a message to the agent. If the nodes never found each other, the message also names
+        the command that finds out why.
         """
         if isinstance(message, JobEnded):
             self._end = message
@@ -386,7 +386,7 @@ class RemoteLink(finders.Seeker):
                 self._group.step(PredecessorPossible(False))
 
     def step_down(self, reason: str, again_s: float) -> None:
-        """Stop acting as the coordinator. If the job has ended, no decisions are left to make, so
+        """Stop acting as the coordinator. If the job has ended, no decisions are left to make, and
         connected nodes still receive the result.
         """
         if self._group is not None and self._group.membership.end is not None:
@@ -448,8 +448,8 @@ class RemoteLink(finders.Seeker):
             self.send(message)
 
     def _note_loopback(self) -> None:
-        """If no other machine has connected, print that nodes on other machines may be waiting in
-        groups of their own.
+        """If no other machine has connected, print a note that nodes on other machines may be
+        waiting in groups of their own.
         """
         group, coordinator = self._group, self._coordinator
         if group is None or coordinator is None or group.membership.lacks_nodes_since() is None:
@@ -668,7 +668,7 @@ class RemoteLink(finders.Seeker):
         return self._heartbeats[socket.AF_INET6 if ":" in peer.address[0] else socket.AF_INET]
 
     def held(self) -> tuple[int, ...]:
-        """Return the descriptors shared with the processes that may outlive this agent while its
+        """Return the descriptors to share with processes that may outlive this agent while its
         workers are running (net/heartbeats).
         """
         fds = [each.fileno() for each in self._heartbeats.values()]
@@ -685,9 +685,7 @@ class RemoteLink(finders.Seeker):
                 self._step(Echoed(number, over_connection=False))
 
     def _on_unreachable(self, address: tuple[str, int]) -> None:
-        """Record that no process holds the coordinator's port any more, and notify the
-        successor.
-        """
+        """Record that no process holds the coordinator's port, and notify the successor."""
         if not self._lost.address or address != self._lost.address[:2]:
             return
         if not self._gone:

@@ -22,7 +22,7 @@ _WHY = {
 
 
 class NetworkCheck:
-    """Probes other nodes whenever the coordinator requests it.
+    """Probes other nodes at the coordinator's request.
 
     Args:
         loop: the agent's loop.
@@ -36,8 +36,8 @@ class NetworkCheck:
     @property
     def prober(self) -> Target:
         """The address at which other nodes may probe this node next. Only TCP is probed, because
-        workers need nothing else, and datagrams dropped by a firewall would use up the whole time
-        limit.
+        workers need nothing else, and because waiting for datagrams dropped by a firewall would use
+        up the whole time limit.
         """
         return Target("", self._next.tcp_port, 0)
 

@@ -168,8 +168,8 @@ class Node:
         self.state = self.workers = workers
 
     def note_saving(self, workers: WorkerGroup) -> None:
-        """Record whether workers that have ended had saved a checkpoint. Workers that were still
-        importing and never called `should_checkpoint` don't change what earlier workers had saved.
+        """Record whether workers saved a checkpoint before they exited. Workers that were still
+        importing and never called `should_checkpoint` don't affect what earlier workers saved.
         """
         saved = workers.saves and workers.all_exited_with_0
         self.has_saved = saved or (self.has_saved and not workers.had_called)
@@ -201,7 +201,7 @@ class Node:
         )
 
     def wait_for_saving(self, is_over: Callable[[], bool]) -> None:
-        """Stay connected, without workers, until the workers on the other nodes have saved a
+        """Stay connected without workers until the workers on the other nodes have saved a
         checkpoint, the coordinator is lost, or the preemption is due.
 
         Args:
@@ -357,7 +357,7 @@ class Node:
                 self.get_ready(self._port, GenerationResult())
 
     def _count_calls(self, limit: int) -> None:
-        """Hold the workers in a call to `should_checkpoint`, and report how many calls they have
+        """Block the workers in a call to `should_checkpoint`, and report how many calls they have
         made.
         """
         generation = self.generation
@@ -422,7 +422,7 @@ class Node:
     # Messages to the user.
 
     def explain(self) -> str:
-        """Return the reason why no generation has formed yet, for use until the group reports
+        """Return the reason why no generation has formed yet, to be shown until the group reports
         details.
         """
         meeting = self._job.meeting
@@ -513,8 +513,8 @@ def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | Remot
 
 
 def _stop_s(job: AgentConfig) -> float | None:
-    """Return the maximum number of seconds between `StopWorkers` and the moment when the group
-    knows that the workers have exited. Return None for a single-node job.
+    """Return the maximum number of seconds from `StopWorkers` until the group knows that the
+    workers have exited. Return None for a single-node job.
     """
     if job.meeting is None:
         return None

@@ -1,5 +1,5 @@
 """Errors for a script, program or module that does not exist, with a suggested correction. This
-module is only loaded if something is missing.
+module is loaded only if one of these is missing.
 """
 
 import os
@@ -87,7 +87,7 @@ def _program_on_path(name: str) -> str:
 
 
 def value_of_switch(spec: LaunchSpec) -> str:
-    """Return a hint if the supposed script was probably meant as the value of a switch."""
+    """Return a hint if the apparent script was probably meant as the value of a switch."""
     word = spec.script
     if word.lower() not in (*FALSE, *TRUE):
         return ""

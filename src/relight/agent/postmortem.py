@@ -132,9 +132,7 @@ def _with_parting_words(found: Sequence[Failure], logs: Logs) -> list[Failure]:
 
 
 def _has_error(failure: Failure) -> bool:
-    """Return whether a worker had printed an error, not counting errors that didn't end a
-    process.
-    """
+    """Return whether a worker printed an error, not counting errors that didn't end a process."""
     report = failure.report
     return (report is not None and not report.others) or last_words.is_error(failure.words)
 
@@ -163,7 +161,7 @@ def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> li
 
 
 def with_gpu_errors(found: Sequence[Failure], workers: Workers, command: Command) -> list[Failure]:
-    """Return the failures, each with the kernel log's errors about the worker's GPUs."""
+    """Return the failures, each with the GPU errors in the kernel log that concern the worker."""
     errors = gpu_errors.recent(max(failure.at for failure in found))
     if not errors:
         return list(found)
@@ -350,7 +348,7 @@ def _reported(
     logs: Logs, local_rank: int, stderr: str, program: tracebacks.ProgramFacts
 ) -> ErrorReport | None:
     """Return a worker's exception with its complete traceback. Torch's `@record` writes only the
-    frames below its own.
+    frames below its own frame.
     """
     recorded = error_files.read(logs.error_file(local_rank))
     printed = tracebacks.from_stderr(stderr, program)
@@ -394,9 +392,7 @@ def _text(read: Callable[[int], str], local_rank: int) -> str:
 
 
 def _went_on(logs: Logs, local_rank: int) -> bool | None:
-    """Return whether the program kept running after its last traceback, or None if that was not
-    observed.
-    """
+    """Return whether the program kept running after its last traceback, or None if unknown."""
     printed = logs.printed(local_rank)
     return printed.went_on if printed is not None else None
 
@@ -463,7 +459,7 @@ def _is_old(failure: Failure, logs: Logs) -> bool:
 
 
 def _explain_start_failure(evidence: str, command: Command) -> str:
-    """Return why a worker could not be started, with the missing file if known."""
+    """Return the reason why a worker could not be started, with the missing file if known."""
     if evidence.endswith(os.strerror(errno.EAGAIN)):
         return f"{evidence} (check `ulimit -u` and the container's pids limit)"
     for number, explain in (
@@ -479,7 +475,7 @@ def _explain_start_failure(evidence: str, command: Command) -> str:
 
 
 def _explain_signal(end: WorkerEnd, command: Command) -> str:
-    """Return the facts reported by the machine about a signal sent by the kernel."""
+    """Return the machine's evidence about a signal that the kernel sent."""
     number = -end.exitcode if end.exitcode < 0 else end.exitcode - 128
     if number == signal.SIGBUS:
         return exit_evidence.bus_error(command.env)
@@ -489,7 +485,7 @@ def _explain_signal(end: WorkerEnd, command: Command) -> str:
 def _explain_exception(
     failure: Failure, stderr: str, logs: Logs, command: Command, workers: Workers
 ) -> str:
-    """Return the facts reported by the machine about a worker's exception."""
+    """Return the machine's evidence about a worker's exception."""
     report = failure.report
     closed = exit_evidence.closed_output(report, failure.exitcode, is_closed=logs.reader_is_gone)
     if closed:

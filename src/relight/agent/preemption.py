@@ -3,12 +3,12 @@
 A node counts as preempted if it receives SIGTERM or the --on-preempt notice while its workers can
 save a checkpoint. Workers can save one if they have called `relight.worker.should_checkpoint`. The
 workers on all nodes then save and leave at the same step, this node leaves the job, and the other
-nodes continue without it. Workers that take longer than the grace time are killed. If no
-coordinator can be reached, this node's workers save on their own.
+nodes continue without it. Workers that exceed the grace time are killed. If no coordinator can be
+reached, this node's workers save on their own.
 
-Workers that have not called that function but have a handler for the --on-preempt signal receive
-that signal. If one of them exits, this node's other workers may finish saving before they are
-stopped (core/workers/supervision).
+Workers that haven't called that function, but have a handler for the --on-preempt signal, receive
+the signal instead. If one of them exits, this node's other workers may finish saving before they
+are stopped (core/workers/supervision).
 
 Any other stop signal, or a second signal, stops this node's workers immediately.
 """

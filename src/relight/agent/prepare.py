@@ -196,8 +196,8 @@ def _job(
 
 
 def _wait_for_name(host: str) -> None:
-    """Wait for a host name to resolve, as torchrun does, because a pod's own name may take a few
-    seconds to become resolvable. If the name never resolves, the error is reported when the
+    """Wait until a host name resolves, as torchrun does, because it may take a few seconds until a
+    pod's own name can be resolved. If the name never resolves, the error is reported when the
     workers' store is bound.
     """
     from relight.net.ports import why_unresolved
@@ -316,8 +316,8 @@ def _stuck_after(env: Environment, notes: list[str]) -> float:
 
 
 def _timer_file(env: Environment) -> str:
-    """Return the path of the FIFO for torch.distributed.elastic.timer, in cases where torchrun
-    would create one.
+    """Return the path of the FIFO for torch.distributed.elastic.timer, if torchrun would create
+    one.
     """
     if env.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
         return ""
@@ -359,16 +359,15 @@ def _check_keep_warm(spec: LaunchSpec) -> None:
 
 
 def _run_path() -> tuple[str, ...]:
-    """Return the arguments that make Python implement `--run-path`. The arguments contain the
-    program's text instead of a path, because an upgrade may remove or replace the file before a
-    restart.
+    """Return the arguments that make Python implement `--run-path`. They contain the program's text
+    instead of a path, because an upgrade may remove or replace the file before a restart.
     """
     path = os.path.join(os.path.dirname(relight.__file__), "worker", "run_path.py")
     return "-c", relight.__loader__.get_data(path).decode()
 
 
 def _check_status_token(spec: LaunchSpec, env: Environment) -> None:
-    """Reject a token that the status page could not use later."""
+    """Reject a token that the status page would be unable to use later."""
     token = env.get(STATUS_TOKEN)
     if spec.status is not None and token:
         try:

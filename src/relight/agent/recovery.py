@@ -1,4 +1,4 @@
-"""Lets workers keep their process after another worker fails, by carrying out the effects of
+"""Lets workers keep their process after another worker has failed, by carrying out the effects of
 core/workers/recovery.
 
     a worker fails,    `begin`: request that the others, through memory shared with this agent,
@@ -102,7 +102,7 @@ class Recovery:
         self._watch(lambda: self._see_joining(supervisor, replaced))
 
     def close(self) -> None:
-        """Poll one last time and stop, because the workers have ended or left their group."""
+        """Poll one last time and then stop, because the workers have exited or left their group."""
         self._look()
         self._look = lambda: None
         self._alarm.set(None)

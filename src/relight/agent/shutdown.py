@@ -1,5 +1,5 @@
-"""The ways in which an agent leaves its job, except after success. This module is loaded only when
-it is needed.
+"""Handles all the ways in which an agent can leave its job, except after success. This module is
+loaded only when it is needed.
 
     by_signal       the agent received a stop signal
     as_unfit        the node has failed its health check
@@ -103,9 +103,9 @@ class Leaving:
     def as_preempted(
         self, workers: WorkerGroup, outcome: GenerationResult, is_over: Callable[[], bool]
     ) -> tuple[int, str]:
-        """Leave after a preemption, once the workers have exited. The node stays up while workers
-        on other nodes save a checkpoint, because it may be their coordinator or may be needed to
-        elect the coordinator.
+        """Leave the job after a preemption, once the workers have exited. The node stays up while
+        workers on other nodes save a checkpoint, because it may be their coordinator or may be
+        needed to elect the coordinator.
 
         Args:
             workers: the workers, which have exited.
@@ -128,7 +128,7 @@ class Leaving:
         return EXIT_PREEMPTED, f"the node is preempted: {why}"
 
     def as_stuck(self, workers: WorkerGroup, outcome: GenerationResult) -> tuple[int, str]:
-        """Leave because a worker can't be killed."""
+        """Leave the job because a worker can't be killed."""
         why = f"its {workers.stuck} is in an uninterruptible system call and can't be killed"
         verdict_reason = f"{workers.stuck} may still hold its GPU and memory"
         return self._give_up(workers, outcome, why, verdict_reason)

@@ -33,7 +33,7 @@ def collect_hang_evidence(
     stop_in: Callable[[float], None],
 ) -> None:
     """Collect the native stacks of hung workers and the records from torch's flight recorder, then
-    stop the workers. Collecting this evidence may take a while, but the workers are hung anyway.
+    stop the workers. This may take a while, but the workers are hung anyway.
 
     Args:
         loop: the agent's loop.
@@ -62,6 +62,6 @@ def collect_hang_evidence(
 
 
 def _alive(supervisor: Supervisor) -> dict[int, int]:
-    """Return the pids of the workers that are still alive, by local rank."""
+    """Return the pids of the workers that are still alive, keyed by local rank."""
     pids = supervisor.workers.pids
     return {rank: pids[rank] for rank in supervisor.alive if rank in pids}

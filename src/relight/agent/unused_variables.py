@@ -37,8 +37,8 @@ def notes(
 
 
 def _address_notes(spec: LaunchSpec, given: set[str], variables: Mapping[str, str]) -> list[str]:
-    """Return a note about MASTER_ADDR and MASTER_PORT in a single-node job. Values that were also
-    passed as flags need none.
+    """Return a note about MASTER_ADDR and MASTER_PORT in a single-node job. No note is needed for
+    values that were also passed as flags.
     """
     flags = [name for name in _PLACE if name in given and not spec.standalone]
     endpoint = spec.rdzv_endpoint

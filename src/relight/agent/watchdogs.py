@@ -90,11 +90,13 @@ class Watchdogs:
 
     @property
     def quiet(self) -> "Quiet | None":
-        """How long the workers have been idle, if this is longer than the limit."""
+        """How long the workers have been idle, if that exceeds the limit."""
         return self._quiet_watch.quiet if self._quiet_watch is not None else None
 
     def quiet_report(self) -> NodeIdle:
-        """Return the message that tells the coordinator how long the workers have been idle."""
+        """Return the message that reports to the coordinator how long the workers have been
+        idle.
+        """
         seconds, limit_s = self.quiet or (0.0, 0.0)
         return NodeIdle(self._formed.generation.id, seconds, limit_s)
 

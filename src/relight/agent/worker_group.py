@@ -92,14 +92,15 @@ _NOTICE_SPREAD_S = 2.0
 workers on other nodes are not stopped just because a worker here has saved and exited.
 """
 _HELD_S = 5.0
-"""How long a traceback is held back after its worker has ended, if stderr is a terminal."""
+"""How long a traceback is held back after its worker has exited, if stderr is a terminal."""
 
 
 class AgentContext(NamedTuple):
     """The services that an agent provides to the workers of all generations.
 
-    `host` is the name of this node. The function `fork` starts workers cold. The function `preload`
-    forks workers from a process that has already imported modules (None without --preload).
+    The `host` field is the name of this node. The function `fork` starts workers cold. The function
+    `preload` forks workers from a process that has already imported modules (None without
+    --preload).
     """
 
     host: str
@@ -115,7 +116,7 @@ class GenerationResult(NamedTuple):
     """How a generation ended on this node. This includes its failures, and the ranks that succeeded
     before those failures.
 
-    The `step` field is the highest reported step, or None. The `saved` field says whether the
+    The `step` field is the highest reported step, or None. The `saved` field indicates whether the
     workers saved a checkpoint (None without --checkpoints). The `waiting` field contains the
     survivors of a hang (core/group/messages).
     """
@@ -205,7 +206,7 @@ class WorkerGroup:
         lease_until: Callable[[], float],
         store: "StorePort | None",
     ) -> None:
-        """Start the workers. Return when the workers and all their descendants have exited.
+        """Start the workers. Wait until the workers and all their descendants have exited.
 
         Args:
             signals: the signals that the agent received. More may be added during the call.
@@ -280,8 +281,8 @@ class WorkerGroup:
         return self.supervisor is not None and self.supervisor.has_left
 
     def resume(self, formed: GenerationFormed) -> None:
-        """Prepare the next `run`, in which the survivors join the next generation and new workers
-        replace those that have ended.
+        """Prepare for the next generation, which the survivors join, with new workers in place of
+        those that have ended.
 
         Raises:
             MachineError: if the machine is out of file descriptors.
@@ -423,8 +424,8 @@ class WorkerGroup:
         )
 
     def _report_leftovers(self, supervisor: Supervisor) -> None:
-        """Report which processes left over from successful workers are about to be killed, because
-        users may not expect that. Processes that were started by multiprocessing or torch exit on
+        """Report which leftover processes from successful workers are about to be killed, because
+        users may not expect this. Processes that were started by multiprocessing or torch exit on
         their own soon after their worker.
         """
         left = supervisor.workers.left_running(_LEFT_S)
@@ -446,7 +447,7 @@ class WorkerGroup:
         )
 
     def _record_steps(self) -> None:
-        """Record training progress if anything uses it."""
+        """Record training progress if anything needs it."""
         journal, generation = self._services.journal, self.formed.generation
         if self.all_exited_with_0 and not journal.listeners:
             return
@@ -565,7 +566,7 @@ class WorkerGroup:
                 self._stop_now(stop)
 
     def _stop_late(self, stop: StopWorkers) -> None:
-        """Stop workers that have not left within the time for saving."""
+        """Stop workers that have not left before the save timeout."""
         if self.supervisor is not None and self.supervisor.is_running:
             self.stop(stop._replace(checkpoint_first=False))
 
@@ -649,7 +650,7 @@ class WorkerGroup:
 
     def span(self) -> tuple[float, float] | None:
         """Return the times on the loop's clock when workers on this node first and last reported a
-        step. Return None if no worker has reported a step, or if the workers have ended.
+        step. Return None if no worker has reported a step, or if the workers have exited.
         """
         supervisor = self.supervisor
         return self.memory.span() if supervisor is not None and not supervisor.has_ended else None
@@ -663,9 +664,9 @@ class WorkerGroup:
     def confirm(self, succeeded: tuple[int, ...]) -> None:
         """Process the coordinator's confirmation of this generation.
 
-        Release the workers that are held in a call to `should_checkpoint`. Either the coordinator
-        is not negotiating a limit on the number of calls, or its next message will contain the new
-        limit.
+        Unblock the workers that are waiting in a call to `should_checkpoint`. The coordinator
+        either isn't negotiating a limit on the number of calls, or will send the new limit in its
+        next message.
         """
         self.succeeded_nodes = succeeded
         if self._memory is not None:

@@ -71,7 +71,7 @@ agent's process.
 
 
 class RunSpec(NamedTuple):
-    """The job for `relight.run` on this node, as written by the user. `spec.LaunchSpec` contains
+    """The job for `relight.run` on this node, as specified by the user. `spec.LaunchSpec` contains
     the validated values of all flags.
 
     Attributes:
@@ -167,7 +167,7 @@ def run(
         in_process: run the agent in this process instead of a child process, which avoids starting
             another Python interpreter. The agent forks, so use this only in programs that have no
             threads or child processes and a small memory footprint. A signal that stops the job is
-            delivered to this process once all workers have ended.
+            delivered to this process once all workers have exited.
 
     Raises:
         UsageError: if the spec is invalid. Nothing was started.
@@ -350,7 +350,7 @@ def _start_child(
 
 
 def _output() -> int | None:
-    """Return the destination of an agent's output. This is either this process's stdout and stderr,
+    """Return the destination of an agent's output. The result is this process's stdout and stderr,
     or pipes if Python code displays the output elsewhere, as in a notebook.
     """
     streams = sys.stdout, sys.stderr

@@ -353,7 +353,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """Return the flags that keep the workers' imports loaded for the next call for as long as this
+    """Return the flags that keep the workers' imports loaded for the next call, as long as this
     process is running. The list is empty if the caller sets such a flag explicitly, or if the
     system doesn't support warm processes.
     """
@@ -434,7 +434,7 @@ def start_agent(
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Delay this process's signal handlers until the block has finished. Otherwise, if a handler
+    """Defer this process's signal handlers until the block has finished. Otherwise, if a handler
     raised an exception such as KeyboardInterrupt inside the block, this process would lose track of
     the agent that it is starting.
     """

@@ -59,8 +59,8 @@ class Future(concurrent.futures.Future[Any]):
     and `as_completed`.
 
     If the job fails, `result` raises the exception from the rank that failed first, with its
-    traceback as the cause. Without such an exception, or if the job ended in another way, `result`
-    raises a WorkersFailedError with the reason.
+    traceback as the cause. If there is no such exception, or the job ended for another reason,
+    `result` raises a WorkersFailedError with the reason.
 
     Args:
         runner: submits the job.
@@ -106,7 +106,7 @@ class Future(concurrent.futures.Future[Any]):
         return not self.done() and self._job_state is AppState.RUNNING
 
     def cancel(self) -> bool:
-        """Stop the job, even if it is already running. Return False if it had already ended."""
+        """Stop the job, even if it is running. Return False if it had already ended."""
         with self._lock:
             if self.done():
                 return self.cancelled()
@@ -117,9 +117,7 @@ class Future(concurrent.futures.Future[Any]):
         return True
 
     def logs(self, node: int = 0) -> str:
-        """Return what one of the job's nodes has printed so far, or an empty string before the job
-        starts.
-        """
+        """Return one node's output so far, or an empty string before the job starts."""
         if not isinstance(self._job, Started):
             return ""
         mark = self._job.word or "\0"

@@ -231,8 +231,8 @@ class _Jobs:
                 raise UsageError(f"functions can't use the option {name}", hint=hint)
 
     def places(self, at_once: int | None) -> list[Place]:
-        """Return the slots in which jobs run concurrently. The list is empty for Slurm, which
-        queues jobs itself.
+        """Return the slots in which jobs run concurrently. The list is empty for Slurm, which does
+        its own queueing.
         """
         if self.kind == SLURM:
             return []

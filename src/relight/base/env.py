@@ -1,7 +1,7 @@
 """The only place that reads os.environ.
 
 The environment is read into an `Environment` once, at the start. All other code takes this
-`Environment` as an argument, so that tests and the workers' environment never depend on hidden
+`Environment` as an argument, so that neither tests nor the workers' environment depend on hidden
 state.
 """
 

@@ -1,4 +1,4 @@
-"""User-visible errors and their exit codes, grouped by who should resolve them.
+"""User-visible errors and their exit codes, grouped by who has to fix them.
 
     RelightError
     ├── WorkersFailedError  1   the user: a function called by relight.launch or submit failed
@@ -33,7 +33,7 @@ _PLACES = 10
 
 
 class RelightError(Exception):
-    """Base class of all errors that are printed as one line and a hint.
+    """Base class for all errors that are printed as a single line with a hint.
 
     Args:
         message: a single line without a full stop at the end.
@@ -83,8 +83,8 @@ def describe_bug(error: BaseException) -> str:
     """Return a one-line description of an unexpected exception in relight, as
     `format_exception_oneline` does.
 
-    The description is also added to the file `env.mistakes`, if set, because a test must not pass
-    if such an exception occurs during it.
+    If `env.mistakes` is set, the description is also added to that file, so that the running test
+    fails.
     """
     line = format_exception_oneline(error)
     if env.mistakes():

@@ -1,10 +1,10 @@
 """Exits with 128 + n on SIGINT or SIGTERM while no agent handles these signals: before an agent
 starts and after it has ended.
 
-No workers are running at those times, so nothing has to be stopped. By default, Python turns SIGINT
-into an exception at an arbitrary point in the code, so the process may print a traceback or ignore
-the signal. SIGTERM kills the process by default. Interpreter shutdown removes the signal handlers a
-few milliseconds before the process ends, so `quick_exit` skips it.
+At those times, no workers are running, so nothing has to be stopped. By default, Python turns
+SIGINT into an exception at an arbitrary point in the code, so the process may print a traceback or
+ignore the signal. SIGTERM kills the process by default. Interpreter shutdown removes the signal
+handlers a few milliseconds before the process ends, so `quick_exit` skips it.
 """
 
 import os
@@ -36,7 +36,7 @@ def restore_defaults(numbers: Collection[int] = NUMBERS) -> None:
 
 
 def quick_exit(exit_code: int) -> NoReturn:
-    """End the process in the same way as Python does, but skip interpreter shutdown."""
+    """Exit as Python does, but skip interpreter shutdown."""
     import atexit
 
     atexit._run_exitfuncs()

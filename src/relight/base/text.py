@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 class LineBuffer:
-    """Splits data that arrives in chunks into lines. The `rest` attribute holds the last line while
-    that line is incomplete.
+    """Splits data that arrives in chunks into lines. The `rest` attribute holds the last line if it
+    is still incomplete.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ def pluralize(number: int, word: str) -> str:
 def closest_match(word: str, known: "list[str] | tuple[str, ...]", *, cutoff: float = 0.6) -> str:
     """Return the entry in `known` that is most similar to `word`, or an empty string.
 
-    `cutoff` is the minimum similarity, from 0 to 1 (difflib).
+    The argument `cutoff` is the minimum similarity, from 0 to 1 (difflib).
     """
     import difflib  # rarely needed, only for error messages
 

@@ -139,7 +139,7 @@ class PreemptionSource(NamedTuple):
 
 class Endpoint(NamedTuple):
     """The address at which nodes find each other. The `port` may be None. The `others` field lists
-    additional hosts that may take over. Text with a slash is kept unchanged in `host`.
+    additional hosts that may take over. Text that contains a slash is stored unchanged in `host`.
     """
 
     host: str
@@ -217,8 +217,8 @@ def parse_nproc(text: str) -> str:
 
 def parse_endpoint(text: str) -> Endpoint:
     """Parse `HOST`, `HOST:PORT`, `[V6]`, `[V6]:PORT`, or several of these separated by commas.
-    Empty text means this machine. Text with a slash is either a path or has a meaning that depends
-    on the backend.
+    Empty text means this machine. Text that contains a slash is either a path, or has a
+    backend-specific meaning.
     """
     if "/" in text:
         return Endpoint(text, None)
@@ -257,8 +257,8 @@ def _parse_one_endpoint(text: str) -> Endpoint:
 
 def parse_page(text: str) -> PageAddress:
     """Parse the address of a status page on this machine: `PORT`, `HOST:PORT` or `[V6]:PORT`,
-    followed by `,public` if anyone may read it. The text `public` alone means any free port.
-    Without a host, only this machine can connect.
+    followed by `,public` if anyone may read it. The word `public` on its own means any free port.
+    Without a host, only clients on this machine can connect.
     """
     where, comma, word = text.partition(",")
     if text == _PUBLIC:
@@ -393,7 +393,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def parse_filters(text: str) -> tuple[str, ...]:
-    """Parse comma-separated search strings. A double comma is a literal comma."""
+    """Parse comma-separated search strings. A double comma stands for a literal comma."""
     parts = text.replace(",,", "\0").split(",")
     return tuple(part.replace("\0", ",") for part in parts if part)
 
@@ -413,7 +413,9 @@ def parse_signals(text: str) -> tuple[int, ...]:
 
 
 def parse_exit_codes(text: str) -> tuple[int, ...]:
-    """Parse exit codes and signal names, such as `2,SIGXCPU`. Signal n is exit code 128 + n."""
+    """Parse exit codes and signal names, such as `2,SIGXCPU`. Signal n corresponds to exit code 128
+    + n.
+    """
     names = [each.name for each in signal.Signals]
     codes = []
     for part in (part.strip() for part in text.split(",")) if text else []:
@@ -498,8 +500,8 @@ def parse_name(text: str) -> str:
 
 
 def parse_health_check(text: str) -> HealthCheck | None:
-    """Parse check names, such as `disk=10G,gpu`, or a command. Text with a space or a slash is a
-    command.
+    """Parse check names, such as `disk=10G,gpu`, or a command. Text that contains a space or a
+    slash is treated as a command.
     """
     text = text.strip()
     if not text or text == "off":

@@ -148,7 +148,9 @@ def _schedulers() -> list[str]:
 
 
 def _options() -> dict[str, list[str]]:
-    """Return the option names for -cfg, by scheduler. The key `*` is for commands without one."""
+    """Return the option names for -cfg, keyed by scheduler. The key `*` is for commands without
+    one.
+    """
     found = {}
     for name in registry.names():
         try:

@@ -131,7 +131,7 @@ def main(argv: list[str]) -> int:
 
 
 class _Candidate(Seeker):
-    """Acts as the coordinator while the registry names this process. While the registry names
+    """Acts as the coordinator as long as the registry names this process. While the registry names
     another coordinator, checks whether that coordinator is still listening. The finder calls this
     object through the Seeker interface.
     """

@@ -1,8 +1,7 @@
 """`relight doctor`: finds problems with this machine and with the network between the nodes.
 
 The command accepts the same command line as `relight run`, so that you can replace `run` with
-`doctor` in a command. Flags that have nothing to do with machines or networks are accepted and
-ignored.
+`doctor` in a command. Flags unrelated to machines or networks are accepted and ignored.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`relight warm`: manages the state that is kept to make the next start of a script faster.
+"""`relight warm`: manages the state that makes the next start of a script faster.
 
 This state consists of processes that have imported modules and outlive their jobs (`--keep-warm`),
 and of the imports that `--preload=auto` has learned.

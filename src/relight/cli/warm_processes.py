@@ -73,7 +73,7 @@ def _name(each: Description) -> str:
 
 
 def _shortened(names: Sequence[str]) -> str:
-    """Join as many names as fit into a column."""
+    """Join as many names as fit in a column."""
     text = ",".join(names)
     if len(text) <= _WIDTH:
         return text
@@ -146,7 +146,7 @@ def _ends(pid: int, end: Callable[[], object]) -> bool:
 
 
 def _query() -> tuple[dict[str, Description], list[int]]:
-    """Return the warm processes that respond, by socket, and the pids of processes that don't
+    """Return the warm processes that respond, keyed by socket, and the pids of processes that don't
     respond.
     """
     found, silent = {}, []

@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 def _complete(spec: LaunchSpec) -> LaunchSpec:
-    """Fill in the options' defaults for a process that is created in advance."""
+    """Fill in the default options for a process that is created in advance."""
     is_of_launch = spec.module and spec.script == _OF_LAUNCH[1]
     is_asked = spec.preload not in ((), (BACKGROUND,))
     preload = spec.preload if is_asked else (("torch",) if is_of_launch else (AUTO,))
@@ -155,7 +155,7 @@ class _Start:
             self._learned.write(self._modules, unfit, directories)
 
     def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
-        """Do nothing, because no worker is running."""
+        """Do nothing, because there are no workers."""
 
     def lost(self, reason: str, *, retry: bool) -> None:
         """Record that the warm process can't be used."""

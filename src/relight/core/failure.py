@@ -1,4 +1,6 @@
-"""The data about a worker failure that nodes exchange: how the worker ended and its output."""
+"""The data about a worker failure that nodes exchange, such as how the worker ended and what it
+printed.
+"""
 
 import signal
 from enum import Enum
@@ -16,7 +18,7 @@ sometimes happens with torch.
 
 
 class FailureKind(Enum):
-    """How certain it is that an error report explains why the process ended."""
+    """How certain it is that an error report explains why the process exited."""
 
     RECORDED = "it is in the error file: this exception ended the script"
     RAISED = "apparently an uncaught exception: the text of a traceback shows it"
@@ -30,8 +32,8 @@ class ErrorReport(NamedTuple):
     The `where` field is the last line in the user's own code, such as `train.py:42 in step`, and
     `source` is the source text of that line. The `cause` field is the first exception in a chain,
     such as `KeyError: 'lr'`, and `cause_where` is where that exception was raised. Both fields are
-    empty for a single exception. For an ExceptionGroup, the `where` field says where the group's
-    first exception was raised. If such a group lacks a cause, the `cause_where` field says where
+    empty for a single exception. For an ExceptionGroup, the `where` field is where the group's
+    first exception was raised. If such a group lacks a cause, the `cause_where` field is where
     the group itself was raised. The `is_interrupted` field is true if the chain contains a
     SystemExit or KeyboardInterrupt that a signal handler may have raised. The `doubt` field is the
     reason why the exception may not have ended the worker, such as `it printed more after that: no
@@ -102,7 +104,7 @@ class Failure(NamedTuple):
     the time of sending and hence negative, because nodes don't share a clock. The `stopping_s`
     field is the number of seconds between the stop signal and the worker's end. The `printed_s`
     field is the number of seconds between the exception in `report` and the worker's end, or None
-    if unknown. The `went_on` field says whether the worker's program kept running after that
+    if unknown. The `went_on` field indicates whether the worker's program kept running after that
     exception. The `words` field is the most informative line in the worker's other output. The
     `gpu_error` field is a GPU error from the kernel log that may be the reason for the failure. The
     `gpu_broken` field is true if that GPU needs a reset or a repair.

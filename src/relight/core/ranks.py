@@ -1,8 +1,8 @@
 """Computes all ranks in a generation, and the environment variables that pass these ranks to the
 workers.
 
-The names of these variables and their meaning come from torch.distributed.elastic.agent.server.api
-(torch 2.13), in particular `_assign_worker_ranks` and `LocalElasticAgent._start_workers`.
+The variables' names and meanings come from torch.distributed.elastic.agent.server.api (torch 2.13),
+in particular `_assign_worker_ranks` and `LocalElasticAgent._start_workers`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -128,8 +128,8 @@ def arrange(survivors: Sequence[str | None], newcomers: Sequence[str], most: int
 
 
 def as_numbered(order: Sequence[str], numbers: Mapping[str, int]) -> list[str]:
-    """Sort the numbered nodes by number within the places that they already occupy. All other nodes
-    keep their places.
+    """Sort the numbered nodes by number, keeping the set of places that they occupy. All other
+    nodes keep their places.
     """
     numbered = iter(sorted((node for node in order if node in numbers), key=numbers.__getitem__))
     return [next(numbered) if node in numbers else node for node in order]

@@ -1,4 +1,4 @@
-"""Lets the nodes meet at the endpoint, as a job's nodes do. The node that can bind the endpoint
+"""Lets the nodes find each other at the endpoint, as in a job. The node that can bind the endpoint
 becomes the meeting's host.
 
 If the endpoint lists several hosts, only the first one is used.
@@ -59,8 +59,9 @@ _MAX_MISTAKES = 3
 class GatherSettings(NamedTuple):
     """The settings for the meeting.
 
-    `nodes` is the number of nodes. `wait_s` is how long to wait for more nodes after the last one
-    has joined. `facts` are the values that should be equal on all nodes.
+    The `nodes` field is the number of nodes. The `wait_s` field is how long to wait for more nodes
+    after the last one has joined. The `facts` field contains the values that should be equal on all
+    nodes.
     """
 
     meeting: Meeting
@@ -239,8 +240,8 @@ class _Participant(Seeker):
         )
 
     def _own(self, prober: Prober, address: str) -> DoctorNode:
-        """Return this node's description for the others. The node connects to the host from
-        `address`.
+        """Return the description of this node that the other nodes receive. The node connects to
+        the host from `address`.
         """
         chosen = self._settings.meeting.local_addr
         if chosen and not is_numeric(chosen):
@@ -339,7 +340,7 @@ class _Examination:
             self._timer.cancel()
 
     def take_probes(self, found: dict[int, Probe]) -> None:
-        """Report these results, after waiting only briefly for the clock comparison."""
+        """Report these results, but first wait briefly for the clock comparison."""
         self._found = found
         if self._clock_is_known:
             self._send_report()

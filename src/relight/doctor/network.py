@@ -62,9 +62,8 @@ def judge(
 
 
 def classify(there: Probe, back: Probe) -> str:
-    """Return the problem between a and b that the probes from a to b show, as a key of `_KINDS`.
-    Return an empty string if the probes passed, or if the problem is reported for the other
-    direction.
+    """Return the problem that the probes from a to b reveal, as a key of `_KINDS`. Return an empty
+    string if the probes passed, or if the problem is reported for the other direction.
     """
     if there.tcp == ProbeResult.PASSED:
         return "mtu" if there.large == ProbeResult.STUCK else ""
@@ -165,7 +164,9 @@ def _connections(
 
 
 def _packet_sizes(pairs: Sequence[tuple[int, int]], probes: Probes) -> dict[str, str]:
-    """Return the parts of a finding that state which packet size gets through and how to set it."""
+    """Return the parts of a finding that say which packet size gets through and how to configure
+    it.
+    """
     mtus = [probes[pair].mtu for pair in pairs if probes[pair].mtu]
     least = min((probes[pair].answered for pair in pairs), default=0)
     if not mtus or not least:

@@ -18,8 +18,8 @@ INTERNAL = frozenset({"StateChanged", "GroupBegan", "GroupStep"})
 
 
 class Line(NamedTuple):
-    """A line of the log: the event's name and fields, and its time in seconds since 1970 (`time`)
-    and on the machine's monotonic clock (`t`).
+    """A line from the log: the event's name and fields, and its time, both in seconds since 1970
+    (`time`) and on the machine's monotonic clock (`t`).
     """
 
     version: int
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 def read(text: str) -> Line | None:
-    """Parse a line of an event log; return None if it is malformed."""
+    """Parse a line from an event log, or return None if it is malformed."""
     try:
         found = fields.decode(text)
         version, name = found.get("v", event_types.SCHEMA), found["event"]
@@ -44,7 +44,7 @@ def read(text: str) -> Line | None:
 
 
 def parse_event(line: Line) -> event_types.Event | None:
-    """Parse a line into an event; return None if this version of relight does not know it."""
+    """Parse a line into an event, or return None if this version of relight doesn't know it."""
     match line.name, line.fields:  # core/group/group_replay reads what these contain
         case "GroupBegan", {"job": str(job), "origin": str(origin), "settings": dict(settings)}:
             return event_types.GroupBegan(job, origin, settings)
@@ -60,7 +60,7 @@ def parse_event(line: Line) -> event_types.Event | None:
 
 
 def shown(line: Line) -> str:
-    """Describe an event for people, without its time."""
+    """Describe an event in human-readable form, without its time."""
     event = parse_event(line)
     if event is not None:
         text = describe(event)
@@ -86,7 +86,7 @@ class Selection:
         """The selected worker's local rank in the generation that the lines have reached."""
 
     def wants(self, line: Line) -> bool:
-        """Return whether to show a line. Every line of the log must be passed in order."""
+        """Return whether to show a line. All lines in the log must be passed in order."""
         is_of_rank = self._rank is None or self._matches_rank(line)
         is_named = not self._names or line.name in self._names
         return is_named and is_of_rank and (self._since is None or line.time >= self._since)

@@ -1,4 +1,4 @@
-"""Describes events in plain text, for --verbose and `relight events`."""
+"""Describes events in plain text for --verbose and `relight events`."""
 
 from relight.base.errors import signal_name
 from relight.base.text import format_ranks, pluralize

@@ -1,5 +1,5 @@
-"""The events of a job, with one small immutable type per event. events/event_text.py describes them
-in plain text.
+"""The events that a job can generate, with one small immutable type per event. events/event_text.py
+describes them in plain text.
 
 The same records are inputs to the state machines and lines in the event log. Events carry no
 timestamp; the code that records them adds one (`LoggedEvent`). A negative exit code is the number
@@ -69,7 +69,7 @@ class GroupStopped(NamedTuple):
 
 
 class ProcessRemains(NamedTuple):
-    """A process that should have ended with the workers still exists one second after SIGKILL."""
+    """A process that should have exited with the workers still exists one second after SIGKILL."""
 
     pid: int
     name: str
@@ -102,7 +102,7 @@ class WarmProcessTaken(NamedTuple):
 
 
 class WarmProcessUnfit(NamedTuple):
-    """A process that an earlier job left behind is not used, because a new process would import
+    """A process left behind by an earlier job is not used, because a new process would import
     something different.
     """
 
@@ -111,8 +111,8 @@ class WarmProcessUnfit(NamedTuple):
 
 
 class PreloadReady(NamedTuple):
-    """The process has imported the modules and uses `mib` MiB. `left_out` lists packages that are
-    not installed but imported from the Python path, that is, the user's own packages.
+    """The process has imported the modules and uses `mib` MiB. `left_out` lists the user's own
+    packages, which are imported from the Python path but not installed.
     """
 
     pid: int
@@ -135,8 +135,8 @@ class PreloadWithout(NamedTuple):
 
 
 class PreloadUnfit(NamedTuple):
-    """The process can't be used, or can no longer be used, and has ended. `asked` is true if the
-    user named the modules.
+    """The process has exited because it can't be used, or can no longer be used. `asked` is true if
+    the user named the modules.
     """
 
     reason: str
@@ -144,8 +144,8 @@ class PreloadUnfit(NamedTuple):
 
 
 class WorkersWarm(NamedTuple):
-    """Whether the workers of this generation are forked from the process that imported the modules,
-    and if not, why.
+    """The workers in this generation are forked from the process that imported the modules, or
+    start cold for the given reason.
     """
 
     warm: bool
@@ -153,9 +153,9 @@ class WorkersWarm(NamedTuple):
 
 
 class InternalErrorEvent(NamedTuple):
-    """Outside input made relight raise an unexpected exception; the input was dropped.
+    """Input from outside made relight raise an unexpected exception, and was dropped.
 
-    `during` names the input; `error` has the message and where it occurred in relight's code.
+    `during` describes the input; `error` contains the message and the place in relight's code.
     """
 
     during: str
@@ -184,8 +184,8 @@ class Restarting(NamedTuple):
 
 
 class HealthChecked(NamedTuple):
-    """This node was checked (--health-check). `reason` is why it leaves the job, or empty if it
-    passed.
+    """This node's health was checked (--health-check). `reason` is empty if the node passed;
+    otherwise, it says why the node leaves the job.
     """
 
     seconds: float
@@ -193,11 +193,12 @@ class HealthChecked(NamedTuple):
 
 
 class RanksSlow(NamedTuple):
-    """Ranks on these hosts have been persistently slower than the others (--watch-slow-ranks) since
-    a time in seconds since 1970. If `ranks` is empty, no ranks are slow any longer.
+    """Ranks on these hosts have been consistently slower than the others since the time
+    `since`, in seconds since 1970 (--watch-slow-ranks). If `ranks` is empty, every slow rank has
+    caught up.
 
-    `slower` is the slowdown of the slowest node, and `waited` the share of time that the other
-    nodes spend waiting for it.
+    `slower` is the slowest node's slowdown, and `waited` is the share of time that the other nodes
+    spend waiting for it.
     """
 
     ranks: tuple[int, ...]
@@ -209,8 +210,8 @@ class RanksSlow(NamedTuple):
 
 
 class RanksReplaced(NamedTuple):
-    """All workers on this node are running the function again, `seconds` after the failure. The
-    workers in `ranks` were replaced; the `stayed` others kept their process.
+    """All workers on this node are running the recoverable function again, `seconds` after the
+    failure. The workers in `ranks` were replaced; `stayed` workers kept their processes.
     """
 
     generation: int
@@ -227,8 +228,8 @@ class NotRestarting(NamedTuple):
 
 
 class StoreReached(NamedTuple):
-    """Workers connected to the generation's store, which is on this node: either the first worker
-    or all of them. They connect in init_process_group.
+    """The first worker, or all workers, have connected to the generation's store, which is on this
+    node. They connect in init_process_group.
     """
 
     generation: int
@@ -237,8 +238,8 @@ class StoreReached(NamedTuple):
 
 
 class FailureNoticed(NamedTuple):
-    """A failure among this node's workers was detected, `after_s` seconds after it occurred: a
-    worker ended (`local_rank`), or the workers hang (-1).
+    """A failure among this node's workers was detected, `after_s` seconds after it occurred. Either
+    one worker exited (`local_rank`), or all workers hung (-1).
     """
 
     generation: int
@@ -247,7 +248,7 @@ class FailureNoticed(NamedTuple):
 
 
 class StepsReported(NamedTuple):
-    """The workers on this node have ended, and had called relight.worker.progress. `first` and
+    """The workers on this node have exited after calling relight.worker.progress. `first` and
     `last` are the times of the first and last call, on the clock of `t`; `step` is the highest
     step.
     """
@@ -259,7 +260,7 @@ class StepsReported(NamedTuple):
 
 
 class CheckpointFound(NamedTuple):
-    """The workers have ended, and the newest file of --checkpoints was modified after they
+    """The workers have exited, and the newest --checkpoints file was modified after they had
     started.
     """
 
@@ -268,7 +269,7 @@ class CheckpointFound(NamedTuple):
 
 
 class StateChanged(NamedTuple):
-    """A state machine changed its state. Initial states, and states that it leaves immediately, are
+    """A state machine changed its state. Initial states, and states that are left immediately, are
     not recorded.
     """
 
@@ -288,7 +289,7 @@ class GroupBegan(NamedTuple):
 
 
 class GroupStep(NamedTuple):
-    """The coordinator handled a message, the loss of a node, or a deadline (--record-group).
+    """The coordinator processed a message, the loss of a node, or a deadline (--record-group).
     `relight events --replay` repeats these steps.
     """
 
@@ -339,7 +340,7 @@ Event = Readable | GroupBegan | GroupStep | Tick
 
 
 def changed(core: str, before: str, after: str, taken: object) -> StateChanged:
-    """Return the event for a change of a state machine's state.
+    """Return the event for a state machine's state change.
 
     Args:
         core: the name of its module.

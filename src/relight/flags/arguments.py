@@ -32,9 +32,9 @@ class ParsedFlags(NamedTuple):
 def parse(
     argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS, site: Site = NO_SITE
 ) -> ParsedFlags:
-    """Read flags from `argv` up to the script. Flags without a value get one from a PET_ variable,
-    the site's configuration or the defaults. Flags that are set only by the site's configuration
-    don't count as given.
+    """Read flags from `argv` up to the script. Flags that were not given get their values from PET_
+    variables, the site configuration or the defaults. Flags that are set only by the site's
+    configuration don't count as given.
 
     Raises:
         UsageError: if a flag is unknown or ambiguous, a value is invalid, or the site locks the
@@ -107,8 +107,8 @@ def to_spec(parsed: ParsedFlags) -> LaunchSpec:
 
 def split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
     """Return the value of each given flag as text, and the rest of the command line, starting with
-    the script. If a flag is given several times, the last value counts. For flags with `repeats`,
-    all values are kept, one per line.
+    the script. If a flag is given several times, the last value wins. For flags with `repeats`, all
+    values are kept, one per line.
 
     As in argparse from Python 3.10 to 3.14, the first `--`, before the script or directly after it,
     ends the flags and is dropped. Any other `--` is an argument of the script.

@@ -56,8 +56,9 @@ class Site(NamedTuple):
     """The content of the file.
 
     `run` maps the names of flags to their values, as text in the form used on the command line, and
-    `conf` contains the pairs for `--rdzv-conf`. `sections` contains the other tables under the
-    names that they have in a settings file (runner/settings). `ignored` contains the unknown names.
+    `conf` contains the pairs for `--rdzv-conf`. The `sections` field contains the other tables
+    under the names that they have in a settings file (runner/settings). The `ignored` field
+    contains the unknown names.
     """
 
     path: str = ""

@@ -165,20 +165,18 @@ class LaunchSpec(NamedTuple):
         return Endpoint(self.local_addr or "127.0.0.1", 0)
 
     def keeps_logs(self) -> bool:
-        """Return whether the user asked for log files that outlive the job."""
+        """Return whether the user requested log files that outlive the job."""
         return self.log_dir != "/dev/null" and bool(
             self.log_dir or self.redirects.any() or self.tee.any()
         )
 
 
 class Flag(NamedTuple):
-    """One row of the flag table.
-
-    `parse` converts a value, and raises ValueError if the value is invalid. For a switch, `parse`
-    is None. The default may come from `PET_<NAME>` (`from_env`) or from `variable`. A flag with an
-    `implied` value may be given without a value. If it is given with a value, the value must follow
-    `=`. A flag with `repeats` may be given several times, and its parser receives the values as one
-    string with a line for each.
+    """One row of the flag table. `parse` converts a value, and raises ValueError if it is invalid.
+    For a switch, `parse` is None. The default may come from `PET_<NAME>` (`from_env`) or from
+    `variable`. A flag with an `implied` value may be given without a value. If it does have a
+    value, the value must follow `=`. A flag with `repeats` may be given several times; its parser
+    receives all values as one string, one per line.
     """
 
     name: str
@@ -353,7 +351,7 @@ FLAG_BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
 def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
-    """Reject values that contradict each other, and return a note for each value that is ignored.
+    """Reject conflicting values, and return a note for each value that is ignored.
 
     Args:
         spec: the values, each valid on its own.
@@ -499,9 +497,7 @@ def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
 
 
 def check_ranks(spec: LaunchSpec, local_world_size: int) -> list[str]:
-    """Return a note for each local rank that a flag refers to but that doesn't exist on this
-    node.
-    """
+    """Return a note for each flag that refers to a local rank that doesn't exist on this node."""
     notes = []
     for flag, ranks in (
         ("--redirects", [rank for rank, _ in spec.redirects.by_rank]),

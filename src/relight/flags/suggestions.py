@@ -106,9 +106,7 @@ def bad_value(flag: Flag, source: str) -> str:
 
 
 def _cause(value: str) -> str:
-    """Return how a shell may have altered a value, or an empty string if it doesn't look
-    altered.
-    """
+    """Return how a shell may have mangled a value, or an empty string if the value looks intact."""
     if not value.strip():
         return "the value is empty, perhaps because a variable is unset"
     if "\r" in value:
@@ -125,9 +123,7 @@ def _cause(value: str) -> str:
 
 
 def _explain_workers(text: str) -> tuple[str, str] | None:
-    """Recognize a number of workers in another tool's syntax. Return an explanation and the
-    number.
-    """
+    """Recognize a worker count in another tool's syntax. Return an explanation and the number."""
     text = text.strip()
     if found := re.fullmatch(r"([\w.-]+:)+(\d+)(\(.*\))?", text):
         return f"{text} has the form TYPE:COUNT, as in SLURM_GPUS_PER_NODE", found[2]

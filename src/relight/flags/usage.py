@@ -53,8 +53,8 @@ def _grouped(flags: Iterable[Flag]) -> list[str]:
 
 
 def shown_default(flag: Flag) -> str:
-    """Return a flag's default as a user would type it, or an empty string if showing it would not
-    help.
+    """Return a flag's default as a user would type it, or an empty string if it isn't worth
+    showing.
     """
     value = flag.default
     if flag.parse is None or value is None or value == UNSET_RUN_ID:

@@ -5,9 +5,9 @@ Each user has a small file of their own for each node, such as `gpu-17.1000.json
 directory with the sticky bit nobody can replace another user's file. Files are written atomically
 and expire. Malformed and unrelated files are ignored, because anyone may write to the directory.
 
-A node is recorded only if the failure is proven (`HealthCheckFailure.is_proof`,
-`Failure.gpu_broken`). Otherwise a health check with a typo, which fails on every node, would leave
-nobody with any usable nodes.
+A node is recorded only if there is proof of the failure (`HealthCheckFailure.is_proof`,
+`Failure.gpu_broken`). Otherwise, a health check with a typo, which fails on every node, would leave
+no usable nodes for anyone.
 """
 
 import json
@@ -42,7 +42,8 @@ class BadNode(NamedTuple):
     """A record of a node with broken hardware, with the reason and the user and job that detected
     it.
 
-    `scheduler` is empty for a job without one. `since` and `until` are in seconds since 1970.
+    The `scheduler` field is empty for a job without one. `since` and `until` are in seconds since
+    1970.
     """
 
     name: str

@@ -35,10 +35,10 @@ class ProbeResult(StrEnum):
 class DoctorNode(NamedTuple):
     """A node's description of itself.
 
-    Other nodes try to reach the node at `address`, on the ports `tcp_port` and `udp_port`. `own` is
-    the local address of its connection to the meeting's host. `resolved` holds the addresses that
-    the endpoint's host resolves to on this node. `udp_taken` means that the node hosts the
-    endpoint, but another program receives the datagrams.
+    Other nodes try to reach the node at `address`, on the ports `tcp_port` and `udp_port`. The
+    `own` field is the local address of its connection to the meeting's host. The `resolved` field
+    holds the addresses that the endpoint's host resolves to on this node. `udp_taken` means that
+    the node hosts the endpoint, but another program receives the datagrams.
 
     The host adds `seen_as`, the source address of the node's connection if it differs from `own`.
     It also adds `clock_s`, the offset of the node's clock from the host's, with an error of up to
@@ -63,9 +63,10 @@ class Probe(NamedTuple):
     """The result of a node's probe of another node.
 
     `tcp` is the result of connecting to a free port, and `large` is the result of sending a large
-    amount of data over that connection. `answered` is the size in bytes of the largest packet that
-    the other node replied to, and `heard` is the size of the largest packet received from the other
-    node. 0 means no packet. `mtu` is the size of the largest packet that the interface accepts.
+    amount of data over that connection. The `answered` field is the size in bytes of the largest
+    packet that the other node replied to, and `heard` is the size of the largest packet received
+    from the other node. 0 means no packet. The `mtu` field is the size of the largest packet that
+    the interface accepts.
     """
 
     tcp: ProbeResult = ProbeResult.UNTRIED
@@ -89,7 +90,7 @@ class NodesPresent(NamedTuple):
 
 
 class NodeRefused(NamedTuple):
-    """Tells a node that the host has refused to admit it."""
+    """Tells a node that the host has rejected it."""
 
     why: str
 
@@ -121,8 +122,8 @@ class Verdict(NamedTuple):
     seconds: float = 0.0
 
     def bounded(self) -> "Verdict":
-        """Return a copy that fits into a message. If there are too many findings, only the worst
-        are kept.
+        """Return a copy that is small enough for a message. If there are too many findings, only
+        the worst ones are kept.
         """
         worst = in_order(self.findings)[:MAX_FINDINGS]
         short = (Finding(each.level, *(text[:_MAX_TEXT] for text in each[1:])) for each in worst)

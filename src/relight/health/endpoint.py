@@ -1,7 +1,8 @@
 """Examines the endpoint from this machine: its addresses, the program that responds, and the
 process that owns its port.
 
-The functions here don't need an event loop, so an agent can call them just before it gives up.
+The functions in this module don't need an event loop, so an agent can call them just before it
+gives up.
 """
 
 import os
@@ -41,9 +42,10 @@ _TRACE_PORT = 33434
 class EndpointAnswer(NamedTuple):
     """The response from one address.
 
-    `what` is one of the words above, or a description of how the program at the address behaved.
-    `alive` means that the machine responds on another port. `ours` means that the address belongs
-    to this machine, and `holder` is the process that is using the port.
+    The `what` field is one of the words above, or a description of how the program at the address
+    behaved. The `alive` field indicates that the machine responds on another port. The `ours` field
+    indicates that the address belongs to this machine, and `holder` is the process that is using
+    the port.
     """
 
     address: str
@@ -64,7 +66,7 @@ class EndpointReport(NamedTuple):
 
 
 def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
-    """Return the lines of a diagnosis for an endpoint at which this node found no other nodes.
+    """Return a diagnosis, as lines, of an endpoint at which this node found no other nodes.
 
     The diagnosis takes at most `seconds`, and never raises an exception.
     """
@@ -76,7 +78,7 @@ def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
 
 
 def examine(host: str, port: int, seconds: float) -> EndpointReport:
-    """Examine an endpoint from this machine, for at most `seconds`."""
+    """Examine an endpoint from this machine. This takes at most `seconds`."""
     end = time.monotonic() + seconds
     none: tuple[str, ...] = ()
     numeric = is_numeric(host)

@@ -24,9 +24,9 @@ OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
 class Finding(NamedTuple):
     """A single result of `relight doctor`.
 
-    `what` names the finding in a few words, and `where` is a host, several hosts, or pairs of
-    hosts. `why` explains why the finding matters or how it was determined, and `remedy` says what
-    to do. The last two may be empty.
+    The `what` field names the finding in a few words, and `where` is a host, several hosts, or
+    pairs of hosts. The `why` field explains why the finding matters or how it was determined, and
+    `remedy` says what to do. The last two may be empty.
     """
 
     level: Level

@@ -1,5 +1,5 @@
-"""Examines this machine's limits, disks, devices and names. A limit that can't be read counts as
-unlimited.
+"""Examines this machine's limits, disks, devices and names. A limit that can't be read is treated
+as unlimited.
 
 The facts come from getrlimit(2), statvfs(3), cgroups(7), proc(5) and Linux's sysfs, and from
 `host.devices` for the accelerators visible to a worker.
@@ -141,7 +141,7 @@ def open_files(pid: str, proc: str = "/proc") -> list[str]:
 
 
 def collect_facts(machine: Machine) -> dict[str, str]:
-    """Return additional facts that should be equal on all nodes."""
+    """Return additional facts that are expected to be the same on all nodes."""
     found = {"GPUs": str(machine.gpus.visible)}
     if machine.gpus.driver:
         found["GPU driver"] = machine.gpus.driver
@@ -152,7 +152,7 @@ def collect_facts(machine: Machine) -> dict[str, str]:
 
 
 def _gpus_on_bus(root: str) -> int:
-    """Return how many NVIDIA GPUs are on the bus, whether or not a driver is loaded."""
+    """Return the number of NVIDIA GPUs on the bus, whether or not a driver is loaded."""
     folder = os.path.join(root, "sys/bus/pci/devices")
     found = 0
     for name in entries(folder):

@@ -35,11 +35,11 @@ class Disk(NamedTuple):
 class Accelerators(NamedTuple):
     """The accelerators of a machine.
 
-    `present` is their number according to the bus or the driver. `usable` is the number of
-    accelerators whose device files can be opened. `visible` is the number that a worker sees after
-    applying the variables in `hiding`, which are written `NAME=VALUE` and name `named` accelerators
-    (-1: unknown). `driver` is the driver's version, or empty if none is loaded. `holders` are other
-    processes that have an accelerator open.
+    `present` is their number according to the bus or the driver. The `usable` field is the number
+    of accelerators whose device files can be opened. The `visible` field is the number that a
+    worker sees after applying the variables in `hiding`, which are written `NAME=VALUE` and name
+    `named` accelerators (-1: unknown). The `driver` field is the driver's version, or empty if none
+    is loaded. The `holders` field contains other processes that have an accelerator open.
     """
 
     present: int = 0
@@ -54,11 +54,11 @@ class Accelerators(NamedTuple):
 class Machine(NamedTuple):
     """Facts about a machine. Sizes are in bytes, and `NO_LIMIT` means unlimited.
 
-    `tasks_of_user` and `tasks_of_cgroup` are how many more threads and processes RLIMIT_NPROC and
-    the cgroup allow. `locked` is RLIMIT_MEMLOCK. `rdma` contains the names of InfiniBand and RoCE
-    devices. `memory` is the memory left in the cgroup. `own_name` contains the addresses that the
-    host's own name resolves to, and `addresses` contains those of its interfaces, such as
-    `eth0 10.0.0.3`.
+    The `tasks_of_user` and `tasks_of_cgroup` fields are how many more threads and processes
+    RLIMIT_NPROC and the cgroup allow. The `locked` field is RLIMIT_MEMLOCK. The `rdma` field
+    contains the names of InfiniBand and RoCE devices. The `memory` field is the memory left in the
+    cgroup. The `own_name` field contains the addresses that the host's own name resolves to, and
+    `addresses` contains those of its interfaces, such as `eth0 10.0.0.3`.
     """
 
     host: str

@@ -276,7 +276,7 @@ class _Call:
         loop.on_writable(self._sock, self._closing_on_error(self._connected))
 
     def close(self) -> None:
-        """End the connection. A reply that has not arrived by now counts as missing."""
+        """End the connection. Replies that have not arrived by now count as missing."""
         if self._sock is not None:
             self._loop.forget(self._sock)
             self._sock.close()
@@ -438,7 +438,7 @@ def _header(where: tuple[Any, ...]) -> int:
 
 
 def _datagram_socket(port: int) -> socket.socket | None:
-    """Return a socket for datagrams that routers must not fragment, or None if that is
+    """Return a socket whose datagrams are never fragmented by routers, or None if that is
     unsupported.
     """
     address = any_address()

@@ -1,8 +1,7 @@
-"""Accesses this machine's resources. Each module deals with one kind of resource.
-
-`system` is the module with the functions that differ between operating systems. On Linux, it is
-`linux`. On macOS, it is `portable`, which uses only features that are available there. No other
-module makes this choice. On any other operating system, using `system` raises UsageError.
+"""Accesses this machine's resources. Each module deals with one kind of resource. `system` is the
+module whose functions differ between operating systems. On Linux, it is `linux`. On macOS, it is
+`portable`, which uses only features that are available there. No other module makes this choice. On
+any other operating system, using `system` raises UsageError.
 """
 
 import sys

@@ -13,8 +13,8 @@ T = TypeVar("T")
 def call(loop: Loop, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
     """Call `work` in a thread, then call `done` in the event loop with the result or the exception.
 
-    The call may take any amount of time, and the caller is free to stop waiting for it. If no
-    thread can be started, `done` receives a RuntimeError.
+    The call may take arbitrarily long, and the caller is free to stop waiting for it. If no thread
+    can be started, `done` receives a RuntimeError.
     """
     results: list[T | Exception] = []
     readable, writable = os.pipe()

@@ -1,5 +1,5 @@
-"""Counts a node's devices, in order to choose its number of workers. Accelerators are counted using
-the drivers' files, and CPUs using the affinity mask and the cgroup.
+"""Counts a node's devices, in order to choose its number of workers. Accelerators are counted with
+the help of the drivers' files, and CPUs according to the affinity mask and the cgroup.
 
 torch is never imported. Only devices that will be visible to a worker are counted, so variables
 that hide devices are interpreted in the same way as in torch. Sources: the NVIDIA driver's
@@ -24,9 +24,9 @@ from relight.host import system
 class Device(NamedTuple):
     """One accelerator as listed by a driver: a GPU or a tile of an Intel GPU.
 
-    `number` is unique within the driver. `pci` is the device's address in /sys/bus/pci/devices, and
-    `uuid` is the device's name in *_VISIBLE_DEVICES. Either of the two is empty if the driver
-    doesn't provide it.
+    The `number` field is unique within the driver. The `pci` field is the device's address in
+    /sys/bus/pci/devices, and `uuid` is the device's name in *_VISIBLE_DEVICES. Either may be empty
+    if the driver doesn't provide it.
     """
 
     number: int
@@ -60,9 +60,9 @@ def count(word: str, env: Environment, root: str = "/") -> int:
 
 
 def accelerators(env: Environment, root: str = "/") -> list[Device]:
-    """Return the devices that training uses by default, in local rank order.
+    """Return the devices used for training by default, in local rank order.
 
-    A GPU that is built into an Intel processor is excluded, because nearly every laptop has such a
+    A GPU that is integrated into an Intel CPU is excluded, because nearly every laptop has such a
     GPU and hardly anyone trains on it. `xpus` includes it.
     """
     return gpus(env, root) or [xpu for xpu in xpus(env, root) if xpu.pci != _INSIDE_PROCESSOR]
@@ -89,8 +89,8 @@ def gpu_names(env: Environment) -> list[str]:
 
 
 def xpus(env: Environment, root: str = "/") -> list[Device]:
-    """Return the Intel GPUs that Level Zero makes visible to a worker. A GPU built into the
-    processor is excluded if there is another GPU.
+    """Return the Intel GPUs that Level Zero makes visible to a worker. A GPU integrated into the
+    CPU is excluded if there is another GPU.
     """
     found = _intel(root, tiles=env.get("ZE_FLAT_DEVICE_HIERARCHY") != "COMPOSITE")
     mask = env.get("ZE_AFFINITY_MASK")
@@ -113,7 +113,7 @@ _HIDING = {
     "xpu": ("ZE_AFFINITY_MASK",),
 }
 _INSIDE_PROCESSOR = "0000:00:02.0"
-"""The PCI address of the GPU built into an Intel processor."""
+"""The PCI address of the GPU built into an Intel CPU."""
 
 
 def _nvidia(root: str) -> list[Device]:
@@ -184,7 +184,7 @@ def _intel(root: str, *, tiles: bool) -> list[Device]:
             pci = os.path.basename(device)
             parts = _tiles(device) if tiles and pci != _INSIDE_PROCESSOR else 1
             cards += [Device(0, pci)] * parts
-    # The GPU built into the processor comes last.
+    # The GPU built into the CPU comes last.
     cards.sort(key=lambda card: (card.pci == _INSIDE_PROCESSOR, *_bus_order(card)))
     return [card._replace(number=number) for number, card in enumerate(cards)]
 
@@ -234,8 +234,8 @@ def _named(name: str, devices: list[Device], chosen: list[Device]) -> list[Devic
     """Return the devices whose names begin with `name`.
 
     A name that is missing from the driver's files (a MIG instance, or a GPU that has not been used
-    yet) counts as valid as long as there are devices left that no other name matches. Which device
-    such a name refers to remains unknown.
+    yet) counts as valid as long as there are devices left that no other name matches. It is unknown
+    which device such a name refers to.
     """
     instance = name.startswith("MIG-")
     whole = name.removeprefix("MIG-").partition("/")[0]  # MIG-GPU-<UUID>/<instance>/<instance>

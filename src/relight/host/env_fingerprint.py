@@ -1,6 +1,7 @@
-"""Collects the facts that should be equal on all nodes, in a few milliseconds and without torch.
+"""Collects facts that are expected to be the same on all nodes, within a few milliseconds and
+without importing torch.
 
-A fact that can't be determined is not compared. `core.group.env_diff` reports the differences
+Facts that can't be determined are not compared. `core.group.env_diff` reports the differences
 between nodes.
 """
 

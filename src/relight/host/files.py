@@ -59,7 +59,7 @@ def own_directory(base: str, forbidden: int = 0) -> str:
 
 
 def why_elsewhere(own: str) -> str:
-    """Return why `own_directory` did not return the usual name, or an empty string if it did."""
+    """Return the reason why `own_directory` did not return the usual name, or an empty string."""
     folder, name = os.path.split(own)
     usual, *others = _own_names()
     if name not in others:
@@ -120,7 +120,7 @@ def temporary_base(env: Environment) -> str:
 def replace(path: str, text: str, mode: int = 0o600) -> None:
     """Replace a file atomically, in a directory that other users may write to.
 
-    The function never follows other users' links, and never reads or changes their files.
+    It never follows other users' links, and never reads or changes their files.
 
     Args:
         path: the file; created if it does not exist.
@@ -148,8 +148,8 @@ def replace(path: str, text: str, mode: int = 0o600) -> None:
 
 
 def opened(path: str) -> "BinaryIO":
-    """Open a regular file for reading. Reject anything that may block or never end, such as a FIFO
-    or a device.
+    """Open a regular file for reading. Reject anything whose reads may block or never end, such as
+    a FIFO or a device.
 
     Raises:
         OSError: if it can't be opened, or is not a regular file.
@@ -164,8 +164,7 @@ def opened(path: str) -> "BinaryIO":
 def read_small(path: str) -> bytes:
     """Return the content of a small file, such as a file in /proc.
 
-    The function avoids file objects, because they would make a newly forked process copy memory
-    pages.
+    It avoids file objects, because these would make a newly forked process copy memory pages.
 
     Raises:
         OSError: if it can't be read.

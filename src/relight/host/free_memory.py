@@ -1,4 +1,4 @@
-"""Determines how much memory is available to new processes, and whether memory is scarce.
+"""Determines how much memory is available to new processes, and whether memory is low.
 
 Sources: cgroups(7), proc(5), Documentation/accounting/psi.rst of Linux.
 """
@@ -18,7 +18,7 @@ _UNLIMITED = 2**60
 
 class Limit(NamedTuple):
     """The names of the cgroup files that contain a limit and the current usage, in cgroup versions
-    1 and 2. `cache` is the entry in memory.stat whose memory counts as free.
+    1 and 2. The `cache` field is the entry in memory.stat whose memory counts as free.
     """
 
     controller: str
@@ -53,8 +53,8 @@ def available(root: str = "/") -> int:
 
 
 def why_scarce(root: str = "/") -> str:
-    """Return why an optional process should not be started while memory is scarce, or an empty
-    string if it may be started.
+    """Return the reason not to start an optional process because memory is low, or an empty string
+    if it can be started.
 
     Memory pressure is not considered, because the kernel measures it for the whole machine. Another
     container that has reached its own limit increases the pressure, and so does rereading a file

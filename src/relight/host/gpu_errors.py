@@ -87,9 +87,9 @@ Most other Xids are caused by a program.
 class GpuError(NamedTuple):
     """A GPU error in the kernel log.
 
-    `pci` is the device address without the function, such as `0000:3b:00`. `pid` is the process
-    that was using the device, or 0 if unknown. `at` is on the monotonic clock, and `says` is the
-    text from the log.
+    The `pci` field is the device address without the function, such as `0000:3b:00`. The `pid`
+    field is the process that was using the device, or 0 if unknown. The `at` field is on the
+    monotonic clock, and `says` is the text from the log.
     """
 
     code: int
@@ -101,12 +101,12 @@ class GpuError(NamedTuple):
 
     @property
     def is_hardware(self) -> bool:
-        """Whether the device needs a reset or a repair, whatever the program did."""
+        """Whether the device needs a reset or a repair, no matter what the program did."""
         return self.is_switch or (self.code in _HARDWARE and "Nonfatal" not in self.says)
 
     def text(self, before: float, *, own: bool) -> str:
-        """Describe the error, and how long before the given time it happened. `own` means that the
-        error occurred on the reported rank's GPU.
+        """Describe the error, and how long before the given time it happened. The argument `own`
+        means that the error occurred on the reported rank's GPU.
         """
         device = "NVSwitch" if self.is_switch else "its GPU" if own else "GPU"
         kind = "SXid" if self.is_switch else "Xid"
@@ -134,8 +134,8 @@ def recent(now: float, root: str = "/") -> list[GpuError]:
 def parse(lines: Iterable[bytes], since: float) -> list[GpuError]:
     """Return the GPU errors that have been logged since this time on the monotonic clock.
 
-    Entries that only follow from other errors, such as clean-ups and recommended actions, are
-    omitted.
+    Entries that are merely consequences of other errors, such as clean-ups and recommended actions,
+    are omitted.
     """
     found = []
     for at, text in filter(None, map(kernel_log.record, lines)):

@@ -19,8 +19,8 @@ class Gpu(NamedTuple):
     """One GPU, with its number, model, utilization in percent, and used and total memory in MiB.
 
     A value is None if the driver does not report it, as with MIG partitions.
-    `processes` maps the pids of processes that compute on the GPU to the GPU memory that they use.
-    In a container, `processes` is empty.
+    The `processes` field maps the pids of processes that compute on the GPU to the GPU memory that
+    they use. In a container, `processes` is empty.
     """
 
     number: int

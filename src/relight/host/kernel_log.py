@@ -27,8 +27,8 @@ CLOCKS_DIFFER_S = 1.0
 class Kill(NamedTuple):
     """A process that was killed by the out-of-memory killer.
 
-    `at` is the time of the kill on the monotonic clock. If the machine has been suspended, `at` is
-    too early. `in_cgroup` means that a cgroup reached its limit.
+    The `at` field is the time of the kill on the monotonic clock. If the machine has been
+    suspended, `at` is too early. The `in_cgroup` field indicates that a cgroup reached its limit.
     """
 
     pid: int
@@ -80,7 +80,7 @@ def record(line: bytes) -> tuple[float, bytes] | None:
 
 
 def parse(lines: list[bytes], since: float) -> list[Kill] | None:
-    """Like `kills`, but takes log records that have already been read."""
+    """Do the same as `kills`, but with log records that have already been read."""
     found: list[Kill] = []
     oldest = float("inf")
     for at, text in filter(None, map(record, lines)):

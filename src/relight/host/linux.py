@@ -86,13 +86,13 @@ SPAWNER_STAYS = True
 
 
 def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
-    """Return the spec unchanged, because everything works on Linux."""
+    """Return the spec unchanged, because Linux supports all options."""
     del notes
     return spec
 
 
 def require_linux(what: str) -> None:
-    """Do nothing, because all features work on Linux."""
+    """Do nothing, because Linux supports all features."""
     del what
 
 
@@ -132,7 +132,7 @@ class Child:
             self._processes.pop().close()
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable once the process has ended."""
+        """Return a descriptor that becomes readable once the process has exited."""
         return self._processes[0].fileno()
 
     def send(self, number: int) -> None:
@@ -148,8 +148,8 @@ class Child:
         return is_stopped(self.pid) or is_stopped(self._child)
 
     def reap(self) -> int:
-        """Reap the process once `fileno` is readable, and return its exit code, negative for a
-        signal.
+        """Reap the process once `fileno` is readable, and return its exit code, which is negative
+        for a signal.
 
         The exit code is unknown if the process was forked by another process. In that case, the
         process itself reports why it is exiting, unless it is killed.
@@ -163,7 +163,7 @@ class Child:
 
     def kill_orphans(self) -> bool:
         """Kill the orphans that the process left behind when it was killed, and return whether some
-        still exist. The orphans are now children of this process because it is a subreaper.
+        still exist. The orphans are now children of this process, because it is a subreaper.
         """
         return bool(reap_and_kill(own_children))
 
@@ -247,10 +247,10 @@ def _stay(agent: int, poll: select.poll, of: str) -> None:
 
 
 def let_end(child: ProcessHandle) -> None:
-    """Resume a child whose agent has exited, and give it a bounded time to exit.
+    """Resume a child whose agent has exited, and wait for a limited time until the child exits.
 
-    The child kills its own descendants. If both the child and this process were killed now, the
-    descendants would be left behind.
+    The child kills its own descendants. If the child and this process were both killed at this
+    point, the descendants would be left behind.
     """
     os.kill(child.pid, signal.SIGCONT)
     child.wait(_LET_END_S)
@@ -363,7 +363,9 @@ def open_files() -> int:
 
 
 def max_open_files(hard: int) -> int:
-    """Return how many files this process could have open if the system's hard limit is `hard`."""
+    """Return how many files this process could have open, given that the system's hard limit is
+    `hard`.
+    """
     return hard
 
 
@@ -378,7 +380,7 @@ def cpus() -> int:
 
 
 def end_with_parent(pid: int, number: int) -> bool:
-    """Have this process receive a signal when its parent `pid` exits, or return False if the parent
+    """Request a signal for this process when its parent `pid` exits, or return False if the parent
     has already exited.
     """
     die_with_parent(number)
@@ -386,9 +388,7 @@ def end_with_parent(pid: int, number: int) -> bool:
 
 
 def die_with_parent(number: int) -> None:
-    """Have the kernel send this process a signal when the thread that forked it exits
-    (prctl(2)).
-    """
+    """Request a signal for this process when the thread that forked it exits (prctl(2))."""
     _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
@@ -426,7 +426,7 @@ def inotify_watch(fd: int, path: str, mask: int) -> int:
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close all descriptors of this process except these."""
+    """Close all of this process's descriptors except these."""
     if 0 not in keep:
         _close(0)  # there may be none left, and the listing needs one
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
@@ -495,8 +495,8 @@ def rename_process(name: str, *, exactly: bool = False) -> None:
 
     The command line is overwritten in place (proc(5): arg_start and arg_end in /proc/self/stat). A
     long name is therefore truncated to the length of the old one, and a short one is padded with
-    zero bytes. `exactly` avoids the padding, but makes a newly forked process copy 50 more memory
-    pages.
+    zero bytes. The argument `exactly` avoids the padding, but makes a newly forked process copy 50
+    more memory pages.
     """
     show_as(name.encode(), name.encode(), exactly=exactly)
 
@@ -510,8 +510,8 @@ def show_as(short: bytes, command_line: bytes, *, exactly: bool = True) -> None:
 
 
 def show_environment(variables: Mapping[str, str]) -> None:
-    """Set the variables that /proc/PID/environ shows for this process. There is room for as many
-    bytes as there were in the environment that the program was started with.
+    """Set the variables that /proc/PID/environ shows for this process. There is only room for as
+    many bytes as the environment had when the program was started.
     """
     pairs = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in variables.items())
     _overwrite(_ENVIRONMENT, pairs, exactly=True)
@@ -533,7 +533,7 @@ program was started, including spare room.
 
 def _overwrite(field: int, data: bytes, *, exactly: bool) -> None:
     """Overwrite the memory that holds the command line or the environment shown in /proc. Data that
-    does not fit is truncated, and shorter data is padded with zero bytes.
+    doesn't fit is truncated, and shorter data is padded with zero bytes.
 
     With `exactly`, the data is not padded if the kernel supports that (PR_SET_MM_MAP, Linux 3.18
     with CONFIG_CHECKPOINT_RESTORE).
@@ -620,7 +620,7 @@ def end_children(limit_s: float, keep: Collection[int] = ()) -> list[int]:
 
 
 def reap_any() -> tuple[int, int]:
-    """Reap a child that has ended. Return its pid, or 0 if no child has ended, and its waitpid(2)
+    """Reap a child that has exited. Return its pid, or 0 if no child has exited, and its waitpid(2)
     status. Called in the spawner.
 
     Raises:
@@ -670,8 +670,8 @@ def name_and_user(pid: int) -> tuple[str, str]:
 
 
 def _log_left(agent: int, pids: Collection[int]) -> None:
-    """Write to the system log that some processes could not be killed. The agent has exited, so
-    nobody would read a message on stderr.
+    """Write to the system log that some processes could not be killed. Because the agent has
+    exited, nobody would read a message on stderr.
     """
     if not pids:
         return
@@ -716,7 +716,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process has neither ended nor been stopped."""
+    """Return whether a process has neither exited nor been stopped."""
     return _state(pid) not in (b"T", b"t", b"Z", b"X", b"")
 
 
@@ -768,7 +768,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 def resident(pid: int) -> int:
     """Return the memory of a process in bytes, including shared pages, or 0 if it can't be read.
-    Unlike `memory`, this function takes the same time for a process of any size.
+    Unlike `memory`, this function takes the same time no matter how large the process is.
     """
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:

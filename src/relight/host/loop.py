@@ -22,7 +22,7 @@ _LONGEST_WAIT_S = 1e6
 
 
 class HasFileno(Protocol):
-    """An object that has a file descriptor."""
+    """Any object that has a file descriptor."""
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -133,8 +133,8 @@ class Loop:
         return (fd if isinstance(fd, int) else fd.fileno()) in self._callbacks
 
     def call_at(self, when: float, callback: Callback) -> Timer:
-        """Call back once at the monotonic time `when`. Calls for the same time are made in
-        scheduling order.
+        """Schedule a single callback for the monotonic time `when`. Calls scheduled for the same
+        time are made in the order in which they were scheduled.
         """
         timer = Timer(when, callback)
         self._timers_set += 1
@@ -146,7 +146,7 @@ class Loop:
         return self.call_at(self.now() + seconds, callback)
 
     def on_signal(self, number: int, callback: Callable[[int], None]) -> None:
-        """Call back with the signal's number each time the signal arrives. The call is made inside
+        """Call back with the signal's number whenever the signal arrives. The call is made inside
         the loop.
         """
         self._signals[number] = callback
@@ -154,7 +154,7 @@ class Loop:
         self._previous.setdefault(number, signal.signal(number, lambda *_: None))
 
     def run_guarded(self, act: Callback, what: str) -> bool:
-        """Run `act`, which handles outside input, and return whether it succeeded.
+        """Run `act`, which handles input from outside, and return whether it succeeded.
 
         Input from another machine must never end this process. An exception that isn't meant for
         the user is therefore treated as a bug in relight and passed to `on_internal_error`.

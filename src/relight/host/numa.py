@@ -1,7 +1,7 @@
 """Chooses each worker's CPUs for `--numa-binding`, from the topology under /sys.
 
-A worker's home is the NUMA node that its GPU is attached to. The mode determines which of the CPUs
-there the worker may use. The modes have the same meaning as in torchrun (torch 2.13). The masks are
+A worker's home is the NUMA node that its GPU is attached to. The mode determines which CPUs in that
+node the worker may use. The modes have the same meaning as in torchrun (torch 2.13). The masks are
 set with sched_setaffinity, so numactl is not needed.
 """
 
@@ -29,11 +29,11 @@ def bind(
     - `core-complex`: the home's cores that share one last-level cache, assigned round-robin,
       largest group first.
 
-    The home is the NUMA node of the GPU whose index is the local rank. With `exclusive` and
-    `core-complex`, a visible GPU without a worker also gets a share of the CPUs, which stays
-    unused. Without GPUs (a case that torchrun rejects), the workers' homes are spread evenly over
-    the cores. For example, if there are 4 workers and 2 equal nodes, each node is the home of 2
-    workers.
+    A worker's home is the NUMA node of the GPU whose index is the worker's local rank. With
+    `exclusive` and `core-complex`, visible GPUs without a worker also get a share of the CPUs,
+    which remains unused. Without GPUs (a case that torchrun rejects), the workers' homes are spread
+    evenly over the cores. For example, if there are 4 workers and 2 equal nodes, each node is the
+    home of 2 workers.
 
     Args:
         mode: one of the four modes.

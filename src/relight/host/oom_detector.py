@@ -1,6 +1,6 @@
 """Determines whether the kernel's out-of-memory killer killed a worker.
 
-The kernel does not tell a process why its child received SIGKILL. The following sources contain
+The kernel doesn't report to a process why its child received SIGKILL. The following sources contain
 evidence, with the most reliable source first:
 
     the kernel log       names each process that the kernel killed: proof that it did or did not
@@ -97,7 +97,7 @@ class OomKills:
             self._inotify = -1
 
     def explain_kill(self, pid: int, at: float) -> str:
-        """Return a text that says whether a process that received SIGKILL ran out of memory.
+        """Return a sentence about whether a process that received SIGKILL ran out of memory.
 
         Args:
             pid: the process.
@@ -114,8 +114,8 @@ class OomKills:
         return f"out of memory{limit}: the kernel killed it{place} (kernel log)"
 
     def explain_child_kill(self, at: float, *, is_worker: bool) -> str:
-        """Return a text that says whether a worker's child process that received SIGKILL ran out of
-        memory. The result is empty without any sign of that.
+        """Return a sentence about whether a worker's child process that received SIGKILL ran out of
+        memory. The result is empty if there is no sign of a lack of memory.
 
         Args:
             at: when the worker ended, on the monotonic clock.

@@ -1,8 +1,8 @@
 """Implements the functions in `linux` with what macOS provides: select, process groups, ps, and a
 guardian process.
 
-The functions behave like the Linux versions wherever possible. docs/macos.md lists the exceptions.
-Only single-node jobs are supported.
+Wherever possible, they behave like the Linux versions. docs/macos.md lists the exceptions. Only
+single-node jobs are supported.
 
 macOS doesn't have parent-death signals or subreapers. Therefore a separate process, the guardian
 (`processes/guardian.py`), ends the workers if the spawner is killed. Each worker reports itself to
@@ -51,8 +51,8 @@ Selector = selectors.SelectSelector
 class _GuardianPipes(NamedTuple):
     """The pipes between this process, a process that it has forked, and that process's guardian.
 
-    `ended` becomes readable when the forked process has ended, and `swept` when the guardian has
-    ended. The guardian knows that this process is running as long as `alive` is open.
+    The `ended` field becomes readable when the forked process has exited, and `swept` when the
+    guardian has ended. The guardian knows that this process is running as long as `alive` is open.
     """
 
     ended: int
@@ -211,7 +211,7 @@ class Child:
         self._reaped = self._closed = False
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable once the process has ended."""
+        """Return a descriptor that becomes readable once the process has exited."""
         return self._guard.ended
 
     def send(self, number: int) -> None:
@@ -239,9 +239,7 @@ class Child:
         return os.waitstatus_to_exitcode(status or 0)
 
     def kill_orphans(self) -> bool:
-        """Return whether the process was killed and left orphans that the guardian has yet to
-        kill.
-        """
+        """Return whether the process was killed and the guardian still has to kill its orphans."""
         return not select.select([self._guard.swept], [], [], 0)[0]
 
     @property
@@ -257,8 +255,8 @@ class Child:
 
 
 def stand_guard(agent: int, of: str = "worker", held: Collection[int] = ()) -> int:
-    """Do nothing, and return -1 instead of a descriptor. The guardian does the guard's work as far
-    as possible.
+    """Do nothing, and return -1 instead of a descriptor. As far as possible, the guardian takes
+    over the guard's work.
     """
     del agent, of, held
     return -1
@@ -394,8 +392,8 @@ def _processes() -> list[_PsRow]:
 
 
 def descendants(running: Collection[int], reaped: Collection[int]) -> list[int]:
-    """Return the workers and those of their descendants that can be found, parents before children.
-    A process can be found if it is in a worker's session, or if it has an unbroken chain of living
+    """Return the workers and all of their descendants that can be found, parents before children. A
+    process can be found if it is in a worker's session, or if it has an unbroken chain of living
     ancestors up to a process in that session.
 
     Args:
@@ -427,8 +425,8 @@ def sweep(running: Collection[int], reaped: Collection[int]) -> None:
     in the kernel.
 
     All of these processes are stopped before the first one is killed, and children are killed
-    before their parents. Otherwise, if this process were killed midway, processes whose parents had
-    already ended could no longer be found.
+    before their parents. Otherwise, if this process were killed halfway through, processes whose
+    parents had already exited could no longer be found.
     """
     stopped: list[int] = []
     while more := [pid for pid in descendants(running, reaped) if pid not in stopped]:
@@ -505,8 +503,8 @@ def tree(pid: int) -> list[int]:
 
 
 def child_pids(pid: int) -> list[int]:
-    """Return an empty list, because each call would have to run ps, and orphans have a different
-    parent.
+    """Return an empty list, because each call would have to run ps, and because orphans have a
+    different parent.
     """
     del pid
     return []

@@ -17,20 +17,20 @@ from typing import Any
 from relight.host import linux
 
 IDLE_S = 15.0
-"""How long background work may be starved on a machine whose processors are all busy."""
+"""How long background work may be starved on a machine whose CPUs are all busy."""
 GENTLE_S = 45.0
 """After this many seconds, background work gets normal priority, so that it makes progress at the
 same rate as other work.
 """
 STARVED_S = 60.0
-"""How long work that stays at low priority may be starved at SCHED_IDLE. If half a processor is
+"""How long work that stays at low priority may be starved at SCHED_IDLE. If half a CPU is
 idle, a job's imports finish within this time.
 """
 _STARVED_SHARE = 0.25
-"""Work that gets less than this fraction of a processor counts as starved."""
+"""Work that gets less than this fraction of a CPU counts as starved."""
 _STARVED_NICE = 19
 """At this nice value, work that competes with one process of normal priority gets 1.4 % of a
-processor. SCHED_IDLE gets 0.3 % (sched(7)). Ranks that wait for each other are therefore slowed
+CPU. SCHED_IDLE gets 0.3 % (sched(7)). Ranks that wait for each other are therefore slowed
 down by no more than that, no matter how long the background work takes.
 """
 _SHARE = 4
@@ -38,18 +38,18 @@ _SHARE = 4
 the rest to other processes.
 """
 _BUSY_PAUSE = 100
-"""Without SCHED_IDLE, work that stays at low priority gets about 1 % of a busy processor."""
+"""Without SCHED_IDLE, work that stays at low priority gets about 1 % of a busy CPU."""
 _QUARTER_NICE = 5
 """At this nice value, work that competes with one process of normal priority gets a quarter of a
-processor (sched(7)).
+CPU (sched(7)).
 """
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine(), 0)
 _IDLE_CLASS = 3 << 13  # linux/ioprio.h
 
 
 def lower(*, stays_low: bool = False) -> Callable[[], None]:
-    """Switch to the lowest priority from which this process can return, and return a function that
-    restores its priority.
+    """Switch to the lowest priority that can be undone, and return a function that restores the
+    previous priority.
 
     Args:
         stays_low: whether the work must never get normal priority.
@@ -79,9 +79,9 @@ def lower(*, stays_low: bool = False) -> Callable[[], None]:
 def raise_step_by_step(pid: int, seconds: float, *, stays_low: bool = False) -> float | None:
     """Raise the priority of a process that runs at SCHED_IDLE.
 
-    After `IDLE_S`, the process gets a quarter of a processor, and after `GENTLE_S`, it gets the
-    priority of this process. A process that must stay at low priority is raised only to nice 19,
-    and only after it has been starved for `STARVED_S`.
+    After `IDLE_S`, the process gets a quarter of a CPU, and after `GENTLE_S`, it gets this
+    process's priority. A process that must stay at low priority is raised only to nice 19, and only
+    after it has been starved for `STARVED_S`.
 
     Args:
         pid: the process. Without SCHED_IDLE, it runs only a quarter of the time, and lifts that
@@ -141,16 +141,16 @@ class _Pacer:
 
 
 def pause_s(worked_s: float, waited_s: float) -> float:
-    """Return how many seconds background work must pause after a period of work. The work may use a
-    quarter of an idle processor. It may use much less of a busy processor, where it waits about as
-    long as it runs.
+    """Return how many seconds background work must pause after a period of work. The work is
+    limited to a quarter of an idle CPU. On a busy CPU, where it waits about as long as it runs, it
+    gets much less.
     """
     return worked_s * (_SHARE - 1) + min(waited_s, worked_s) * _BUSY_PAUSE
 
 
 def _runqueue_wait_s() -> float:
-    """Return how many seconds this process has been waiting for a processor while it was ready to
-    run (Linux, Documentation/scheduler/sched-stats.rst), or 0 if the system does not report that.
+    """Return how many seconds this process has been waiting for a CPU while it was ready to run
+    (Linux, Documentation/scheduler/sched-stats.rst), or 0 if the system does not report that.
     """
     try:
         with open("/proc/self/schedstat", "rb") as file:

@@ -1,4 +1,4 @@
-"""Defines a reference to a process that remains correct even after the pid has been reused.
+"""Defines a process handle that remains valid even after the pid has been reused.
 
 Linux provides descriptors called pidfds for this purpose (pidfd_open(2), Linux 5.3). There are
 three implementations, and the first one that works is used:
@@ -37,7 +37,7 @@ _POLL_S = 0.05
 
 class ProcessHandle:
     """A reference to a process. Without pidfds, `fileno` starts a thread. A forked process doesn't
-    inherit that thread, so `fileno` starts another thread there.
+    inherit that thread, so `fileno` starts another one in that process.
 
     Args:
         pid: the process. It may have ended, but it must not have been reaped yet.
@@ -60,11 +60,11 @@ class ProcessHandle:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The descriptors that a forked process must keep open for this reference to work."""
+        """The descriptors that a forked process must keep open for this handle to work."""
         return () if self._pidfd < 0 else (self._pidfd,)
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable once the process has ended.
+        """Return a descriptor that becomes readable once the process has exited.
 
         Raises:
             OSError: if no descriptor or thread is left.
@@ -77,7 +77,7 @@ class ProcessHandle:
         return self._pipe
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended, even if it has not been reaped yet."""
+        """Return whether the process has exited, even if it has not been reaped yet."""
         return self.wait(0)
 
     def wait(self, limit_s: float | None = None) -> bool:

@@ -20,7 +20,7 @@ def lines(
     is_live: Callable[[], bool],
     wait: Callable[[], object] = _pause,
 ) -> Iterator[str]:
-    """Yield the lines of files as `lines_by_path` does, but without the files' paths."""
+    """Yield the same lines as `lines_by_path`, without the files' paths."""
     return (line for _, line in lines_by_path(find, is_live, wait))
 
 

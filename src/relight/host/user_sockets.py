@@ -2,9 +2,9 @@
 
 The directory is `$XDG_RUNTIME_DIR/relight`, or `/tmp/relight-UID` if the session has not created a
 runtime directory (or `/tmp/relight-UID-1` and so on if another user has taken that name, see
-files.own_directory). A connecting process nevertheless asks the kernel which user owns the process
-at the other end (SO_PEERCRED, unix(7)). Agents load this module while their workers are running, so
-it has few imports.
+files.own_directory). Nevertheless, a connecting process checks with the kernel which user owns the
+process at the other end (SO_PEERCRED, unix(7)). This module has few imports, because agents load it
+while their workers are running.
 """
 
 import errno

@@ -46,7 +46,8 @@ class JobLook(NamedTuple):
 
 class Row(NamedTuple):
     """A row for a replica of a job, or for a whole job without replicas, in which case `rank` is
-    -1. `rate` is in steps per second, and `cpu` is in CPUs. None means that a value is unknown.
+    -1. The `rate` field is in steps per second, and `cpu` is in CPUs. None means that a value is
+    unknown.
     """
 
     handle: str
@@ -148,7 +149,7 @@ def ordered(rows: Iterable[Row], order: str, *, reverse: bool = False) -> list[R
 
 
 def _value(row: Row, order: str) -> Any:
-    """Return a row's sort key. The most noteworthy row has the lowest key."""
+    """Return a row's sort key. The more noteworthy a row, the lower its key."""
     value = getattr(row, order)
     if order == "state":
         return _STATES.index(value)
@@ -286,8 +287,8 @@ def _chart(chart: Chart) -> str:
 
 
 def gone(last: JobLook) -> JobLook:
-    """Return the last sample of a job that has disappeared, with its unfinished states replaced by
-    UNKNOWN.
+    """Return the last sample of a job that has disappeared, with UNKNOWN in place of unfinished
+    states.
     """
     replicas = tuple(
         each if each.state.is_over else each._replace(state=AppState.UNKNOWN, use=None)

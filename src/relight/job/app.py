@@ -40,8 +40,8 @@ FRACTIONAL_TAG = "torchx/named_resources.is_fractional"
 class Resource:
     """The resources that one replica needs. -1 means unspecified.
 
-    `cpu` is the number of logical cores, `gpu` the number of devices, and `memMB` is in MiB.
-    `devices` maps the Kubernetes names of extended resources to amounts.
+    The `cpu` field is the number of logical cores, `gpu` the number of devices, and `memMB` is in
+    MiB. The `devices` field maps the Kubernetes names of extended resources to amounts.
     """
 
     cpu: int
@@ -99,8 +99,8 @@ class VolumeMount:
 
 @dataclass
 class DeviceMount:
-    """A device on the host that replicas can access. `permissions` is a combination of the letters
-    `rwm`.
+    """A device on the host that replicas can access. The `permissions` field is a combination of
+    the letters `rwm`.
     """
 
     src_path: str
@@ -131,7 +131,7 @@ class Workspace:
         return list(self.projects.values()) == [""]
 
     def merge_into(self, outdir: str | os.PathLike[str]) -> None:
-        """Copy everything to a directory, without the files that `.relightignore` excludes.
+        """Copy everything to a directory, except the files that `.relightignore` excludes.
 
         Raises:
             UsageError: if a path doesn't exist, or its target is outside the directory.
@@ -160,10 +160,11 @@ class Role:
     """A set of replicas that run the same command. A replica is a node (such as a container or a
     Slurm task), not a rank.
 
-    `min_replicas` is the minimum number of replicas that the job needs to run, or None for all of
-    them. `args` and the values of `env` and `metadata` may contain macros for values that only the
-    scheduler knows (`job/macros.py`). `overrides` maps field names to functions or awaitables that
-    return the field's value. Each is called or awaited once, when its field is first read.
+    The `min_replicas` field is the minimum number of replicas that the job needs to run, or None
+    for all of them. `args` and the values of `env` and `metadata` may contain macros for values
+    that only the scheduler knows (`job/macros.py`). The `overrides` field maps field names to
+    functions or awaitables that return the field's value. Each is called or awaited once, when its
+    field is first read.
     """
 
     name: str
@@ -242,8 +243,8 @@ class AppDef:
 
 
 class _Once:
-    """An override that calls or awaits its producer once, even if several threads need the value.
-    After an error, the next reader tries again.
+    """An override that calls or awaits its producer only once, even if several threads need the
+    value. After an error, the next read tries again.
     """
 
     def __init__(self, producer: Any, what: str) -> None:

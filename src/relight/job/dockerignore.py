@@ -15,8 +15,8 @@ from relight.job.patterns import to_regex
 
 
 class Pattern(NamedTuple):
-    """A line with a pattern. `takes_back` is true if the line begins with `!`, which `text`
-    omits.
+    """A line with a pattern. The `takes_back` field is true if the line begins with `!`, which
+    `text` omits.
     """
 
     text: str

@@ -7,9 +7,9 @@ modules that `relight run` needs, most of them in one member (`packed_modules.py
 built from the installed package, without docstrings, comments and annotations. The build is
 reproducible: the same package always yields the same bytes.
 
-A scheduler puts the file, named `relight`, into one of the replica's directories and starts the
-role's command through `wrapped`, which adds this directory to PATH. Over ssh, the file also runs
-the process that starts this command. The position in PATH depends on the flag:
+A scheduler puts the file, under the name `relight`, into one of the replica's directories and
+starts the role's command through `wrapped`, which adds this directory to PATH. Over ssh, the file
+also runs the process that starts this command. The position in PATH depends on the flag:
 
     --launcher=auto       last, so that a relight in the image takes precedence
     --launcher=travels    first
@@ -136,8 +136,8 @@ def modules() -> Iterator[str]:
 
 
 def with_bundled_launcher(app: AppDef, launcher: str) -> AppDef:
-    """Return the app. If this module handles this value of `--launcher`, record the value in the
-    app's roles.
+    """Return the app. Record the value of `--launcher` in the app's roles, if this module handles
+    it.
     """
     if launcher not in (INSTALLED, TRAVELS):
         return app

@@ -15,8 +15,8 @@ def find_job(text: str) -> Handle:
     """Return the job that a handle or an id refers to, or a part of the job if `/ROLE` or
     `/ROLE/REPLICA,…` is appended.
 
-    Text without `://` starts with a job id from relight's own records, or with the id, name or pid
-    of a `relight run` job on this machine.
+    An argument without `://` must begin with a job id from relight's own records, or with the id,
+    name or pid of a `relight run` job on this machine.
 
     Raises:
         UsageError: if the text is not a valid handle, or the job is unknown.

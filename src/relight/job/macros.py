@@ -4,7 +4,7 @@ A component writes `macros.app_id`, and `substitute` replaces it with the schedu
 request is rendered. Only the names of the four macros in braces are replaced, so that other text
 that a user passes to a script (`$HOME`, `$$`, `${x}`) arrives unchanged. TorchX replaces every `$$`
 with `$`, and its components therefore write the shell's `${VAR:=localhost}` as
-`$${${rank0_env}:=localhost}`. Only in that form does relight drop the first dollar sign.
+`$${${rank0_env}:=localhost}`. relight drops the first dollar sign only in that form.
 """
 
 import re

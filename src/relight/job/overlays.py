@@ -46,7 +46,7 @@ def overlay_field(key: str) -> str:
 
 def set_overlay(target: AppDef | Role, namespace: str, kind: str, overlay: Overlay) -> None:
     """Add an overlay to a role or an app. Operators are kept in the stored overlay until it is
-    applied. If a field has several operators, the last one takes precedence.
+    applied. If a field has several operators, the last one wins.
     """
     kinds = target.metadata.get(namespace)
     kinds = dict(kinds) if isinstance(kinds, dict) else {}
@@ -66,8 +66,8 @@ def get_overlay(target: AppDef | Role, namespace: str, kind: str) -> Overlay:
 
 
 def select_kind(found: Any, kind: str, what: str) -> Overlay:
-    """Return the overlay for a kind. `found` either maps kinds to overlays or is itself the
-    overlay.
+    """Return the overlay for a kind. The argument `found` either maps kinds to overlays or is
+    itself the overlay.
 
     Raises:
         UsageError: if the overlay is not a dict. The message begins with `what`.
@@ -80,7 +80,7 @@ def select_kind(found: Any, kind: str, what: str) -> Overlay:
 
 
 def applied(base: Mapping[str, Any], overlay: Mapping[str, Any], where: str) -> Overlay:
-    """Return a part of a request with an overlay applied.
+    """Return part of a request with an overlay applied.
 
     Raises:
         UsageError: if a value has the wrong type. The message begins with `where`.

@@ -16,9 +16,9 @@ _CLASSES = {
 
 
 class Pattern(NamedTuple):
-    """A line with a pattern. `takes_back` is true if the line begins with `!`. If `whole` is true,
-    the pattern is matched against the whole path instead of its last component. `regex` is None for
-    a line that never matches in git, such as `[`.
+    """A line with a pattern. The `takes_back` field is true if the line begins with `!`. If `whole`
+    is true, the pattern is matched against the whole path instead of its last component. The
+    `regex` field is None for a line that never matches in git, such as `[`.
     """
 
     regex: re.Pattern[str] | None

@@ -231,8 +231,8 @@ def _is_id(text: str) -> bool:
 
 
 def load(file: str) -> Any:
-    """Return the content of a JSON file, or None if the file can't be read or is nested too deeply.
-    A broken file is not an error, because it must not hide other jobs.
+    """Return the content of a JSON file, or None if it can't be read or is nested too deeply. A
+    broken file is not an error, because it must not hide other jobs.
     """
     try:
         if not os.path.isfile(file):  # a FIFO would block

@@ -165,7 +165,7 @@ def resource(
     memMB: int | None = None,  # noqa: N803  # the flag's name
     h: str | None = None,
 ) -> Resource:
-    """Look up the resource named `h`, or create a resource from the numbers if `h` is empty.
+    """Look up the resource named `h` or, if `h` is empty, create a resource from the numbers.
 
     None means TorchX's default: 2 cores, no GPU and 1024 MiB. An explicit 0 is kept.
     """

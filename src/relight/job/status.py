@@ -220,7 +220,7 @@ class AppStatus(_AppFields):
 
 
 class AppStatusError(RelightError):
-    """Raised when a job did not succeed as expected. `status` is the job's status."""
+    """Raised if a job did not succeed. `status` is the job's status."""
 
     def __init__(self, status: AppStatus) -> None:
         why = f": {status.message}" if status.message else ""

@@ -33,8 +33,8 @@ directory.
 
 
 class Entry(NamedTuple):
-    """A file, directory or symbolic link to copy. `path` is its path in the copy, and `here` is its
-    source.
+    """A file, directory or symbolic link to copy. The `path` field is its path in the copy, and
+    `here` is its source.
     """
 
     path: str

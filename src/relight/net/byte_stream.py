@@ -97,7 +97,7 @@ class ByteStream:
             return None
 
     def start(self, tls: "ssl.SSLContext | None", *, server_side: bool) -> None:
-        """Prepare the socket for small messages, and start TLS if a context is given.
+        """Configure the socket for small messages, and start TLS if a context is given.
 
         Raises:
             OSError: if the connection has ended.
@@ -159,7 +159,7 @@ class ByteStream:
         self._watch()
 
     def release(self) -> socket.socket:
-        """Stop watching the socket, and return it to its new owner."""
+        """Stop watching the socket, and hand it over to its new owner."""
         sock = self._sock
         assert sock is not None
         self._loop.forget(self._fd)
@@ -169,7 +169,7 @@ class ByteStream:
         return sock
 
     def close(self) -> None:
-        """Close the connection. The kernel still delivers the data that it has already accepted."""
+        """Close the connection. The kernel still delivers the data that it has accepted."""
         sock = self.release()
         try:
             # Closing a socket with unread bytes makes the kernel drop unsent data.

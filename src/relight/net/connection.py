@@ -35,7 +35,9 @@ CLOSED = "the peer closed the connection"
 
 
 class Security(NamedTuple):
-    """The credentials that a peer must prove it has. An empty field does not require anything."""
+    """The credentials that a peer must prove it has. An empty field means that nothing is
+    required.
+    """
 
     secret: bytes = b""
     tls_server: "ssl.SSLContext | None" = None
@@ -283,7 +285,7 @@ def dial(
     *,
     timeout_s: float = OPEN_TIMEOUT_S,
 ) -> Connection:
-    """Connect to a numeric address within `timeout_s` seconds. The owner is called on success or
+    """Connect to a numeric address within `timeout_s` seconds. The owner is notified of success or
     failure.
 
     Raises:

@@ -21,7 +21,7 @@ SAID_NOTHING = "the peer closed the connection without sending anything"
 
 
 class HandshakeFailed(Exception):  # noqa: N818
-    """The peer can't be reached, or one side has refused the other.
+    """The peer can't be reached, or one side has rejected the other.
 
     Args:
         reason: why the handshake failed, as human-readable text.
@@ -66,7 +66,7 @@ class Handshake:
         self._steps = self._until_frames_flow()
 
     def proceed(self) -> bool:
-        """Continue the handshake as far as possible without waiting, and return whether frames can
+        """Advance the handshake as far as possible without waiting, and return whether frames can
         be exchanged.
 
         Raises:
@@ -118,7 +118,7 @@ class Handshake:
         return "the peer closed the connection instead of sending a greeting (is it relight?)"
 
     def _until_frames_flow(self) -> Iterator[bool]:
-        """Run the handshake. Yield False whenever it is the peer's turn."""
+        """Run the handshake. Yield False whenever the peer has to respond."""
         if self._dialled:
             while not self._connect():
                 yield False

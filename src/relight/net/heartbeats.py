@@ -50,7 +50,7 @@ _number = struct.Struct(">Q")
 
 
 class Heartbeats:
-    """A socket for heartbeats. If the socket can't be opened, this object does nothing.
+    """A socket for heartbeats. If the socket can't be opened, all methods do nothing.
 
     Args:
         loop: the agent's loop.
@@ -231,8 +231,8 @@ def numeric(address: Address) -> tuple[str, int]:
 
 def _is_refusal(data: bytes, host: str) -> bool:
     """Return whether an error was reported by the destination itself, rather than by a firewall in
-    between, because the port is unused. `data` is a sock_extended_err, followed by the address of
-    the machine that reported the error.
+    between, because the port is unused. The argument `data` is a sock_extended_err, followed by the
+    address of the machine that reported the error.
     """
     if len(data) < _error.size + _OFFENDER:
         return False

@@ -82,7 +82,7 @@ def listen(address: str, port: int) -> socket.socket | None:
 
 
 def why_unresolved(host: str) -> str:
-    """Return why a host name does not resolve, or an empty string if it does."""
+    """Return the reason why a host name doesn't resolve, or an empty string if it does."""
     try:
         socket.getaddrinfo(os.fsencode(host.strip("[]")), 0, type=socket.SOCK_STREAM)
     except socket.gaierror as error:

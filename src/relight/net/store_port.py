@@ -55,8 +55,8 @@ class StorePort:
         return self._store.clients if self._store is not None else 0
 
     def tell_arrivals(self, most: int, tell: Callable[[int], None]) -> None:
-        """Call `tell` with the number of clients that are connected to the agent's server, first
-        when one client has connected and again when `most` clients have connected.
+        """Call `tell` with the number of clients connected to the agent's server, once when the
+        first client has connected and again when `most` clients have.
         """
         due = sorted({1, most})
 

@@ -6,9 +6,9 @@ client (`TORCHELASTIC_USE_AGENT_STORE=True`). This module is loaded when the fir
 (net/store_port).
 
 The protocol is torch 2.13's (torch/csrc/distributed/c10d/TCPStore.cpp, TCPStoreBackend.hpp,
-TCPStoreLibUvBackend.cpp). A client first sends VALIDATE and a magic number. A request consists of
-one byte that identifies the query, followed by the query's fields. Integers take 8 bytes in native
-byte order. A key or a value is sent as its length, followed by that many bytes.
+TCPStoreLibUvBackend.cpp). A client first sends VALIDATE and a magic number. A request consists of a
+byte that identifies the query, followed by the query's fields. Integers take 8 bytes in native byte
+order. A key or a value is sent as its length, followed by that many bytes.
 
 Any host may connect, so all sizes and counts are limited. The server closes a connection after a
 malformed or oversized request, and stops reading from a peer that doesn't read its replies.

@@ -77,7 +77,7 @@ class TlsChannel:
         return True
 
     def recv(self, size: int) -> bytes:
-        """Return the bytes that have been received. `size` must be larger than a TLS record."""
+        """Return the received bytes. The argument `size` must be larger than a TLS record."""
         self.wants_write = False
         try:
             return self.sock.recv(size)
@@ -85,7 +85,7 @@ class TlsChannel:
             raise self._translated(error) from None
 
     def send(self, data: bytes | bytearray) -> int:
-        """Send at least the beginning of `data`, and return the number of bytes sent. After
+        """Send at least the beginning of `data`, and return the number of bytes sent. After a
         BlockingIOError, pass the same bytes again.
         """
         try:

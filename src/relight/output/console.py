@@ -7,9 +7,9 @@ If other streams are waiting, the console ends the line with a newline when its 
 restarts the line with a carriage return (as a progress bar does), or has kept the others waiting
 for too long. The bytes themselves are never changed.
 
-Nothing here blocks. When the console is full, the streams stop reading. A worker that writes to a
-pipe then blocks, as it would if it wrote to the console directly. A worker that writes to a file
-doesn't block.
+Nothing here blocks. When the console accepts no more output, the streams stop reading. A worker
+that writes to a pipe then blocks, as it would if it wrote to the console directly. A worker that
+writes to a file doesn't block.
 """
 
 import errno
@@ -120,7 +120,7 @@ class Console:
         self.loop.run_until(lambda: self.broken or not self._queue or stop_waiting(), limit_s)
 
     def owned_by(self, stream: "ConsoleStream") -> bool:
-        """Return whether `stream` is in the middle of a line."""
+        """Return whether a `stream` is in the middle of a line."""
         return self._owner is stream
 
     @property
@@ -129,8 +129,8 @@ class Console:
         return bool(self._waiting)
 
     def may_write(self, stream: "ConsoleStream") -> bool:
-        """Return whether `stream` may write now. If not, its `flush` is called as soon as it
-        may.
+        """Return whether `stream` may write now. If it may not write yet, its `flush` method is
+        called as soon as it may.
         """
         owner = self._owner
         if owner is not None and owner is not stream and (self._at_return or owner.over):
@@ -230,7 +230,8 @@ class Console:
     def _serve(self) -> None:
         """Let the waiting streams write, longest wait first.
 
-        If a stream ends a line that was blocking earlier waiters, serve those streams again.
+        If a stream ends a line that was blocking streams that have waited longer, serve those
+        again.
         """
         is_served, self._again = self._again is not None, True
         if is_served:
@@ -302,7 +303,7 @@ class ConsoleStream:
 
     @property
     def full(self) -> bool:
-        """Whether the worker's output should not be read for now."""
+        """Whether reading the worker's output should be paused."""
         return len(self._buffer) >= _LONG_LINE
 
     @property
@@ -326,9 +327,7 @@ class ConsoleStream:
         self.flush()
 
     def end(self) -> None:
-        """Show the rest of the worker's output, including a last line that doesn't end with a
-        newline.
-        """
+        """Show the rest of the worker's output, including a last line without a newline."""
         self._ended = True
         self.flush()
 
@@ -424,8 +423,9 @@ class Consoles(NamedTuple):
 def _reopen(fd: int) -> int:
     """Return a separate, non-blocking descriptor for a pipe or a terminal, or `fd` itself.
 
-    Setting O_NONBLOCK on `fd` would affect every process that shares it, such as the user's shell.
-    If a terminal is in blocking mode, poll only guarantees that a single byte can be written.
+    Setting O_NONBLOCK on `fd` itself would affect every process that shares it, such as the user's
+    shell. If a terminal is in blocking mode, poll only guarantees that a single byte can be
+    written.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):

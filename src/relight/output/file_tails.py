@@ -1,7 +1,7 @@
 """Reads workers' output files while they are being written, to show them on the console (--tee) and
 to find tracebacks in stderr.
 
-Each turn of the event loop reads only a limited amount of output, so that a worker that writes
+Each iteration of the event loop reads only a limited amount of output, so a worker that writes
 continuously delays neither other workers nor signals.
 """
 
@@ -56,7 +56,7 @@ class FileTail:
 
     @property
     def blocked(self) -> bool:
-        """Whether reading the file is pointless, either for now or permanently."""
+        """Whether there is no point in reading the file, either for now or permanently."""
         stream = self.stream
         return stream is not None and (stream.full or (stream.broken and self._copy is None))
 
@@ -179,8 +179,8 @@ class FileTails:
         self._turn(changed=True)
 
     def _turn(self, *, changed: bool = False) -> None:
-        """Read from each file. Then wait for the console, for a short time, or for the next change
-        to a file.
+        """Read from each file. Then wait for the console, a short delay, or the next change to a
+        file.
         """
         self._alarm.set(None)
         if self._inotify >= 0:

@@ -1,4 +1,4 @@
-"""Writes the agent's own output: human-readable lines on stderr, and events for programs."""
+"""Writes the agent's own output: human-readable lines to stderr, and events for programs."""
 
 import os
 import time
@@ -140,7 +140,7 @@ class Journal:
             self.say(message)
 
     def record(self, event: Event) -> None:
-        """Write an event to the log, and show it to the user if it is notable."""
+        """Write an event to the log, and show it to the user if it is important."""
         self.write(event)
         if self.verbose or is_user_visible(event):
             from relight.events.event_text import describe

@@ -24,7 +24,7 @@ _LARGEST_PIPE = 1024 * 1024
 
 class LongOutput(NamedTuple):
     """The end of a worker's output and the beginning of its last traceback, if that is not part of
-    the end. `newlines` is the number of newlines in between.
+    the end. The `newlines` field is the number of newlines in between.
     """
 
     head: bytes

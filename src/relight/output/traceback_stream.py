@@ -63,7 +63,7 @@ class TracebackInspector:
         self.look()
 
     def worker_ended(self) -> None:
-        """Record that the worker has ended and its last output has been read."""
+        """Record that the worker has exited and its last output has been read."""
         self.core.worker_ended()
         self._alarm.set(None)
 
@@ -97,7 +97,7 @@ class TracebackStream(ConsoleStream):
 
     @property
     def held(self) -> bytes:
-        """The lines that are held back, if the worker has ended or is known to be ending."""
+        """The lines that are held back, if the worker has exited or is known to be exiting."""
         return self._core.held if self._core.ends else b""
 
     def feed(self, data: bytes) -> None:
@@ -109,7 +109,7 @@ class TracebackStream(ConsoleStream):
             self._decide()
 
     def worker_ended(self, *, failed: bool) -> None:
-        """Record that the worker has ended and its last output has been read."""
+        """Record that the worker has exited and its last output has been read."""
         if failed:
             self._core.worker_ended()
         else:

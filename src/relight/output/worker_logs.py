@@ -302,7 +302,7 @@ class Logs:
         self._ranks = dict(enumerate(ranks))
 
     def worker_ended(self, local_rank: int, *, failed: bool) -> bool:
-        """Record that a worker has ended. Return whether its traceback is held back."""
+        """Record that a worker has exited. Return whether its traceback is held back."""
         stream = self._terminals.get(local_rank)
         reader = self._stderr.get(local_rank)
         if isinstance(reader, PipeReader) and (failed or stream is not None):
@@ -317,7 +317,9 @@ class Logs:
         return bool(stream.held)
 
     def held(self) -> "dict[int, TracebackStream]":
-        """Return the streams that are holding back a worker's final traceback, by local rank."""
+        """Return the streams that are holding back a worker's final traceback, keyed by local
+        rank.
+        """
         return {rank: stream for rank, stream in self._terminals.items() if stream.held}
 
     def release(self) -> None:
@@ -516,8 +518,8 @@ class Logs:
 
 
 class UnshownOutput:
-    """The output of past generations that has not reached the consoles yet. Nothing waits for this
-    output except the agent's exit.
+    """The output of past generations that has not reached the consoles yet. Only the agent's exit
+    waits for this output.
 
     Args:
         loop: the agent's loop.

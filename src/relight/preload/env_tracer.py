@@ -72,8 +72,8 @@ class Watch:
         self._first, self._iterated_by = ("", ""), ""
 
     def problem(self) -> tuple[str, str]:
-        """Return a module that depends on a variable that differs between workers, and a
-        description, or else two empty strings. Only imports since the last `begin` count.
+        """Return a module that depends on a variable that differs between workers, with a
+        description, or two empty strings. Only imports since the last `begin` count.
         """
         if self._first[0]:
             module, name = self._first
@@ -189,8 +189,8 @@ def _caller() -> Any:
 
 
 def importing_module(frame: Any) -> str:
-    """Return the module on whose behalf a stack frame is running. If another module has called the
-    standard library, return that other module.
+    """Return the module for which a stack frame is running. If the frame belongs to the standard
+    library, return the module that called it.
     """
     first = ""
     while frame is not None:
@@ -206,9 +206,7 @@ def importing_module(frame: Any) -> str:
 
 
 def _names_in(frame: Any) -> set[str]:
-    """Return those of a stack frame's constants and local values that look like parts of a variable
-    name.
-    """
+    """Return a stack frame's constants and local values that look like parts of a variable name."""
     values: list[Any] = list(frame.f_code.co_consts)
     if frame.f_code.co_name != "<module>":
         values += frame.f_locals.values()

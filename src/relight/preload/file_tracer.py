@@ -1,4 +1,4 @@
-"""Records the files that imports have read. If one of these files changes, a new process would
+"""Records the files that imports have read. If one of these files has changed, a new process would
 import something different.
 
     files           are those of modules and of the interpreter, and all others that an import has
@@ -108,8 +108,8 @@ class Inputs:
         return ""
 
     def problem(self) -> tuple[str, str]:
-        """Return a module that has opened a file that changed after this process started, and a
-        description, or else two empty strings. Only files opened since the last call count.
+        """Return a module that opened a file that has changed since this process started, with a
+        description, or two empty strings. Only files opened since the last call count.
         """
         new, self._new = self._new, {}
         for path, module in new.items():
@@ -170,8 +170,8 @@ class Inputs:
 
 
 def _counts(path: str, *, is_file: bool = True) -> bool:
-    """Return whether a file may differ between jobs. Compiled modules don't count, because their
-    sources do.
+    """Return whether a file may differ between jobs. Bytecode files don't count, because their
+    source files do.
     """
     is_other = path.startswith(_SYSTEM) or "__pycache__" in path
     return not is_other and os.path.isdir(path) != is_file

@@ -36,9 +36,7 @@ IMPORT_LIMIT_S = 600.0
 
 
 class AgentProcess(NamedTuple):
-    """The agent that a guard watches, and the descriptor of the socket that is connected to the
-    agent.
-    """
+    """The agent that a guard watches, and the descriptor of the socket connected to that agent."""
 
     process: ProcessHandle
     control: int
@@ -89,18 +87,16 @@ class Guard:
         os.setsid()
 
     def set_heir(self, heir: int) -> None:
-        """Tell the guard which process (the heir) to guard when this process ends."""
+        """Notify the guard which process (the heir) to guard when this process exits."""
         os.write(self._to_guard, b"%d\n" % heir)
 
     def inherit(self) -> None:
-        """Wait until the orphans of the process before this one have exited, and then continue as
-        its heir.
-        """
+        """Wait until the previous process's orphans have exited, and then continue as its heir."""
         self.attach()
         os.read(self._from_guard, 1)
 
     def end_imports(self) -> None:
-        """Tell a warm process's guard that all modules have been imported."""
+        """Notify a warm process's guard that all modules have been imported."""
         os.write(self._to_guard, _DONE + b"\n")
 
     def outlive_guard(self) -> None:
@@ -110,8 +106,8 @@ class Guard:
         linux.die_with_parent(signal.SIGCONT)
 
     def remove_if_orphaned(self, scratch: str) -> None:
-        """Ask the guard to remove a directory once the agent no longer exists. An empty path
-        cancels the request.
+        """Have the guard remove a directory once the agent no longer exists. An empty path cancels
+        the request.
         """
         if scratch != self._directory:
             self._directory = scratch
@@ -162,7 +158,7 @@ def _watch(
     process's imports take too long. Exit with the same status as the child.
 
     Also raise the priority of a child that has lowered its priority. Otherwise its imports would
-    never finish while all processors are busy.
+    never finish while all CPUs are busy.
     """
     begin = time.monotonic()
     try:

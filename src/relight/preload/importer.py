@@ -192,7 +192,7 @@ def _import_some(
     child: int,
 ) -> None:
     """Import modules for a limited time. The number of modules tried so far is written to the file
-    `progress`, so that the copy of this process knows how far this process got.
+    `progress`, from which the copy of this process learns how far this process got.
     """
     end = time.monotonic() + _TRIAL_S
     for number, name in enumerate(names, 1):
@@ -225,9 +225,7 @@ class _DependencyFinder:
         self.needs: dict[str, set[str]] = {}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Never find a module, but raise an error for an unfit module in order to stop its
-        import.
-        """
+        """Find no modules, but raise an error for an unfit module to stop its import."""
         del path, target
         if name in self.culprits:
             self.wanted = name
@@ -286,7 +284,7 @@ class _Baseline:
         self.check(name, child)
 
     def check(self, name: str, child: int) -> None:
-        """Raise UnfitError if importing this module has left anything behind other than memory and
+        """Raise UnfitError if importing this module has left behind anything other than memory and
         `child`.
         """
         for fd, target in _descriptors().items():
@@ -336,7 +334,7 @@ def _shares_memory() -> bool:
 
 
 def _threads() -> int:
-    """Return the number of threads, without those that libraries do not need after a fork."""
+    """Return the number of threads, excluding those that libraries don't need after a fork."""
     count = 0
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -370,8 +368,8 @@ def check_shadows(argv: list[str], modules: Collection[str]) -> None:
 
 
 def _beside(specs: Mapping[str, ModuleSpec | None], argv: list[str]) -> dict[str, str | None]:
-    """Return those of these packages that a module next to the script would shadow, each with the
-    path of that module. Built-in packages are never included.
+    """Return the packages in this list that a module next to the script would shadow, each with
+    that module's path. Built-in packages are never included.
     """
     folder = _folder(argv)
     known = folder in sys.path_importer_cache
@@ -425,7 +423,7 @@ def _install_directories() -> tuple[str, ...]:
 
 
 def _installed(names: list[str], argv: list[str]) -> list[str]:
-    """Return those of these modules that are installed, as opposed to the user's own modules on
+    """Return the modules in this list that are installed, as opposed to the user's own modules on
     PYTHONPATH or next to the script.
     """
     places = _install_directories()

@@ -53,7 +53,7 @@ class Lasting:
         self._shown = b""
 
     def show(self, guard: int) -> None:
-        """Write which process is importing to the locked file, where `relight warm` reads it.
+        """Record in the locked file which process is importing, so that `relight warm` can read it.
 
         Args:
             guard: the pid of this process's guard.
@@ -71,7 +71,7 @@ class Lasting:
             os.pwrite(self.lock, self._shown, 0)
 
     def show_progress(self) -> None:
-        """Write the number of modules imported so far to the locked file."""
+        """Record in the locked file how many modules have been imported so far."""
         with contextlib.suppress(OSError):
             imported = len(sys.modules) - len(self._loaded)
             os.pwrite(self.lock, b"%9d" % imported, len(self._shown))
@@ -141,9 +141,7 @@ class Lasting:
         )
 
     def _shadow(self) -> str:
-        """Describe a module next to the script that the script would now find instead of a
-        preloaded module.
-        """
+        """Describe a module next to the script that would now shadow a preloaded module."""
         try:
             check_shadows(self._setup["argv"], sys.modules.keys() - self._loaded)
         except UnfitError as error:

@@ -43,8 +43,9 @@ _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 class Imports(NamedTuple):
     """Metadata about the preloaded imports.
 
-    `needs` maps each module to the modules that it needs. `reads` and `prefixes` come from
-    `preload/env_tracer.py`. `values` are the variables that the script set before these imports.
+    The `needs` field maps each module to the modules that it needs. The `reads` and `prefixes`
+    fields come from `preload/env_tracer.py`. The `values` field contains the variables that the
+    script set before these imports.
     """
 
     needs: Mapping[str, set[str]]
@@ -84,7 +85,7 @@ class Deferred:
             sys.addaudithook(self._audit)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        """Return the original spec of a hidden module, with a different loader."""
+        """Return a hidden module's original spec, but with a different loader."""
         del path, target
         module = self._hidden.get(name)
         if module is None:
@@ -179,8 +180,9 @@ class Deferred:
         return any(other.partition(".")[0].startswith(("torch", "functorch")) for other in needs)
 
     def _found_instead(self, name: str, origin: str | None) -> str:
-        """Return where a cold worker would find a different package with this name, because the
-        script has changed `sys.path`. The result is empty if it would find the preloaded package.
+        """Return the place where a cold worker would find a different package with this name,
+        because the script has changed `sys.path`. The result is empty if it would find the
+        preloaded package.
         """
         spec = None if "." in name or not origin else PathFinder.find_spec(name)
         if spec is None or spec.loader is None or spec.origin == origin:
@@ -247,7 +249,7 @@ class Deferred:
 
 
 class _Loader:
-    """Loads a preloaded module. All other requests are passed on to the module's own loader."""
+    """Loads a preloaded module. Everything else is delegated to the module's own loader."""
 
     def __init__(self, deferred: Deferred, loader: Any) -> None:
         self._deferred = deferred
@@ -272,8 +274,9 @@ class _Loader:
 
 
 def _importing_library() -> str:
-    """Return the installed package whose ongoing import has led to this call. The result is empty
-    if the call comes from the script, or from a package's function that the script has called.
+    """Return the installed package whose import, still in progress, has led to this call. The
+    result is empty if the call comes from the script, or from a package's function that the script
+    has called.
     """
     frame: Any = sys._getframe(2)
     while frame is not None:

@@ -41,8 +41,8 @@ class RandomState:
         """Reseed the generators and recreate the temporary directories in a worker. `random`
         reseeds its own generator when a process forks.
 
-        A generator that an import seeded with a fixed number keeps its state, as it would in a cold
-        worker.
+        If an import seeded a generator with a fixed number, the generator keeps its state, as it
+        would in a cold worker.
         """
         for reference in self._unseeded.values():
             generator = reference()

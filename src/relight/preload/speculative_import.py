@@ -26,10 +26,10 @@ _POLL_S = 60.0
 class UndoneStep(NamedTuple):
     """The result of a step that was tried and undone.
 
-    `reason` is why the step was undone, and `culprit` is the module that caused this. `lasting`
-    means that the result would be the same in the next job if that job has the same packages.
-    `modules` are the modules that have been imported so far, in order. `seconds` is the duration of
-    the step.
+    `reason` is why the step was undone, and `culprit` is the module that caused this. The `lasting`
+    field indicates that the result would be the same in the next job if that job has the same
+    packages. The `modules` field contains the modules that have been imported so far, in order. The
+    `seconds` field is the duration of the step.
     """
 
     culprit: str
@@ -40,8 +40,8 @@ class UndoneStep(NamedTuple):
 
 
 class UnfitError(Exception):
-    """Raised if workers must not be forked from this process in its current state. The message says
-    why.
+    """Raised if it is unsafe to fork workers from this process in its current state. The message
+    says why.
 
     Args:
         culprit: the module that caused the problem.

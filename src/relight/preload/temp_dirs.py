@@ -55,7 +55,7 @@ class Temporary:
 
     def problem(self) -> tuple[str, str]:
         """Remove the files that were created since the last call. Return a module that created
-        something that can't be recreated, and a description, or else two empty strings.
+        something that can't be recreated, with a description, or two empty strings.
         """
         made = {path: by for path, by in self._made.items() if os.path.lexists(path)}
         self._made.clear()

@@ -3,8 +3,8 @@
 
 The warm spawner is started with the workers' command line and environment, and calls `serve` before
 the interpreter reaches the script (`worker/hook/sitecustomize.py`). `serve` returns only in a
-worker. The warm spawner itself never runs the user's script, but serves one generation after the
-other.
+worker. The warm spawner itself never runs the user's script; it serves one generation after
+another.
 
 If the warm spawner is meant to outlive the job, it becomes a warm process
 (`preload/warm_process.py`). One fork of that process is the warm spawner of this job, and another
@@ -12,8 +12,8 @@ fork is the warm spawner of the next job.
 
 The warm spawner sends the agent the lines described in `preload`, then `guard PID` if it is a warm
 process, and then `ready PID MODULES MIB`, or `unfit REASON` as the last line. For each generation,
-it receives a plan (`processes/generation_pipe.py`) and a socket from the agent. On this socket, it
-then acts in the same way as the spawner in `processes/spawner.py`. When the generation is over, it
+it receives a plan (`processes/generation_pipe.py`) and a socket from the agent. It then uses this
+socket in the same way as the spawner in `processes/spawner.py`. When the generation is over, it
 sends `ended` and waits for the next one. When the agent has exited, it kills all workers and exits.
 """
 
@@ -312,7 +312,7 @@ def _become(
 
 
 def _restart_clock() -> None:
-    """Make the milliseconds in log records (`relativeCreated`) count from now, rather than from an
+    """Make the milliseconds in log records (`relativeCreated`) start from now instead of from an
     import in an earlier job.
     """
     logging: Any = sys.modules.get("logging")

@@ -1,5 +1,5 @@
-"""Implements the warm process. It keeps imported modules in memory after its job, for later jobs
-that can use them.
+"""Implements the warm process. It keeps imported modules in memory after its job has ended, so that
+later jobs can use them.
 
 The warm process is the process that has imported the modules (`preload/warm_fork.py`). It listens
 on a socket in a directory that only its user can enter, and never runs a script itself:
@@ -321,8 +321,8 @@ def _watch(path: str) -> int:
 
 
 def _pressure() -> int:
-    """Return a descriptor that has an exceptional condition when memory is scarce, or -1 if the
-    system does not report that.
+    """Return a descriptor that has an exceptional condition when memory is low, or -1 if the system
+    doesn't report that.
     """
     try:
         fd = os.open("/proc/pressure/memory", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Starts, signals and reaps the processes on one node, and leaves no process behind.
+"""Starts, signals and reaps the processes on one node, and leaves none behind.
 
     supervisor.py        carries out core/workers/supervision
     worker_processes.py  the agent's side of the spawner

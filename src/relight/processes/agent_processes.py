@@ -26,9 +26,10 @@ class Running(NamedTuple):
     """A running agent on this machine. Memory is in bytes, and shared pages count proportionally
     (PSS).
 
-    `run_id` is empty while the agent has no workers. `job` is the id of its job, or empty.
-    `warm_pid` is the pid of the warm spawner (with the imported --preload modules), or 0. `memory`
-    includes the warm spawner's memory. `slow_ranks` describes any slow ranks (--watch-slow-ranks).
+    The `run_id` field is empty while the agent has no workers. The `job` field is the id of its
+    job, or empty. The `warm_pid` field is the pid of the warm spawner (with the imported --preload
+    modules), or 0. The `memory` field includes the warm spawner's memory. The `slow_ranks` field
+    describes any slow ranks (--watch-slow-ranks).
     """
 
     pid: int
@@ -96,9 +97,9 @@ def arguments(words: Sequence[str]) -> list[str] | None:
 
 
 def _is_fork(process: _Process, processes: Mapping[int, _Process]) -> bool:
-    """Return whether a process was forked by an agent and still has the agent's command line. The
-    process's flags and its parent are both checked, because the parent may have exited, and gVisor
-    doesn't show flags.
+    """Return whether a process was forked by an agent and still has the agent's command line. Both
+    the process's flags and its parent are checked, because the parent may have exited, and because
+    gVisor doesn't show flags.
     """
     parent = processes.get(process.parent)
     is_parents = parent is not None and parent.words == process.words

@@ -1,10 +1,10 @@
 """Freezes workers and all their descendants (with SIGSTOP) when their lease has expired, until the
 lease is renewed.
 
-A lease limits how long the workers may run unless the agent renews it. Descendants may be in
+A lease limits how long the workers may run without a renewal by the agent. Descendants may be in
 sessions of their own, and their parents may have exited. Another program may send them SIGCONT, for
 example in order to resume all processes after the machine was suspended. The workers are therefore
-stopped repeatedly for as long as the freeze lasts. A process that another program had already
+stopped repeatedly as long as they are to stay frozen. A process that another program had already
 stopped is not resumed afterwards.
 """
 
@@ -35,7 +35,7 @@ class Freezer:
         self._frozen_pids: set[int] = set()
 
     def next_check(self, now: float) -> float | None:
-        """Return when to call `look` next, or None if no lease will expire."""
+        """Return the time of the next call to `look`, or None if no lease will expire."""
         if self.frozen:
             return now + POLL_S
         return self.until or None

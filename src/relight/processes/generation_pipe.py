@@ -31,9 +31,9 @@ _FORMAT = 4
 class WorkerPlan(NamedTuple):
     """A worker to start.
 
-    `stdout` and `stderr` are descriptors in the process that has the plan. `cpus` is an affinity
-    mask. If it is empty, the agent's own mask is used. A stop signal is sent to the worker alone,
-    or to its process group if `signal_group` is true.
+    The `stdout` and `stderr` fields are descriptors in the process that has the plan. The `cpus`
+    field is an affinity mask. If it is empty, the agent's own mask is used. A stop signal is sent
+    to the worker alone, or to its process group if `signal_group` is true.
     """
 
     local_rank: int
@@ -48,9 +48,10 @@ class WorkerPlan(NamedTuple):
 class GenerationPlan(NamedTuple):
     """The workers of one generation.
 
-    `connection` is the descriptor of a socket to the agent, and `stdin` is the descriptor of the
-    workers' standard input. `scratch` is a directory that the agent removes when it exits, or
-    empty. `held` lists descriptors to keep open as long as there are workers.
+    The `connection` field is the descriptor of a socket to the agent, and `stdin` is the descriptor
+    of the workers' standard input. The `scratch` field is a directory that the agent removes when
+    it exits, or empty. The `held` field lists descriptors to keep open as long as there are
+    workers.
     """
 
     workers: list[WorkerPlan]

@@ -1,10 +1,10 @@
-"""Implements the guardian. It ends the workers when their spawner is killed, on systems where the
-kernel doesn't do so (`host/portable.py`).
+"""Implements the guardian. It terminates the workers when their spawner is killed, on systems where
+the kernel doesn't (`host/portable.py`).
 
 The guardian is an orphan and never starts a process. From its pipe it reads `holder PID` (the
 spawner's pid), `began PID` and `ended PID` for each worker, and `swept` once all of the workers'
-descendants have been killed. The guardian reads the end of the pipe when the spawner exits. If the
-spawner has not killed the descendants by then, the guardian does.
+descendants have been killed. When the spawner exits, the guardian reaches the end of the pipe. If
+the spawner has not killed the descendants by then, the guardian does.
 """
 
 import os

@@ -39,8 +39,8 @@ class Finished(NamedTuple):
 
 
 class Helper:
-    """A helper process. It is killed, together with everything that it started, when this object is
-    closed or when the agent exits.
+    """A helper process. It and everything that it started are killed when this object is closed or
+    when the agent exits.
 
     Args:
         command: the program, looked up in the PATH given by `variables`, and its arguments.
@@ -98,7 +98,7 @@ class Helper:
         return self._socket.fileno()
 
     def watch(self, loop: Loop, on_end: Callable[[], None]) -> None:
-        """Call `on_end` once, when the process has ended."""
+        """Call `on_end` once, when the process has exited."""
 
         def hear() -> None:
             if self.hear():
@@ -109,7 +109,7 @@ class Helper:
         loop.on_readable(self, hear)
 
     def hear(self) -> bool:
-        """Process the spawner's messages, and return whether the process has ended. This never
+        """Process the spawner's messages, and return whether the process has exited. This never
         blocks.
         """
         if self.exitcode is not None:
@@ -127,7 +127,7 @@ class Helper:
         return self.exitcode is not None
 
     def wait(self, limit_s: float) -> bool:
-        """Wait until the process has ended or the time is up, and return whether it has ended."""
+        """Wait, up to a time limit, until the process has exited, and return whether it has."""
         end, poll = time.monotonic() + limit_s, select.poll()
         poll.register(self._socket, select.POLLIN)
         while not self.hear():
@@ -146,9 +146,7 @@ class Helper:
         self._child.send(signal.SIGCONT)
 
     def close(self) -> None:
-        """Have the process killed together with everything that it started, without waiting for
-        them to exit.
-        """
+        """Get the process and everything that it started killed, without waiting."""
         if self._socket.fileno() < 0:
             return
         loop = self._loop

@@ -1,8 +1,8 @@
 """Chooses the workers' Python interpreter.
 
-torchrun is installed together with torch, so torchrun's own Python is always the right one. relight
-may be installed separately from torch (`pipx install`, `uv tool install`). It uses the first of the
-following that applies:
+torchrun is always installed in the same environment as torch, so its own Python is always the right
+one. relight may be installed separately from torch (`pipx install`, `uv tool install`). It uses the
+first of the following that applies:
 
     PYTHON_EXEC         as under torchrun
     relight's own       if torch is installed with it, or if it was named (`python -m relight`)
@@ -41,8 +41,8 @@ def choose(env: Environment) -> str:
 
 
 def explain(python: str, env: Environment) -> str:
-    """Return why the workers use a different Python from the launcher's, or an empty string if they
-    use the same one.
+    """Return the reason why the workers use a different Python from the launcher's, or an empty
+    string if they use the same one.
     """
     if python == sys.executable:
         active = _active(env)
@@ -107,7 +107,7 @@ def _active(env: Environment) -> str:
 
 
 def _is_program() -> bool:
-    """Return whether this process was started as the program `relight` rather than with `python -m`
+    """Return whether this process was started as the program `relight`, as opposed to `python -m`
     or `python -c`.
     """
     main = sys.modules["__main__"]

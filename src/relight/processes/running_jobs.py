@@ -67,8 +67,8 @@ class JobDirectory:
         """The relight versions of agents, by job, whose snapshots this version can't read."""
 
     def ids(self) -> set[str]:
-        """Return the ids of running and finished jobs. The jobs' agents are not queried, so some of
-        the agents may have been killed.
+        """Return the ids of running and finished jobs. The agents are not queried, so some of them
+        may have been killed.
         """
         return {*self._names(OF_JOB), *self._names(_ENDED)}
 
@@ -117,7 +117,7 @@ class JobDirectory:
         return next((each.pid for each in self.silent(()) if each.id == job), 0)
 
     def explain_silence(self, job: str, pid: int) -> tuple[str, str]:
-        """Return why a job's agent is alive but has not responded, and what to do about it."""
+        """Explain why a job's agent is alive but has not responded, and what to do about it."""
         agent = f"its agent (pid {pid})"
         if job not in self._unreadable:
             why = f"{agent} is not responding: it is suspended, or this machine is very busy"
@@ -302,9 +302,7 @@ def read_snapshot(data: bytes | str) -> NodeSnapshot | None:
 
 
 def _version_in(answer: bytes) -> str:
-    """Return the relight version that is named in a response of unknown format, or an empty
-    string.
-    """
+    """Return the relight version in a response of unknown format, or an empty string."""
     try:
         found = fields.decode(answer)
     except fields.Malformed:

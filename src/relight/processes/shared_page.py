@@ -2,7 +2,7 @@
 this module.
 
 The memory is a file that both sides find by its path. If the disk is full, the process that opens
-the file first creates a file in memory (memfd_create(2)) instead. It makes the path a link to that
+the file first creates a file in memory (memfd_create(2)) instead. The path is then a link to that
 file's descriptor, because such a short link doesn't need a disk block.
 """
 

@@ -2,9 +2,9 @@
 (core/workers/shared_words).
 
 Each worker has a file next to its error file. The file is created when the worker first calls a
-function in `relight.worker`, so a job whose script never calls one has no such files. A worker
-that can't create its file, for example because the disk is full, can't report anything and can't be
-asked to save a checkpoint.
+function in `relight.worker`, so a job whose script never calls one has no such files. If a worker
+can't create its file, for example because the disk is full, it can neither report anything nor be
+requested to save a checkpoint.
 
 The agent reads and writes the file instead of mapping it, because the worker may truncate it at any
 moment, and access beyond its end would raise SIGBUS.
@@ -69,12 +69,14 @@ class WorkerMemory:
         return max(self.steps().values(), default=None)
 
     def steps(self) -> dict[int, int]:
-        """Return the latest reported step of each worker that has reported one, by local rank."""
+        """Return the latest reported step of each worker that has reported one, keyed by local
+        rank.
+        """
         return {rank: step for rank, (step, _) in self.progress().items()}
 
     def progress(self) -> dict[int, tuple[int, float]]:
         """Return the latest step of each worker that has reported one, and when it did so on the
-        loop's clock, by local rank.
+        loop's clock, keyed by local rank.
         """
         found = {
             rank: words.progress(page, self._began, self._loop.now)
@@ -83,19 +85,19 @@ class WorkerMemory:
         return {rank: progress for rank, progress in found.items() if progress is not None}
 
     def totals(self) -> dict[int, int]:
-        """Return each worker's total number of steps, by local rank, for workers that report this
-        number.
+        """Return each worker's total number of steps, keyed by local rank, for workers that report
+        this number.
         """
         found = {rank: words.total(page) for rank, page in self._last or self._pages()}
         return {rank: total for rank, total in found.items() if total is not None}
 
     def values(self) -> dict[int, tuple[str, ...]]:
-        """Return the numbers that each worker reported last, by local rank."""
+        """Return the numbers that each worker reported last, keyed by local rank."""
         return {rank: words.values(page) for rank, page in self._last or self._pages()}
 
     def span(self) -> tuple[float, float] | None:
-        """Return when workers on this node first and last reported a step, in seconds on the
-        monotonic clock, or None if no worker has reported a step.
+        """Return the times when workers on this node first and last reported a step, in seconds on
+        the monotonic clock, or None if no worker has reported a step.
         """
         found = [words.span(page, self._began, self._loop.now) for _, page in self._pages()]
         spans = [span for span in found if span is not None]
@@ -104,7 +106,7 @@ class WorkerMemory:
         return min(first for first, _ in spans), max(last for _, last in spans)
 
     def limit(self, call: int, answer: Callable[[int], None]) -> None:
-        """Hold the workers at a given call of `should_checkpoint` until further notice.
+        """Block the workers at a given call to `should_checkpoint` until further notice.
 
         Args:
             call: the number of the call, counted from 1, or 0 for none.
@@ -115,14 +117,14 @@ class WorkerMemory:
         self._loop.call_after(_SEEN_AFTER_S, lambda: answer(self._calls_until_held()))
 
     def release(self) -> None:
-        """Release all workers that are being held, unless they have agreed on a call."""
+        """Unblock all workers, unless they have agreed on a call."""
         for local_rank in list(self._open):
             self._put(local_rank, words.LIMIT, 0)
 
     def agree(self, call: int, deadline: float) -> None:
-        """Tell the workers to save a checkpoint and exit. If an earlier coordinator has already set
-        a call number, that number still applies, because workers may already have passed the new
-        one.
+        """Instruct the workers to save a checkpoint and exit. If an earlier coordinator has already
+        set a call number, that number still applies, because workers may already have passed the
+        new one.
 
         Args:
             call: the number of the `should_checkpoint` call, or 0 for the next call.
@@ -135,7 +137,7 @@ class WorkerMemory:
             self._write(words.AGREED, self._agreed)
 
     def begin(self, began: float) -> None:
-        """Begin the next generation. From now on, only new reports from workers count.
+        """Begin the next generation. From now on, only new reports from the workers count.
 
         Args:
             began: when the next generation begins, on the loop's clock.
@@ -151,7 +153,7 @@ class WorkerMemory:
         return {rank for rank, page in self._pages() if page[words.INSIDE] in (1, 2)}
 
     def leave(self, count: int) -> None:
-        """Tell the workers, including held ones, to leave their process group, the `count`th
+        """Instruct the workers, including blocked ones, to leave their process group, the `count`th
         group that this job leaves.
         """
         self.release()
@@ -162,7 +164,7 @@ class WorkerMemory:
         return {rank for rank, page in self._pages() if page[words.LEFT] == count}
 
     def join(self, local_rank: int, variables: Mapping[str, str], count: int) -> None:
-        """Tell a worker that has left the `count`th process group to join the next group, with
+        """Instruct a worker that has left the `count`th process group to join the next group, with
         these variables.
 
         Raises:
@@ -188,7 +190,7 @@ class WorkerMemory:
             self._paths[local_rank] = error_file + words.SUFFIX
 
     def close(self) -> None:
-        """Remove the files. The steps and values that workers reported last are kept."""
+        """Remove the files. The latest steps and values reported by workers are kept."""
         self._last = self._last or list(self._pages())
         while self._open:
             os.close(self._open.popitem()[1])
@@ -200,7 +202,7 @@ class WorkerMemory:
         self._paths = {}
 
     def _calls_until_held(self) -> int:
-        """Return how many calls workers may have made by the time when they are held."""
+        """Return how many calls workers may have made by the time they are blocked."""
         return max(self.calls(), self._agreed - 1)
 
     def _write(self, word: int, value: int) -> None:

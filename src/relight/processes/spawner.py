@@ -1,14 +1,14 @@
 """Implements the spawner, the process that starts, signals and reaps the workers, and outlives the
 agent.
 
-A process that is killed with SIGKILL can't clean up after itself, so another process has to do so.
+A process that is killed with SIGKILL can't clean up after itself, so another process has to do it.
 The agent forks the spawner when it is about to start the first workers, and sends it the later
 generations (`processes/generation_pipe.py`). The spawner is the parent of all workers and the
 subreaper of all their descendants, so no process escapes, not even a process that calls setsid or
 whose parent has exited. When a generation's socket is closed, for any reason, the spawner kills all
 of its workers and their descendants. Normal shutdown takes the same path, so it is exercised on
-every run. An agent that is alive sends `end` first. If the socket is closed without `end`, the
-spawner also does the agent's cleanup. The spawner exits after the agent has exited.
+every run. A live agent sends `end` first. If the socket is closed without `end`, the spawner also
+does the agent's cleanup. The spawner exits after the agent has exited.
 
     agent --fork--> guard --fork--> spawner --fork, exec--> workers --> whatever they start
 
@@ -123,7 +123,8 @@ class Spawner:
         whether no process is left.
 
         All signals must be blocked, and all except SIGCHLD stay blocked, because a spawner is not
-        controlled by signals. `mask` is the workers' signal mask (`system.block_signals`).
+        controlled by signals. The argument `mask` is the workers' signal mask
+        (`system.block_signals`).
         """
         self._mask = mask
         wake_read = self._wake_on_exits()
@@ -149,8 +150,8 @@ class Spawner:
         os.close(self.stdin)
 
     def end(self) -> None:
-        """Tell the agent that the generation is over, and restore the state that this process was
-        in before the generation.
+        """Notify the agent that the generation is over, and restore this process's state from
+        before the generation.
         """
         self.tell("ended")  # first, so that the agent can prepare the next one, or exit
         self.agent.close()
@@ -348,8 +349,8 @@ class Spawner:
 
     def _end_everything(self) -> bool:
         """Kill all children, and the orphans that the spawner adopts, until no process is left.
-        Return False if processes are left when the agent gives up, or when the time is up after the
-        agent has exited.
+        Return False if processes are left when the agent gives up, or when the time limit after the
+        agent's exit has passed.
         """
         poll = select.poll()
         poll.register(self._pipe[0], select.POLLIN)
@@ -378,7 +379,7 @@ class Spawner:
                 is_alone = True
 
     def tell(self, line: str) -> None:
-        """Send a line to the agent, if it is alive."""
+        """Send a line to the agent, if the agent is alive."""
         try:
             self.agent.sendall(line.encode() + b"\n")
         except OSError as error:
@@ -491,8 +492,8 @@ class SpawnerProcess:
 
     def _continue_idle(self, control: socket.socket) -> bool:
         """Return whether the spawner is idle and both the spawner and its guard still exist. The
-        spawner sends its pid to report that it is idle. Send it SIGCONT in case another program has
-        stopped it.
+        spawner sends its pid to report that it is idle. Send it SIGCONT, in case another program
+        has stopped it.
         """
         pid = self._hear_idle(control)
         try:

@@ -1,8 +1,8 @@
 """Detects workers that have been in an uninterruptible system call for too long.
 
 This implements TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT (torch 2.13,
-elastic/agent/server/local_elastic_agent.py). No operating system reports when a process enters that
-state, so the workers are polled at torchrun's interval. They are polled only if the variable is
+elastic/agent/server/local_elastic_agent.py). No operating system reports when a process enters such
+a call, so the workers are polled at torchrun's interval. They are polled only if the variable is
 set.
 """
 

@@ -39,7 +39,7 @@ OnChange = Callable[[StateChanged], None]
 
 
 class Supervisor:
-    """Starts processes, and stops them together. All of them end if this process is killed.
+    """Starts processes, and stops them together. If this process is killed, all of them exit.
 
     Args:
         loop: the loop of this process.
@@ -92,22 +92,24 @@ class Supervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether the processes have not been asked to stop yet."""
+        """Whether the processes have not received the stop signal yet."""
         return self.core.state in UNSTOPPED
 
     @property
     def has_ended(self) -> bool:
-        """Whether all processes have ended, or can't be killed."""
+        """Whether all processes have exited, or can't be killed."""
         return self.core.state is SupervisionState.ENDED
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the processes have been asked to stop and the grace time is not over yet."""
+        """Whether the processes have received the stop signal and are still within the grace
+        period.
+        """
         return self.core.state is SupervisionState.STOPPING
 
     @property
     def is_saving(self) -> bool:
-        """Whether the processes may save a checkpoint before they are asked to stop."""
+        """Whether the processes may save a checkpoint before they receive the stop signal."""
         return self.core.state is SupervisionState.SAVING
 
     @property
@@ -136,12 +138,12 @@ class Supervisor:
         return self.workers.frozen or self._loop.now() >= self._lease_until
 
     def ended_unasked(self, local_rank: int) -> bool:
-        """Return whether a process ended without having been asked to stop."""
+        """Return whether a process exited before it had received a stop signal."""
         end = self.core.ends.get(local_rank)
         return end is not None and not end.stop_signal
 
     def exited_at(self, local_rank: int) -> float:
-        """Return when a process ended, on the loop's clock."""
+        """Return the time when a process exited, on the loop's clock."""
         end = self.core.ends.get(local_rank)
         return end.at if end is not None else self._loop.now()
 

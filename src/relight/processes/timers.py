@@ -5,8 +5,8 @@ The script's `timer.expires(after=…)` writes a line of JSON to the FIFO named 
 TORCHELASTIC_TIMER_FILE (torch 2.13, elastic/timer/file_based_local_timer.py): version 1, pid,
 scope_id, expiration_time in seconds since 1970 (negative if the timer is cancelled) and the signal
 to send. Unlike torchrun's agent, relight's agent signals only workers and their descendants, no
-matter which pid is in the request, and never kills itself. A worker that misses its deadline is
-treated like any other failure.
+matter which pid is in the request, and never kills itself. A worker that misses its deadline counts
+as failed, like any other.
 """
 
 import os

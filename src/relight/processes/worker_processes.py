@@ -141,8 +141,8 @@ class Workers:
         return [r for r in local_ranks if r in pids and catches(pids[r], number, unknown)]
 
     def find_worker(self, pid: int) -> int | None:
-        """Return the local rank of the worker that a process is or descends from. Return -1 for an
-        ended worker's orphan, or None for a process that no worker has started.
+        """Return the local rank of the worker that is this process or its ancestor. Return -1 for
+        an ended worker's orphan, or None for a process that no worker has started.
         """
         local_rank_of = {known: local_rank for local_rank, known in self.pids.items()}
         while pid > 1:
@@ -221,7 +221,7 @@ class Workers:
 
     def left_running(self, limit_s: float) -> list[int]:
         """Return the pids of processes that ended workers have left behind and that don't exit on
-        their own within the time limit. Call this once all workers have ended.
+        their own within the time limit. Call this once all workers have exited.
         """
         until = self._loop.now() + limit_s
         before = [pid for each in self._more for pid in each.left_running(limit_s)]
@@ -232,8 +232,8 @@ class Workers:
         return before + left
 
     def close(self, grace_s: float = 0.0) -> bool:
-        """Kill all remaining processes. Return True when they have exited, or False if the time is
-        up and some of them can't be killed.
+        """Kill all remaining processes. Return True when they have exited, or False if some of them
+        can't be killed within the time limit.
 
         Args:
             grace_s: how long to wait for processes that can't be killed, within limits
@@ -372,8 +372,8 @@ class Workers:
 
     def _let_end(self) -> None:
         """If only the guard was killed, let the spawner kill the workers and their descendants. If
-        this process killed them instead and were itself killed halfway through, some of them would
-        be left behind.
+        this process killed them itself and were killed halfway through, some of them would be left
+        behind.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)

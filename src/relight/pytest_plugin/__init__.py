@@ -70,8 +70,8 @@ def relight_sandbox(tmp_path: Path) -> "SandboxRunner":
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Run the test on its ranks after its marks have been evaluated, and raise the outcome of the
-    ranks' setup phase.
+    """After its marks have been evaluated, run the test on its ranks, and raise the outcome of
+    their setup phase.
     """
     __tracebackhide__ = True
     mark = item.get_closest_marker(MARK)

@@ -22,8 +22,9 @@ report the stacks of all ranks.
 class Wanted(NamedTuple):
     """The parsed mark of a test.
 
-    `backend` is empty for the machine's default. `init` says whether to initialize the process
-    group. The ranks are stopped after `timeout_s` seconds, or never if that is 0.
+    The `backend` field is empty for the machine's default. The `init` field indicates whether to
+    initialize the process group. The ranks are stopped after `timeout_s` seconds, or never if that
+    is 0.
     """
 
     world_size: int

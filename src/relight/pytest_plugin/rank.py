@@ -4,7 +4,7 @@ The command line is `python -m relight.pytest_plugin.rank DIRECTORY`. This modul
 the one test in `request.json`, with the same options as the outer pytest run, and writes each
 report as a line of JSON to `reports.RANK`. On a timeout, faulthandler writes the stacks of all
 threads to `stacks.RANK`. Output is captured in `stdout.RANK` and `stderr.RANK`, which remain even
-if the process is killed. The process exits with code 1 as soon as the test fails on this rank, so
+if the process is killed. As soon as the test fails on this rank, the process exits with code 1, so
 that the launcher stops the other ranks, which might otherwise wait forever.
 """
 

@@ -13,11 +13,11 @@ MAX_BYTES = 128 << 10
 class RankReports(NamedTuple):
     """The content of the files that rank `rank` wrote.
 
-    `phases` contains the report for each phase, together with the time of the report. `collect`
-    says why the test could not be collected, `stacks` contains the stacks at the time of the
+    `phases` contains the report for each phase, together with the time of the report. The `collect`
+    field says why the test could not be collected, `stacks` contains the stacks at the time of the
     timeout, and `end` is the reason that was passed to `pytest.exit`. All three are empty by
-    default. `warnings` contains the test's warnings, and `printed` contains titled parts of the
-    output that no report includes.
+    default. The `warnings` field contains the test's warnings, and `printed` contains titled parts
+    of the output that no report includes.
     """
 
     rank: int
@@ -30,8 +30,8 @@ class RankReports(NamedTuple):
 
 
 def read(folder: Path, rank: int) -> RankReports:
-    """Read a rank's files. A phase that ended after the timeout counts as unfinished, because the
-    launcher's signal interrupted the hanging call.
+    """Read a rank's files. A phase that ended after the timeout counts as unfinished, because only
+    the launcher's signal interrupted the hung call.
     """
     stacks = folder / f"stacks.{rank}"
     is_late = stacks.exists() and stacks.stat().st_size > 0

@@ -175,7 +175,7 @@ class ReportedTest:
         return RanksRepr([(f"only {_named(list(skips))} skipped the test: {reason}", "")])
 
     def _unexplained(self, phase: str) -> RanksRepr | None:
-        """Return why ranks did not finish this phase, if the reports don't explain it."""
+        """Explain why ranks did not finish this phase, if the reports don't."""
         missing = [each for each in self._ranks if not _has_ended(each, phase)]
         if self._is_notified or not missing:
             return None
@@ -200,7 +200,7 @@ class ReportedTest:
 
     def _is_later_phase(self, phase: str, missing: set[int]) -> bool:
         """Return whether the ranks at fault finished this phase but not a later phase. In that
-        case, the other ranks had merely made less progress when they were stopped.
+        case, the other ranks were merely further behind when they were stopped.
         """
         later = _PHASES[_PHASES.index(phase) + 1 :]
         blamed = self._blamed()

@@ -102,7 +102,9 @@ class SandboxRunner:
 
 
 def unavailable() -> str:
-    """Return why this machine doesn't support sandboxes, or an empty string if it does."""
+    """Return the reason why this machine doesn't support sandboxes, or an empty string if it
+    does.
+    """
     try:
         return "" if access.prefix() else lab_unavailable()
     except MachineError as error:

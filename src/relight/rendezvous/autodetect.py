@@ -131,9 +131,7 @@ def fill(
 
 
 def _is_settled(spec: LaunchSpec, given: set[str]) -> bool:
-    """Return whether the flags already determine all settings, in which case the environment is
-    ignored.
-    """
+    """Return whether the flags determine all settings, so that the environment is ignored."""
     if "nnodes" not in given:
         return False
     ranked = "node-rank" in given or spec.rdzv_backend != "static"

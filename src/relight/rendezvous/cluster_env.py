@@ -21,8 +21,8 @@ Slurm (22.05; srun(1), "OUTPUT ENVIRONMENT VARIABLES")
     SLURM_NODEID, SLURM_PROCID, SLURM_LOCALID               of this task
     SLURMD_NODENAME, SLURM_NNODES                           its node; the nodes of the step
   Batch scripts and salloc shells are not steps. They run on only one node, regardless of
-  SLURM_JOB_NUM_NODES. sbatch passes on the variables of the step that called it. Those variables
-  are ignored if the step's hosts are not the job's hosts.
+  SLURM_JOB_NUM_NODES. sbatch passes on the variables of the step that called it. Variables from a
+  step whose hosts are not the job's hosts are ignored.
 
 Kubernetes
     JOB_COMPLETION_INDEX     Indexed Job, and so JobSet and TrainJob: the index of this pod, whose
@@ -77,10 +77,10 @@ class Text(NamedTuple):
 class FoundFlags(NamedTuple):
     """Settings for this node and its job that were found in the environment. None means unknown.
 
-    `agents` is the number of launcher processes, including this one, and `here` is the number of
-    those on this host. `host` is node 0's host, and `hosts` says whether this process is node 0.
-    `no_host` explains why `host` is unknown. `remedy` is a command that starts one process per
-    node.
+    The `agents` field is the number of launcher processes, including this one, and `here` is the
+    number of those on this host. The `host` field is node 0's host, and `hosts` says whether this
+    process is node 0. The `no_host` field explains why `host` is unknown. The `remedy` field is a
+    command that starts one process per node.
     """
 
     system: str = ""
@@ -261,10 +261,10 @@ def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
 
 
 def _left_over(variables: Mapping[str, str]) -> str:
-    """Return why the Slurm step's variables belong to a different job, or an empty string if they
-    don't. The variables belong to a different job if the step's hosts include hosts outside this
-    job, or don't include this host. sbatch passes such variables on to its script, although the
-    script is not a step.
+    """Explain why the Slurm step's variables belong to a different job, or return an empty string
+    if they don't. The variables belong to a different job if the step's hosts include hosts outside
+    this job, or don't include this host. sbatch passes such variables on to its script, although
+    the script is not a step.
     """
     name, job = variables.get("SLURMD_NODENAME", ""), variables.get("SLURM_JOB_NODELIST", "")
     listed = variables.get("SLURM_STEP_NODELIST", "")

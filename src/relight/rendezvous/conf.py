@@ -87,8 +87,9 @@ class Conf(NamedTuple):
 class Key(NamedTuple):
     """One row of the table. `parse` raises ValueError if a value is invalid.
 
-    `backends` lists the backends that use the key. `no_effect` explains why other backends ignore a
-    key that torchrun has. `no_effect` is empty if all backends have the key.
+    The `backends` field lists the backends that use the key. The `no_effect` field explains why
+    other backends ignore a key that torchrun has. The `no_effect` field is empty if all backends
+    have the key.
     """
 
     name: str
@@ -116,7 +117,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_wait(text: str) -> float:
-    """Parse a waiting time. 0 means not to wait at all."""
+    """Parse a waiting time. 0 means no wait."""
     try:
         if float(text) == 0:
             return 0.0

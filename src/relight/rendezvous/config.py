@@ -36,15 +36,16 @@ _DIGITS = 9  # maximum number of digits
 class Meeting(NamedTuple):
     """Where and how a job's nodes find each other.
 
-    `where` is the endpoint in readable form. `hosts` contains all of the endpoint's hosts with
-    their ports, and `alone` means that a single host may take over without a majority. If the job
-    uses a registry (`register`), `hosts` is empty, and a coordinator's record in the registry
-    expires after `ttl_s` unless it is renewed. `hosted` is whether this node hosts the coordinator,
-    or None if that has yet to be determined. `local_addr` is the address at which other nodes reach
-    this node, or empty. `fixed_port` means that the workers' store also uses the endpoint's port.
-    `node_rank` is this node's rank in a static rendezvous, and otherwise its replica number, or -1
-    if it has none. `endpoint_first` means that rank 0 is placed on the node that hosts the
-    endpoint. `topology` is this node's place in the network, or empty. Times are in seconds.
+    The `where` field is the endpoint in readable form. The `hosts` field contains all of the
+    endpoint's hosts with their ports, and `alone` means that a single host may take over without a
+    majority. If the job uses a registry (`register`), `hosts` is empty, and a coordinator's record
+    in the registry expires after `ttl_s` unless it is renewed. The `hosted` field indicates whether
+    this node hosts the coordinator, or None if that has yet to be determined. The `local_addr`
+    field is the address at which other nodes reach this node, or empty. The `fixed_port` field
+    indicates that the workers' store also uses the endpoint's port. The `node_rank` field is this
+    node's rank in a static rendezvous, and otherwise its replica number, or -1 if it has none.
+    `endpoint_first` means that rank 0 is placed on the node that hosts the endpoint. The `topology`
+    field is this node's place in the network, or empty. Times are in seconds.
     """
 
     job: str
@@ -110,8 +111,8 @@ class Meeting(NamedTuple):
 
 
 def _endpoint_first(spec: LaunchSpec, conf: rdzv_conf.Conf) -> bool:
-    """Return whether rank 0 is placed on the node that hosts the endpoint. That is the case if the
-    user requests it, or specifies which node hosts the endpoint.
+    """Return whether rank 0 is placed on the node that hosts the endpoint. The user can request
+    this directly, or by specifying which node hosts the endpoint.
     """
     if spec.rdzv_backend != "c10d":
         return False

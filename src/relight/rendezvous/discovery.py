@@ -32,8 +32,8 @@ class CoordinatorHere(NamedTuple):
 
 
 class CoordinatorAt(NamedTuple):
-    """The coordinator may be at this address. `who` is the coordinator's host in readable form, or
-    empty. The caller should try to connect for at most `timeout_s` seconds.
+    """The coordinator may be at this address. The `who` field is the coordinator's host in readable
+    form, or empty. The caller should try to connect for at most `timeout_s` seconds.
     """
 
     address: tuple[str, int]
@@ -93,8 +93,8 @@ class Seeker:
 
 
 class Finder:
-    """The interface of all finders. The default methods suit a finder whose result is always
-    certain.
+    """The interface of all finders. The default implementations are for a finder whose result is
+    always certain.
 
     Attributes:
         keeps_socket: whether the socket given to `Seeker.listen` stays open when this process
@@ -119,8 +119,9 @@ class Finder:
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
         """Record that the connection to the address returned by this finder has ended or failed.
-        `working` means that workers on this node depend on the connection. Return a more precise
-        reason (or an empty string), and what a refused connection says about the coordinator.
+        The argument `working` means that workers on this node depend on the connection. Return a
+        more precise reason (or an empty string), and what a refused connection says about the
+        coordinator.
         """
         del refused, working
         return "", Refusal.NOTHING
@@ -168,8 +169,8 @@ class Finder:
         """Handle a datagram that is not an agent's heartbeat."""
 
     def is_needed(self, *, connected: bool) -> bool:
-        """Return whether other nodes still need this host after its agent has finished. `connected`
-        means that other nodes are still connected to this host.
+        """Return whether other nodes still need this host after its agent has finished. The
+        argument `connected` means that other nodes are still connected to this host.
         """
         del connected
         return False
@@ -179,8 +180,8 @@ class Finder:
         return False
 
     def retire(self) -> None:
-        """Prevent this process from becoming the coordinator again, because its node has given
-        up.
+        """Make sure that this process doesn't become the coordinator again, because its node has
+        given up.
         """
 
     def close(self) -> None:

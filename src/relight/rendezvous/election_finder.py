@@ -1,7 +1,7 @@
 """The finder for an endpoint that lists several hosts: `--rdzv-endpoint=host1,host2,host3`.
 
 On each of these hosts, the agent that listens on the endpoint's port is the host's elector. The
-electors choose a coordinator from among themselves (`core/link/election`), and agents can ask any
+electors choose a coordinator from among themselves (`core/link/election`), and agents can query any
 elector for the current coordinator. If the coordinator's host is lost, another host takes over as
 soon as a majority of the hosts agrees. The agents then announce their current generation to the new
 coordinator, and their workers keep running.
@@ -11,8 +11,8 @@ connections. It receives messages over the connections that the other electors h
 connection is replaced if nothing is received on it for a second. When a packet is lost, TCP delays
 all data after it, so each ballot is also sent as a datagram to the same port, and whichever copy
 arrives first counts. Datagrams are authenticated with the key of the most recently opened
-connection, even after that connection has ended, because opening a new one takes a long time when
-packets are being lost.
+connection, even after that connection has been closed, because opening a new one takes a long time
+when packets are being lost.
 """
 
 import os
@@ -110,9 +110,9 @@ class ElectionFinder(Finder):
         self._seeker.found(CoordinatorAt(address, self._limit_s()))
 
     def _next(self) -> int:
-        """Return the index of the host to query next. This is the coordinator's host if it is
-        known, and otherwise each of the other hosts in turn. Every second query goes to the host
-        that responded last, because a network partition may have healed.
+        """Return the index of the host to query next. This is the coordinator's host if known, or
+        otherwise the other hosts in turn. Every second query goes to the host that responded last,
+        because a network partition may have healed.
         """
         known, self._known_coordinator = self._known_coordinator, -1
         if known < 0 and self._asks_answered:
@@ -147,7 +147,7 @@ class ElectionFinder(Finder):
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
         """Record that the next query should go to the next host in the list. A refused connection
         doesn't prove anything about the job, because another host may have taken over. A refusal by
-        a host that was never the coordinator isn't even a hint.
+        a host that was never the coordinator doesn't even suggest anything.
         """
         del working
         self._unanswered += not refused
@@ -187,8 +187,8 @@ class ElectionFinder(Finder):
     def is_needed(self, *, connected: bool) -> bool:
         """Return whether this host must keep voting. It may stop when no other host has been the
         coordinator, and no other node has been connected to this host, for the time that nodes are
-        given to find a new coordinator. Time while a host is silent doesn't count, because its
-        nodes may come back after a network partition.
+        given to find a new coordinator. Time during which a host is silent doesn't count, because
+        its nodes may come back after a network partition.
         """
         elector = self._elector
         if elector is None:

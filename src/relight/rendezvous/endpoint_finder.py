@@ -22,8 +22,8 @@ _LOOKUP_S = 1.0
 
 
 class EndpointFinder(Finder):
-    """Hosts the endpoint if its address belongs to this machine, and otherwise finds the machine
-    that does.
+    """Hosts the endpoint if its address belongs to this machine, or otherwise finds the machine
+    that hosts it.
 
     Args:
         loop: the process's event loop.

@@ -1,8 +1,8 @@
 """Sends HTTP requests to the members of an etcd cluster, as if they were one server.
 
 Requests go to the member that responded last. If that member fails, is too slow, or lacks a leader,
-the other members are tried in turn. A request may therefore arrive twice or late, and callers must
-be able to detect that.
+the other members are tried in turn. A request may therefore arrive late or twice, and callers must
+be able to detect this.
 """
 
 import io
@@ -265,8 +265,8 @@ class EtcdMembers:
 
 
 class _Timed(io.RawIOBase):
-    """Reads from a socket with one deadline for all reads, because a peer may send its response one
-    byte at a time.
+    """Reads from a socket, with a single deadline for all reads, because a peer may send its
+    response one byte at a time.
     """
 
     def __init__(self, sock: "socket.socket", until: float) -> None:

@@ -40,9 +40,9 @@ _TOKEN_TOO_OLD = ("invalid auth token", "revision of auth store is old")
 
 
 class _Stored(NamedTuple):
-    """The value of a job's key. `token` identifies the process that wrote the value. `doubted` is
-    set by a process that could not connect to the writer's address (`value`) and is waiting to see
-    whether the writer renews the record.
+    """The value of a job's key. The `token` field identifies the process that wrote the value.
+    `doubted` is set by a process that could not connect to the writer's address (`value`) and is
+    waiting to see whether the writer renews the record.
     """
 
     token: str
@@ -51,7 +51,7 @@ class _Stored(NamedTuple):
 
 
 class _KeyContent(NamedTuple):
-    """The key's content. `revision` is 0 if the key is missing."""
+    """The key's content. The `revision` field is 0 if the key is missing."""
 
     token: str = ""
     value: str = ""
@@ -136,7 +136,7 @@ class EtcdRegister:
         return not self._remove(_if_modified(found.modified)).revision
 
     def release(self) -> None:
-        """Release the record if it belongs to this object."""
+        """Release the record if this object holds it."""
         if not self._lease:
             return  # without a lease, no request can have acquired the record
         found = self._read_key()
@@ -344,7 +344,9 @@ def _grpc_code(answer: EtcdAnswer) -> int:
 
 
 def _number(value: Any) -> int:
-    """Parse a 64-bit number, a string in etcd's JSON. Return 0 for any other value."""
+    """Parse a 64-bit number, which etcd's JSON represents as a string. Return 0 for any other
+    value.
+    """
     if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

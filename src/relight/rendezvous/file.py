@@ -7,8 +7,8 @@ measured by that process's own clock. Clocks on different nodes are never compar
 written to a separate file, flushed, and renamed over the old one, so that a killed process leaves
 either the old or the new record. If the disk is full, the old record is overwritten in place,
 because most file systems don't need additional space for that. A full disk therefore never makes a
-coordinator lose its record, and the record of a holder that has exited can still be taken. A
-machine that fails during such a write may leave an unreadable record, which expires like any other.
+coordinator lose its record, and the record of a holder that has exited can still be taken. If a
+machine fails during such a write, it may leave an unreadable record, which expires like any other.
 
 File system requirements:
 
@@ -258,7 +258,7 @@ class FileRegister:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """Open the directory; create it if it is missing."""
+        """Open the directory, creating it if necessary."""
         flags = os.O_RDONLY | os.O_DIRECTORY
         try:
             directory = os.open(self._directory, flags)
@@ -284,8 +284,8 @@ class FileRegister:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock, and reopen the directory. The lock is also released if this process
-        exits.
+        """Hold the lock, and reopen the directory. If this process exits, the lock is also
+        released.
         """
         name = f"{self._name}.lock"
         deadline = time.monotonic() + _LOCK_S

@@ -5,9 +5,9 @@ A rendezvous backend that doesn't use an endpoint on one of the job's nodes (etc
 shared disk, a plug-in) only has to implement `LeaderLock`. Everything else, such as which nodes
 belong to the group and when it forms, is the same for all backends (`core/group/membership`).
 
-Calls to a registry may block. They run in threads, one after the other and never concurrently. An
-OSError means that the registry can't currently be reached, and the call is retried later. A
-permanent error (wrong password, no permission) is a UsageError.
+Calls to a registry may block. They run in threads, one at a time. An OSError means that the
+registry can't currently be reached, and the call is retried later. A permanent error (wrong
+password, no permission) is a UsageError.
 
 Safety rests on two rules. First, a registry's record has only one holder at a time. The registry
 only removes the record when the time to live has passed since the *server* last received a request
@@ -27,9 +27,9 @@ ENTRY_POINTS = "relight.rendezvous"
 class Record(NamedTuple):
     """A registry's record.
 
-    `value` is the text that the holder wrote, or empty without a holder. `revision` changes
-    each time the record is taken, even if the same process takes it again. `ours` is whether this
-    `LeaderLock` object is the holder.
+    The `value` field is the text that the holder wrote, or empty without a holder. The `revision`
+    field changes each time the record is taken, even if the same process takes it again. The `ours`
+    field indicates whether this `LeaderLock` object is the holder.
     """
 
     value: str
@@ -66,8 +66,8 @@ class LeaderLock(Protocol):
         removed.
 
         Wait for `patience_s` first. The record is kept if it is renewed during that time or has a
-        different holder by then. Comparing and removing the record is one atomic step, so a renewal
-        is either detected or comes too late.
+        different holder by then. Comparing and removing the record is a single atomic step, so a
+        renewal is either detected or too late.
         """
 
     def release(self) -> None:

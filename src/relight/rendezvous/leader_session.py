@@ -31,7 +31,7 @@ class CoordinatorAddress(NamedTuple):
     port: int
 
     def to_text(self) -> str:
-        """Serialize the addresses into the text of a record."""
+        """Serialize the addresses as the content of a record."""
         return json.dumps(fields.plain(self))
 
     @classmethod
@@ -93,9 +93,9 @@ class Candidate:
     def take(self, contact: Callable[[], str], done: Callable[[Answer], None]) -> bool:
         """Read the record. If it doesn't exist, write the text returned by `contact`.
 
-        `contact` is called only in that case, in a thread. If it returns an empty string, nothing
-        is written. `done` is called in the event loop, with the record or the error. Returns False
-        while another request is in progress.
+        The argument `contact` is called only in that case, in a thread. If it returns an empty
+        string, nothing is written. The argument `done` is called in the event loop, with the record
+        or the error. Returns False while another request is in progress.
         """
         asked_at = self._loop.now()
 
@@ -132,7 +132,8 @@ class Candidate:
         self, record: Record, patience_s: float, then: Callable[[bool | Exception], None]
     ) -> bool:
         """Remove the record of a process that appears to have exited; see `LeaderLock.evict`.
-        `then` is called in the event loop with whether the record was removed, or with the error.
+        The argument `then` is called in the event loop with whether the record was removed, or with
+        the error.
         """
         return self._request(lambda: bool(self.register.evict(record, patience_s)), then)
 

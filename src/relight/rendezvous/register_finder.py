@@ -236,8 +236,8 @@ class RegisterFinder(Finder):
 
 
 class _Dialled(NamedTuple):
-    """A holder and the address to connect to. `is_first` means that it is the first address in the
-    record.
+    """A holder and the address to connect to. The `is_first` field indicates that it is the first
+    address in the record.
     """
 
     record: Record

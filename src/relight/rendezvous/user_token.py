@@ -4,7 +4,7 @@ directory, which all nodes in a cluster can read.
 With a plain `srun relight run`, there is no process that could create a token for all agents. But
 the agents share the user's home directory, which in a cluster is usually on a network file system.
 The file `token` in relight's state directory there proves to each agent that a peer runs as the
-same user. The first job creates the file. The file is not created on a local file system, because
+same user. The first job creates the file. The file is never created on a local file system, where
 other nodes would not see it. An existing file is always used.
 """
 

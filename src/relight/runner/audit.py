@@ -3,7 +3,7 @@
 
 The handler runs in a separate process, `python -m relight.runner.audit NAME`, which receives the
 event as JSON on stdin, so the handler may block, raise or exit. By the time the handler runs, the
-command has finished its work, and its exit code is the same as without a handler.
+command has done its work, and the handler doesn't affect its exit code.
 """
 
 import json

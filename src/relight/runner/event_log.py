@@ -116,8 +116,8 @@ def output(
 
 
 class AgentLog(NamedTuple):
-    """An agent's event log in a submitted job. `events` contains each event along with its line,
-    and `first` and `last` are the first and last lines in the log.
+    """An agent's event log in a submitted job. The `events` field contains each event along with
+    its line, and `first` and `last` are the first and last lines in the log.
     """
 
     events: Sequence[tuple[Event, Line]]
@@ -132,7 +132,7 @@ class AgentLog(NamedTuple):
 
 
 def agents(job: Handle, found: AppStatus) -> list[AgentLog]:
-    """Return a submitted job's event logs, as far as they are on this machine."""
+    """Return a submitted job's event logs that are on this machine."""
     logs = []
     for path in paths_below(job, found.url, NAME):
         told = [

@@ -10,9 +10,9 @@ from relight.schedulers.api import Request
 class Prepared(NamedTuple):
     """A job that is ready for submission, as shown by `--dryrun`.
 
-    `scheduler` is the name that the user requested. `app_id` is unique, but the scheduler may
-    assign a different id. `script` is the file that the job will run, or empty. `notes` are
-    messages for the user.
+    The `scheduler` field is the name that the user requested. The `app_id` field is unique, but the
+    scheduler may assign a different id. The `script` field is the file that the job will run, or
+    empty. The `notes` field contains messages for the user.
     """
 
     scheduler: str

@@ -46,7 +46,9 @@ _MIN_PAUSE_S, _USUAL_PAUSE_S, _MAX_PAUSE_S = 0.02, 0.5, 10.0
 
 
 class Job(NamedTuple):
-    """An entry in a list of jobs. `message` is the reason why the job failed, or empty."""
+    """An entry in a list of jobs. The `message` field is the reason why the job failed, or
+    empty.
+    """
 
     handle: str
     name: str
@@ -291,7 +293,7 @@ class Runner:
             time.sleep(max(0.0, min(pause, left)))
 
     def cancel(self, handle: str | Handle) -> AppStatus:
-        """Stop a job unless it is already over, and return its status.
+        """Stop a job if it isn't over yet, and return its status.
 
         Raises:
             UsageError: if the job does not exist, or the handle refers to only part of a job.
@@ -299,7 +301,7 @@ class Runner:
         return self.cancel_unless_over(handle)[1]
 
     def cancel_unless_over(self, handle: str | Handle) -> tuple[bool, AppStatus]:
-        """Like `cancel`, but also return whether the job was already over.
+        """Do the same as `cancel`, and also return whether the job was already over.
 
         Raises:
             UsageError: as for `cancel`.
@@ -588,8 +590,8 @@ def compiled(regex: str) -> "re.Pattern[str] | None":
 
 
 def _own_copy(app: AppDef) -> AppDef:
-    """Return a copy of the app with its overrides applied. Later changes to the app don't affect
-    the copy.
+    """Return a copy of the app with its overrides applied. The copy isn't affected by later changes
+    to the app.
     """
     if not all(isinstance(role, Role) for role in app.roles):
         return app  # `validate` rejects it

@@ -29,7 +29,7 @@ VARIABLES = ("RELIGHTCONFIG", "TORCHXCONFIG")
 
 
 class ConfigFile(NamedTuple):
-    """The merged sections from all settings files. `site` contains the site's scheduler
+    """The merged sections from all settings files. The `site` field contains the site's scheduler
     settings.
     """
 

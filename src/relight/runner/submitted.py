@@ -80,7 +80,7 @@ def find_record(job: Handle) -> Record | None:
 
 
 def record_state(record: Record | None, found: AppStatus | None) -> None:
-    """Record a job's final state, which its scheduler will eventually forget."""
+    """Record a job's final state, because its scheduler will eventually forget it."""
     if record is None or found is None or not found.state.is_over:
         return
     known = {"state": found.state.name, "message": redaction.redact_text(found.message)}
@@ -104,8 +104,8 @@ def listed(
 ) -> Iterator[tuple[str, str, AppState, str, str]]:
     """Return the handle, name, state, time and message of each job, newest first. These are the
     jobs recorded on this machine, the `relight run` jobs on this machine and, if a scheduler is
-    specified, all other jobs that this scheduler knows of. `cfg` contains the scheduler's options
-    from the settings.
+    specified, all other jobs that this scheduler knows of. The argument `cfg` contains the
+    scheduler's options from the settings.
 
     Raises:
         RelightError: if the given scheduler does not respond.

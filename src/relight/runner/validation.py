@@ -70,7 +70,7 @@ def validate(app: AppDef) -> AppDef:
 
 
 def missing_script(job: "Prepared", scheduler: Scheduler) -> str:
-    """Return an error message if the job's script does not exist, and otherwise an empty string.
+    """Return an error message if the job's script does not exist, or an empty string if it does.
     The script isn't checked if the job runs in an image, or on another machine to which no files
     are copied.
     """

@@ -21,7 +21,9 @@ HOST, RANK, ALL = "host", "rank", "all"
 
 
 class Moment(NamedTuple):
-    """The time or line of output that triggers a fault. `word` is one of `at`, `after`, `when`."""
+    """The time or line of output that triggers a fault. The `word` field is one of `at`, `after`,
+    `when`.
+    """
 
     word: str
     seconds: float = 0.0
@@ -210,7 +212,7 @@ class _Line:
 
 
 def _split(line: str, place: str) -> list[str]:
-    """Split a line into words. A quoted word may contain spaces, and `#` begins a comment."""
+    """Split a line into words. Quoted words may contain spaces, and `#` begins a comment."""
     words: list[str] = []
     at, line = 0, line.rstrip()
     while match := _WORD.match(line, at):
@@ -247,8 +249,8 @@ class Plan:
         return any(fault.moment.word == "when" for fault in self.left())
 
     def deadline(self) -> float | None:
-        """Return when the next fault is due, or None if the times of all remaining faults are still
-        unknown.
+        """Return the time when the next fault is due, or None if the times of all remaining faults
+        are still unknown.
         """
         times = [
             due
@@ -281,6 +283,6 @@ class Plan:
         return found
 
     def check(self) -> None:
-        """Assert the invariant: every injected fault was due."""
+        """Assert the invariant that every injected fault was due."""
         for due, done in zip(self._due, self._done, strict=True):
             assert due is not None or not done

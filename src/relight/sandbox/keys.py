@@ -53,7 +53,7 @@ class Keys:
         do: Callable[[Fault], None],
         say: Callable[[str], None],
     ) -> "Keys | None":
-        """Return the keyboard, or None if there is no terminal."""
+        """Return a Keyboard, or None if there is no terminal."""
         if not (os.isatty(_STDIN) and os.isatty(_STDERR)):
             return None
         try:

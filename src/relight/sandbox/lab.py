@@ -207,9 +207,9 @@ class Lab:
         host: str | None = None,
     ) -> None:
         """Set the network conditions for packets that a host (or every host) sends. Conditions
-        whose arguments are omitted stay unchanged.
+        whose arguments are omitted remain unchanged.
 
-        Each packet is dropped with the given probability. Otherwise, it is delayed by the delay
+        Each packet is dropped with the given probability. Otherwise, it arrives after the delay
         plus a random fraction of the jitter.
         """
         given = {
@@ -240,8 +240,8 @@ class Lab:
             self.apply()
 
     def block(self, source: str, target: str) -> None:
-        """Drop all packets from source to target. Packets in the opposite direction still pass.
-        heal() undoes this.
+        """Drop all packets that source sends to target. Packets in the opposite direction still get
+        through. heal() undoes this.
         """
         with self.lock:
             self.blocks.add((self.hosts[source].name, self.hosts[target].name))
@@ -273,8 +273,8 @@ class Lab:
 
 @functools.cache
 def lab_unavailable() -> str:
-    """Try to create a Lab. If that is impossible on this machine, return the reason, and otherwise
-    an empty string.
+    """Try to create a Lab. Return the reason if that is impossible on this machine, or an empty
+    string if it is possible.
     """
     try:
         with Lab(hosts=["here"]) as lab:

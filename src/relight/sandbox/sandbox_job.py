@@ -63,5 +63,5 @@ class SandboxJob:
         return _KILLED
 
     def check(self) -> None:
-        """Assert the invariant: no agent is running on a host that was killed."""
+        """Assert the invariant that no agent is running on a host that was killed."""
         assert not self._killed & self.running

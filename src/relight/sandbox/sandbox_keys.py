@@ -29,7 +29,7 @@ class KeyReader:
 
     @property
     def legend(self) -> str:
-        """The line that tells the user which keys are available."""
+        """The line that shows the user which keys are available."""
         end = "" if self._hosts <= 9 else " and Enter"
         return (
             "keys, each followed by a host number" + end + ", pressed again to undo: k kill, f "

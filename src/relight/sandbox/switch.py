@@ -244,7 +244,7 @@ class Switch:
         return bool(data)
 
     def carry_out(self, request: dict[str, Any]) -> None:
-        """Carry out a request from the owner."""
+        """Execute a request from the owner."""
         if "kill" in request:
             kill_all({self.ports[request["kill"]].network})
         if "signal" in request:
@@ -264,8 +264,8 @@ class Switch:
         return target is not source and (source, target) not in self.blocked
 
     def accept(self, source: Port, packet: bytes) -> None:
-        """Handle a packet from a host. If the destination address is unknown, send the packet to
-        all hosts, because a test may have added the address to any host.
+        """Handle a packet from a host. Packets to an unknown address are sent to all hosts, because
+        a test may have added the address to any of them.
         """
         target = self.by_address.get(packet[16:20] if packet[0] >> 4 == 4 else packet[24:40])
         targets = self.ports.values() if target is None else (target,)

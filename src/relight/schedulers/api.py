@@ -16,10 +16,10 @@ from relight.job.status import by_cause as by_cause
 
 
 class Option(NamedTuple):
-    """A run option (`-cfg name=value`). `kind` is one of str, int, float, bool, list and dict. A
-    list is written as `a;b`, and a dict as `k:v;k:v`. `choices` contains the valid values, or is
-    empty if any value is valid. `is_remote` means that the value is a path on another machine,
-    where `~` is the home directory on that machine.
+    """A run option (`-cfg name=value`). The `kind` field is one of str, int, float, bool, list and
+    dict. A list is written as `a;b`, and a dict as `k:v;k:v`. The `choices` field contains the
+    valid values, or is empty if any value is valid. The `is_remote` field indicates that the value
+    is a path on another machine, where `~` is the home directory on that machine.
 
     Three names have a special meaning: `workspace` (the directories to copy for the job, also set
     by `--workspace`), `sync` (whether the working directory is copied) and `job_dir` (the job's
@@ -66,10 +66,11 @@ class Capabilities(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request to the scheduler. `body` is complete and can be serialized as JSON. `text` is its
-    human-readable form, such as a script or a list of commands. `notes` lists the parts of the app
-    that this scheduler ignores. `app_id` is the id that `submit` will return, if known in advance.
-    It identifies the job if the submitting process is killed.
+    """A request to the scheduler. The `body` field is complete and can be serialized as JSON.
+    The `text` field is its human-readable form, such as a script or a list of commands. The `notes`
+    field lists the parts of the app that this scheduler ignores. The `app_id` field is the id that
+    `submit` will return, if known in advance. It identifies the job if the submitting process is
+    killed.
     """
 
     scheduler: str
@@ -82,7 +83,9 @@ class Request(NamedTuple):
 
 
 class JobSummary(NamedTuple):
-    """An entry in a list of jobs. `message` is the reason why the job failed, or empty."""
+    """An entry in a list of jobs. The `message` field is the reason why the job failed, or
+    empty.
+    """
 
     app_id: str
     state: AppState
@@ -92,7 +95,9 @@ class JobSummary(NamedTuple):
 
 
 class LogQuery(NamedTuple):
-    """Selects log lines from one replica. `stream` is stdout, stderr or combined."""
+    """A selection of log lines from one replica. The `stream` field is stdout, stderr or
+    combined.
+    """
 
     role: str
     replica: int
@@ -120,8 +125,8 @@ def time_limit_s(cfg: Mapping[str, Any]) -> int:
 
 
 def check_replica(app_id: str, query: LogQuery, sizes: Mapping[str, int]) -> None:
-    """Reject a query for a replica that does not exist. `sizes` contains the number of replicas in
-    each role.
+    """Reject a query for a replica that does not exist. The argument `sizes` contains the number of
+    replicas in each role.
     """
     if not 0 <= query.replica < sizes.get(query.role, 0):
         known = ", ".join(f"{role}/0 to {size - 1}" for role, size in sizes.items())
@@ -129,15 +134,17 @@ def check_replica(app_id: str, query: LogQuery, sizes: Mapping[str, int]) -> Non
 
 
 def no_replica(app_id: str, query: LogQuery, known: str) -> UsageError:
-    """Return the error for a replica that does not exist. `known` lists the replicas that do."""
+    """Return the error for a replica that does not exist. The argument `known` lists the replicas
+    that do.
+    """
     return UsageError(
         f"{app_id} has no replica {query.role}/{query.replica}", hint=f"it has {known}"
     )
 
 
 class Scheduler(Protocol):
-    """The interface that every scheduler implements. A scheduler runs jobs. Errors that are meant
-    for the user are RelightErrors. A call that fails must not leave anything behind.
+    """The interface that every scheduler implements. A scheduler runs jobs. Errors intended for the
+    user are RelightErrors. If a call fails, it must not leave anything behind.
     """
 
     name: str
@@ -176,7 +183,7 @@ class Scheduler(Protocol):
         """
 
     def cancel(self, app_id: str) -> None:
-        """Stop a job, or do nothing if it is already over."""
+        """Stop a job, or do nothing if it is over."""
 
     def delete(self, app_id: str) -> None:
         """Stop a job, and remove everything that belongs to it, including its logs."""

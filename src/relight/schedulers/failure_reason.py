@@ -27,7 +27,7 @@ def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
 
 
 def in_a_line(text: str) -> str:
-    """Convert text to a single line that is short enough for a replica's error message."""
+    """Shorten text to a single line that fits in a replica's error message."""
     return cut(" ".join(text.split()), _LIMIT)
 
 

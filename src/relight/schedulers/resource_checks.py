@@ -1,8 +1,8 @@
 """Checks whether the resources that a job requests per node are sufficient for its workers.
 
 For compatibility, the defaults are those of TorchX, which are 2 CPUs, 1024 MiB and no GPU for any
-number of workers. With these defaults, nearly every training job is either killed late in the run
-or trains without a GPU.
+number of workers. With these defaults, nearly every training job trains without a GPU, or is killed
+late in the run.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Makes sure that requests that create something run to completion, even if a signal arrives.
 
-If such a request were abandoned halfway, whatever the service ends up creating would be leaked.
+If such a request were abandoned halfway, anything that the service ends up creating would leak.
 """
 
 import threading

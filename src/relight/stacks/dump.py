@@ -56,8 +56,8 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
 
 
 def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, ProcessStack | str]:
-    """Return the stacks of several processes, by rank. For a process that can't be read, return the
-    reason and the remedy in one line instead. This function never raises an exception.
+    """Return the stacks of several processes, keyed by rank. For a process that can't be read,
+    return the reason and the remedy in one line instead. This function never raises an exception.
 
     Reading takes a few milliseconds per process, or up to 20 s with py-spy, and blocks while a
     process in state D holds its memory lock. Callers that must not block should call this function
@@ -77,8 +77,8 @@ def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, Pro
 
 
 def _persistent_state(pid: int) -> str:
-    """Return the state of a process. State D is returned only if it persists, because a process is
-    briefly in that state whenever it reads a page from disk.
+    """Return the state of a process. State D is returned only if it persists, because every process
+    is briefly in state D when it reads a page from disk.
     """
     for _ in range(_ATTEMPTS):
         state = process_state(pid)
@@ -92,8 +92,8 @@ def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
     """Return a process's threads, the exception that the main thread is handling, and whether
     Python is shutting down.
 
-    The list of threads is read again if a concurrent change truncated it, because the main thread
-    is its last entry.
+    The thread list is read again if a concurrent change truncated it, in which case it lacks the
+    main thread, the last entry.
     """
     symbols = elf.addresses(pid)
     fd = open_memory(pid)

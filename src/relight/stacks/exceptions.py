@@ -67,7 +67,7 @@ class _Reader:
     def current(self, thread: int) -> int:
         """Return the address of the innermost exception that a thread is handling, or 0.
 
-        Each running generator or coroutine adds an often empty entry to the chain.
+        Each running generator or coroutine adds an entry to the chain, which is often empty.
         """
         item = self._memory.word(thread + self._walk.layout.exc_info)
         for _ in range(_MAX_HANDLED):

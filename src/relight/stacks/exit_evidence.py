@@ -2,7 +2,7 @@
 limit, or a missing interpreter.
 
 This module is loaded only after a failure. Each function returns a sentence for the failure report,
-or an empty string. A sentence without proof contains the word "perhaps".
+or an empty string. If there is no proof, the sentence contains the word "perhaps".
 """
 
 import os

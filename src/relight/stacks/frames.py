@@ -114,7 +114,7 @@ class Walk:
 
     def _frames(self, thread: int) -> tuple[Frame, ...]:
         """Return a thread's frames. If the thread keeps changing, the frames are from different
-        moments, but each of them did belong to the thread.
+        moments, but each of them did belong to this thread.
         """
         last: list[_RawFrame] = []
         frames: tuple[Frame, ...] | None = None
@@ -220,7 +220,7 @@ class Walk:
         return self.memory.read(address + _BYTES, size)
 
     def _check_type(self, address: int, name: str) -> None:
-        """Check that an object has the expected type, if the type's address is known."""
+        """If the address of the expected type is known, check that an object has this type."""
         expected = self._symbols.get(name)
         if expected and self.memory.word(address + _OB_TYPE) != expected:
             raise self.memory.broken()

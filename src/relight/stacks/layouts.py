@@ -29,11 +29,11 @@ class Layout(NamedTuple):
 
     A thread's field `thread_frame` contains the address of the thread's innermost frame. In 3.11
     and 3.12, this field instead points to a structure that contains the frame's address at
-    `frame_in_cframe`. In other versions, `frame_in_cframe` is -1. `code_start` is the offset of the
-    first instruction, `ascii_size` and `compact_size` are the offsets of the characters in a str,
-    and `tuple_items` is the offset of a tuple's first item. A thread's field `exc_info` points to
-    the exceptions that the thread is handling. `finalizing` points to the thread that is shutting
-    down Python, or is 0.
+    `frame_in_cframe`. In other versions, `frame_in_cframe` is -1. The `code_start` field is the
+    offset of the first instruction, `ascii_size` and `compact_size` are the offsets of the
+    characters in a str, and `tuple_items` is the offset of a tuple's first item. A thread's field
+    `exc_info` points to the exceptions that the thread is handling. The `finalizing` field points
+    to the thread that is shutting down Python, or is 0.
     """
 
     finalizing: int

@@ -54,9 +54,7 @@ def find_job_ranks(job: str) -> dict[int, int]:
 
 
 def find_python(pid: int) -> int:
-    """Return the process itself if it runs Python, or otherwise the first of its descendants that
-    does.
-    """
+    """Return the process itself if it runs Python, or the first of its descendants that does."""
     return next((each for each in (pid, *system.tree(pid)) if elf.is_python(each)), pid)
 
 

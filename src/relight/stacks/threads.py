@@ -31,8 +31,8 @@ _MAX = 1000
 
 
 class Task(NamedTuple):
-    """A thread that the system knows. `inner_id` is the thread's id in the process's own pid
-    namespace.
+    """A thread that the system knows. The `inner_id` field is the thread's id in the process's own
+    pid namespace.
     """
 
     native_id: int

@@ -116,7 +116,7 @@ class PaceWatch:
 
 
 class _Window:
-    """The samples of workers taken in one window, by local rank.
+    """The samples of workers taken in one window, keyed by local rank.
 
     Args:
         size: the number of workers.

@@ -25,7 +25,7 @@ _MAX_LOADERS = 8
 
 
 def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState]:
-    """Return what each worker is doing, by local rank. The call takes a few milliseconds per
+    """Return what each worker is doing, keyed by local rank. The call takes a few milliseconds per
     worker, and never blocks.
 
     Args:
@@ -39,7 +39,7 @@ def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState
 
 
 def take_stacks(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, ProcessStack | str]:
-    """Return, by local rank, each worker's stack or the reason why the stack is missing. The
+    """Return each worker's stack, or the reason why it is missing, keyed by local rank. The
     arguments and the run time are the same as for `doing`.
     """
     found: dict[int, ProcessStack | str] = {}

@@ -19,7 +19,7 @@ _UNDEFINED = "<UNDEFINED>"
 @dataclass(frozen=True)
 class TrackerSource:
     """A source that a run is derived from. It can be another run, or anything else that has an id.
-    `artifact_name` is the artifact that the run used.
+    The `artifact_name` field is the artifact that the run has used.
     """
 
     source_run_id: str
@@ -92,8 +92,8 @@ class TrackerBase(ABC):
 
 @dataclass(frozen=True)
 class AppRunTrackableSource:
-    """A source that this run is derived from. `artifact_name` is the artifact that this run
-    used.
+    """A source that this run is derived from. The `artifact_name` field is the artifact that this
+    run used.
     """
 
     parent: "AppRun"

@@ -50,7 +50,7 @@ class FileSystemTracker(TrackerBase):
         self._add(run_id, "artifacts", {"name": name, "path": path, "metadata": metadata})
 
     def artifacts(self, run_id: str) -> dict[str, TrackerArtifact]:
-        """Return the artifacts of a run, by name."""
+        """Return the artifacts of a run, keyed by name."""
         return {
             str(each["name"]): TrackerArtifact(
                 str(each["name"]), str(each["path"]), each.get("metadata")

@@ -69,8 +69,8 @@ class BackgroundPreload:
             self._preload.while_idle()
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables that make a worker report its imports, if this worker is
-        to be watched.
+        """Return the environment variables that make a worker report its imports, if it should be
+        watched.
         """
         if self._preload is not None:
             return self._preload.variables(local_rank, variables)
@@ -118,7 +118,7 @@ class BackgroundPreload:
             self._watched.close()
 
     def _poll(self) -> None:
-        """Start the warm spawner if it is time to do so."""
+        """Start the warm spawner if it is due."""
         watched = self._watched
         if watched is None or not import_ahead.are_complete(watched.seen()):
             return

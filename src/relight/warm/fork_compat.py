@@ -53,8 +53,8 @@ class Variables(NamedTuple):
     """The environment variables that imports depend on.
 
     This class contains the hash of each variable's value, or an empty string for a variable that is
-    not set. It also contains the name prefixes of variables that always count, and those of
-    variables that never count.
+    not set. It also contains the name prefixes of variables that always matter, and of those that
+    never do.
     """
 
     hashes: dict[str, str]

@@ -44,8 +44,8 @@ class ImportList:
             self.names = self.learned.known.without_unfit(names)
 
     def lacking(self, imports: Iterable[str], asked: Collection[str]) -> list[str]:
-        """Return the installed modules that workers have imported but that a process with the
-        modules `asked` doesn't have.
+        """Return the installed modules that workers have imported but that are missing from a
+        process with the modules `asked`.
         """
         learned = self.learned
         if learned is None:

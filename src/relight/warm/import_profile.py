@@ -1,5 +1,4 @@
-"""Stores what `--preload=auto` has learned about a script, for the next time that the script is
-started.
+"""Stores what `--preload=auto` has learned about a script, for the script's next start.
 
 Each script has a file in the user's cache directory: `$XDG_CACHE_HOME/relight/learned`, or
 `~/.cache/relight/learned`. The file records which modules the workers import, and which of these
@@ -15,7 +14,7 @@ modules, and doesn't try to preload the unfit modules again. The file is valid a
 A file that is invalid or can't be read is ignored, and the profile is learned again. The values of
 environment variables are never stored. No matter which names the file contains, only installed
 modules are imported, and each import is checked as if nothing were known about it
-(`preload/importer.py`). The cache keeps the files of the 100 most recently used scripts.
+(`preload/importer.py`). The cache keeps files for the 100 most recently used scripts.
 """
 
 import contextlib
@@ -54,11 +53,12 @@ class PackageDirectory(NamedTuple):
 class Learned(NamedTuple):
     """A script's profile.
 
-    `script` is the script's path, or `-m MODULE in DIRECTORY`. `imports` is a digest of its import
-    lines. `modules` are the modules that workers imported or tried to find, in this order.
-    `culprits` are the modules that make the `unfit` modules unfit. `writes` are the names of
-    environment variables that the script sets. `directories` are the directories in which packages
-    are installed. `import_s` is the maximum duration of the imports in seconds, or 0.
+    `script` is the script's path, or `-m MODULE in DIRECTORY`. The `imports` field is a digest of
+    its import lines. The `modules` field contains the modules that workers imported or tried to
+    find, in this order. The `culprits` field contains the modules that make the `unfit` modules
+    unfit. The `writes` field contains the names of environment variables that the script sets. The
+    `directories` field contains the directories in which packages are installed. The `import_s`
+    field is the maximum duration of the imports in seconds, or 0.
     """
 
     script: str

@@ -3,7 +3,7 @@
 `Preload.fork` is used instead of the cold spawner's `fork`. If the warm spawner is ready, it forks
 a generation's workers. Otherwise, the workers start cold. At most one warm spawner is in use.
 
-    named modules   if there are at least 1.5 workers per processor, or with --keep-warm, the warm
+    named modules   if there are at least 1.5 workers per CPU, or with --keep-warm, the warm
                     spawner starts first, and the first generation waits for it. Otherwise, the
                     first worker of the first generation, which starts cold, is watched. When it
                     imports the first of these modules, the warm spawner starts alongside it at the
@@ -282,9 +282,7 @@ class Preload:
             self._take_or_start()
 
     def _pays_to_wait(self, made: BeingMade | None, waited_s: float) -> bool:
-        """Return whether it is worth waiting for another job's process that is still importing its
-        modules.
-        """
+        """Return whether to wait for another job's process that is still importing its modules."""
         if made is None:  # the process is just starting, or uses a different relight version
             return waited_s < import_ahead.UNKNOWN_S
         learned = self._modules.learned
@@ -399,7 +397,7 @@ class Preload:
             self._spawner = successor
 
     def give_up_successor(self, reason: str) -> None:
-        """Stop a successor that can't be used."""
+        """Stop a successor that turned out to be unusable."""
         if self._next is not None:
             self._record(PreloadUnfit(reason, not self._modules.is_auto))
             self._end(self._next)
@@ -531,9 +529,7 @@ class Preload:
             self._tries = 0
 
     def _note_endless_import(self) -> None:
-        """Record the module whose import has taken most of the time, if that import has not
-        finished.
-        """
+        """Record the module that has taken most of the time, if its import has not finished."""
         warm, learned = self._spawner, self._modules.learned
         if learned is not None and warm is not None and warm.importing:
             seconds = self._loop.now() - warm.importing_since
@@ -560,7 +556,7 @@ class Preload:
     def _fork_warm(
         self, warm: WarmSpawner, plans: Sequence[WorkerPlan], scratch: str
     ) -> socket.socket | None:
-        """Have the warm spawner fork the workers, and return the agent's end of the socket. Return
+        """Make the warm spawner fork the workers, and return the agent's end of the socket. Return
         None if forking fails.
         """
         try:

@@ -233,15 +233,15 @@ def ask(path: str) -> FoundProcess | None:
 
 
 def stop(path: str) -> None:
-    """Ask a warm process to exit as soon as all jobs that use it have finished."""
+    """Request that a warm process exit as soon as all jobs that use it have finished."""
     if found := ask(path):
         with found.connection:
             _sends(found.connection, b"stop\n")
 
 
 def stop_imports(guard: int) -> None:
-    """Kill a process that is still importing its modules. `guard` is the pid of its guard, which
-    then exits.
+    """Kill a process that is still importing its modules. The argument `guard` is the pid of its
+    guard, which then exits.
     """
     for pid in linux.tree(guard):
         with contextlib.suppress(ProcessLookupError):

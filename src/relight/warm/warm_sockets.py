@@ -24,14 +24,15 @@ _RANDOM_BYTES = 6
 class Description(NamedTuple):
     """A warm process's description of itself, sent to clients.
 
-    `script` is the workers' program. `asked` are the modules that were requested, and `learned` are
-    the modules from --preload=auto. `modules` is the number of imported modules, including their
-    dependencies. `writes` are the names of environment variables that the script sets before its
-    imports. `facts` and `variables` must match those of a job (`warm/fork_compat.py`). `why_not` is
-    the reason why jobs may no longer use the process, or empty. The process was created `age_s`
-    seconds ago. `jobs` is the number of jobs that are using the process, and `uses` is the number
-    of jobs that have used it. The process has been idle for `idle_s` seconds, and exits after it
-    has been idle for `stays_s` seconds.
+    The `script` field is the workers' program. The `asked` field contains the modules that were
+    requested, and `learned` are the modules from --preload=auto. The `modules` field is the number
+    of imported modules, including their dependencies. The `writes` field contains the names of
+    environment variables that the script sets before its imports. The `facts` and `variables`
+    fields must match those of a job (`warm/fork_compat.py`). The `why_not` field is the reason why
+    jobs may no longer use the process, or empty. The process was created `age_s` seconds ago.
+    The `jobs` field is the number of jobs that are using the process, and `uses` is the number of
+    jobs that have used it. The process has been idle for `idle_s` seconds, and exits after it has
+    been idle for `stays_s` seconds.
     """
 
     pid: int

@@ -87,7 +87,7 @@ class WatchedWorker:
         self._timer = self._loop.call_after(_POLL_S, look)
 
     def seen(self) -> WorkerImports:
-        """Return how far the worker has come with its imports and its first step."""
+        """Return the progress of the worker's imports and of its first step."""
         now = self._loop.now()
         self._read()
         return WorkerImports(

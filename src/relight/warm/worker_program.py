@@ -25,9 +25,10 @@ class WorkerProgram(NamedTuple):
     node.
 
     `own` contains the names of variables that differ between workers, and `program` is a path.
-    `keep` is how long the process with the modules outlives the job, or None if it doesn't.
-    `in_background` means that the modules are imported only for restarts. In that case, no worker
-    waits for the imports, and the imports only use resources that would otherwise be idle.
+    The `keep` field is how long the process with the modules outlives the job, or None if it
+    doesn't. The `in_background` field indicates that the modules are imported only for restarts. In
+    that case, no worker waits for the imports, and the imports only use resources that would
+    otherwise be idle.
     """
 
     program: str

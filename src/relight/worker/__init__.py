@@ -52,9 +52,10 @@ this file.
 class Membership(NamedTuple):
     """This worker's place in its job.
 
-    `nodes` is the number of nodes, and `node_rank` is the rank of this node. `restarts` is how many
-    times the workers have been restarted after a failure, and `max_restarts` is the limit.
-    `requeues` is how many times the scheduler has restarted the job or this node's agent.
+    The `nodes` field is the number of nodes, and `node_rank` is the rank of this node. `restarts`
+    is how many times the workers have been restarted after a failure, and `max_restarts` is the
+    limit. The `requeues` field is how many times the scheduler has restarted the job or this node's
+    agent.
     """
 
     rank: int
@@ -74,7 +75,7 @@ def should_checkpoint() -> bool:
 
     Call this function equally often in all ranks, for example once per step, because the launcher
     makes the same call return True in all ranks. Before that, a rank that is ahead of the others
-    may wait in a call for a few milliseconds. Without the launcher, the result is always False. A
+    may block in a call for a few milliseconds. Without the launcher, the result is always False. A
     call takes less than a microsecond.
     """
     page = _page or _open()
@@ -137,7 +138,7 @@ def progress(step: int, total: int | None = None) -> None:
 def report(**values: float) -> None:
     """Report numbers from this worker, such as `loss` and `lr`, to the launcher. `relight top`, the
     status page and `relight status --json` show these numbers. Names that aren't passed keep their
-    previous numbers.
+    previous values.
 
     Args:
         values: the numbers, by name. A worker can report at most 8 names of up to 24 bytes each. A

@@ -72,7 +72,7 @@ def _debugger() -> "_Debugger":
 
 
 def _takes_terminal() -> bool:
-    """Return whether this process may run the debugger on the terminal that is its stdin."""
+    """Return whether this process may run the debugger on its stdin, which is a terminal."""
     global _has_terminal
     try:
         number = os.fstat(0).st_rdev if os.isatty(0) else 0

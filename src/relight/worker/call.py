@@ -34,8 +34,8 @@ _RESULT_FILE = re.compile(rf"[0-9]{{1,9}}\.({RESULT}|{ERROR}|{BEGUN})")
 class Begun(NamedTuple):
     """The attempt that a worker belongs to. A later attempt compares as greater.
 
-    `place` distinguishes attempts that have the same number of restarts, because each attempt has
-    its own store.
+    The `place` field distinguishes attempts that have the same number of restarts, because each
+    attempt has its own store.
     """
 
     restart: int
@@ -132,9 +132,8 @@ def _show(
 
 
 def leave(exit_code: int) -> NoReturn:
-    """Exit this process in the same way as multiprocessing exits its worker processes. Threads and
-    exit functions finish first, but objects are not freed one by one, which would take half a
-    second with torch.
+    """Exit this process in the same way as a multiprocessing worker. Threads and exit functions
+    finish first, but objects are not freed one by one, which would take half a second with torch.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     _keep_operators()
@@ -146,9 +145,9 @@ def leave(exit_code: int) -> NoReturn:
 
 
 def _keep_operators() -> None:
-    """Keep the operators that Python code has registered (torch.library, torch 2.13). At exit,
-    torch would remove them one by one. That takes 40 ms in a forked process, and has no effect
-    outside the process.
+    """Keep the operators that Python code has registered (torch.library, torch 2.13). On exit,
+    torch would remove them one by one. Removing them takes 40 ms in a forked process, and has no
+    effect outside the process.
     """
     remove = getattr(sys.modules.get("torch.library"), "_del_library", None)
     if remove is None:

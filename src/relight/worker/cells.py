@@ -66,7 +66,7 @@ def take(sources: Sources) -> None:
 
 
 def _shown(file: str) -> str:
-    """Return the name that the user knows a file by, such as `Cell In[3]` in a notebook."""
+    """Return the name by which the user knows a file, such as `Cell In[3]` in a notebook."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     compiler = getattr(get_shell() if get_shell is not None else None, "compile", None)
     number = getattr(compiler, "_filename_map", {}).get(file)  # IPython 7.20 to 9

@@ -79,8 +79,8 @@ class Unpickler(pickle.Unpickler):
 
 
 def detect_main_module() -> MainModule | None:
-    """Return the origin of `__main__`, or None if no other process can import it. That is the case
-    with `python -c`, with standard input and in a notebook.
+    """Return the origin of `__main__`, or None if no other process can import it. The result is
+    None with `python -c`, with standard input and in a notebook.
     """
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", "__main__")

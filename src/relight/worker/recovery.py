@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class GroupBrokenError(RuntimeError):
-    """Raised if another rank has failed before this rank's optimizer takes its step."""
+    """Raised if another rank has failed before this rank's optimizer takes a step."""
 
 
 _CANNOT_STAY = (
@@ -150,7 +150,9 @@ def _is_group_error(error: BaseException | None) -> bool:
 
 
 def _leave(page: memoryview, addresses: Collection[bytes]) -> None:
-    """Drop the group, and notify the agent. `addresses` are those of the group's gloo processes."""
+    """Drop the group, and notify the agent. The argument `addresses` are those of the group's gloo
+    processes.
+    """
     count = page[words.LEAVE]
     dist = _distributed()
     if dist is not None:
@@ -177,8 +179,8 @@ def _join(page: memoryview) -> None:
 
 
 class _Watch:
-    """A thread that makes the collectives in a broken group fail, and a hook that prevents
-    optimizers from using the undefined results of these collectives.
+    """A thread that makes a broken group's collectives fail, and a hook that prevents optimizers
+    from using their undefined results.
     """
 
     def __init__(self, page: memoryview) -> None:
@@ -243,9 +245,9 @@ class _Watch:
         """Wait for the gradients, and raise an exception if they may come from an aborted
         collective.
 
-        The process runs ahead of its GPU. If it didn't wait, the optimizer's kernels would be
-        queued behind a collective that NCCL aborts. An aborted collective leaves undefined data,
-        and doesn't report an error.
+        A process runs ahead of its GPU. If it didn't wait, the optimizer's kernels would be queued
+        behind a collective that NCCL aborts. An aborted collective leaves undefined data, and
+        doesn't report an error.
         """
         self.has_stepped = True
         if has_nccl():

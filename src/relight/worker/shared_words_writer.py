@@ -45,7 +45,7 @@ def _warn(error: OSError, path: str) -> None:
 
 
 def report(page: memoryview, values: Mapping[str, float]) -> None:
-    """Write numbers to display to users, each at the position that belongs to its name.
+    """Write the numbers to display to users, each in the slot for its name.
 
     Raises:
         ValueError: if all positions are taken, or a name is too long.
@@ -69,7 +69,7 @@ def report(page: memoryview, values: Mapping[str, float]) -> None:
 
 
 def is_agreed(page: memoryview, call: int) -> bool:
-    """Return whether the workers should save a checkpoint and exit at this call. Wait until that
+    """Return whether the workers should save a checkpoint and exit on this call. Wait until that
     has been decided.
     """
     while (leaves := words.leaves(page, call)) is None:

@@ -39,7 +39,7 @@ _LAST = 4096
 
 
 def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
-    """Answer a client's request line by calling `reply`, either immediately or later. The arguments
+    """Process a client's request line, and call `reply` either immediately or later. The arguments
     of `reply` are the response (empty for an invalid query) and whether the client also receives
     each further event.
     """
@@ -88,8 +88,8 @@ def for_all_nodes(question: bytes) -> str | None:
 
 
 def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) -> None:
-    """Answer another node's query by calling `reply`, either immediately or later. The reply leaves
-    out the workers' command because that is the same on the other node.
+    """Process another node's query, and call `reply` either immediately or later. The reply omits
+    the workers' command, because it is the same on the other node.
     """
     if question.strip():
         answer(
@@ -235,8 +235,8 @@ def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
 def _uses(
     workers: WorkerGroup, reported: Mapping[int, tuple[str, ...]], before: Mapping[int, RankUse]
 ) -> dict[int, RankUse]:
-    """Return the running workers' resource usage and the last step of those that have ended, by
-    pid.
+    """Return the running workers' resource usage and the last step of those that have ended, keyed
+    by pid.
 
     Args:
         workers: the workers.

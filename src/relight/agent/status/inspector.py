@@ -1,5 +1,5 @@
 """Makes a running job visible to relight's commands and to other programs. `JobInspector` is
-created once the job has been running for a second, or when the job ends, if anything is left to
+created once the job has been running for a second, or when the job ends if there is something to
 show.
 """
 
@@ -78,7 +78,7 @@ class JobInspector:
             loop.run_guarded(lambda: self._open_file(began), "saving the job's status")
 
     def close(self, exit_code: int, reason: str) -> None:
-        """Make the end of the job visible."""
+        """Publish how the job ended."""
         what = "showing the job's end"
         if self._numbers is not None:
             self._loop.run_guarded(self._close_numbers, what)
@@ -123,7 +123,7 @@ class JobInspector:
 
     def _report_cold_restart(self) -> None:
         """Report how long a restart took if workers may have had to import their modules again.
-        Also report how long a cold start took if it could have been warm.
+        Also report how long a cold start took if it could have been a warm one.
         """
         cost, spec = self._ledger.cold_restart(), self._job.command.spec
         start_s = self._ledger.cold_start_s() if self._cold.is_surprise else None

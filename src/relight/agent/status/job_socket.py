@@ -1,4 +1,4 @@
-"""The socket that serves a job's state to commands run by the same user on this machine.
+"""The socket through which commands run by the same user on this machine query a job's state.
 
 A client sends one line. An empty line requests the snapshot of this node. Any other line is a
 `Question` from core/status/snapshot in JSON, wrapped in a `ClusterQuery` to query all
@@ -7,8 +7,8 @@ receives each event as it happens, and its connection is closed when the job end
 waits for a client.
 
 The socket is created once the job has been running for a second. Until a client connects, the
-socket costs next to nothing, because the modules that compute the responses (agent/status/answers,
-agent/status/fan_out) are loaded only then.
+socket costs next to nothing, because only then are the modules loaded that compute the responses
+(agent/status/answers, agent/status/fan_out).
 """
 
 import os

@@ -51,7 +51,7 @@ class Numbers:
         return self._charts.charts()
 
     def reported(self) -> dict[int, tuple[str, ...]]:
-        """Return each worker's latest numbers, such as `loss=0.31`, by local rank."""
+        """Return each worker's latest numbers, such as `loss=0.31`, keyed by local rank."""
         workers = self._workers()
         if workers is not self._of:
             self._forget(workers)

@@ -1,8 +1,8 @@
 """The status page for a job that was started with `--status`. The page runs in a separate process,
 which queries the agent like any other client and exits when the agent exits.
 
-As a result, the agent itself serves nothing over the network. Neither a crash of the page nor a
-large number of viewers affects the job. The page is served on the node with rank 0, which users
+As a result, the agent itself serves nothing over the network. The job is not affected if the page
+crashes or has a large number of viewers. The page is served on the node with rank 0, which users
 know as MASTER_ADDR. If that node is lost, the next node with rank 0 also starts a page.
 """
 

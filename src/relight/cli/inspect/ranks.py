@@ -14,9 +14,9 @@ from relight.stacks import rank_processes
 
 
 def resolve(target: str, command: str) -> dict[int, int]:
-    """Return the pids of a job's ranks, by rank. If the argument `target` is a process, the ranks
-    are searched for among that process and its descendants. The result is empty if the process is
-    neither a rank nor the ancestor of one.
+    """Return the pids of a job's ranks, keyed by rank. If `target` is a process, search that
+    process and its descendants for ranks. The result is empty if the process is neither a rank nor
+    the ancestor of one.
 
     Args:
         target: the pid of an agent or of a rank, or the handle or id of a job.

@@ -197,7 +197,7 @@ def _print_agents(*, as_json: bool) -> int:
 
 
 def _names() -> dict[int, str]:
-    """Return the agents' job names, by pid."""
+    """Return the agents' job names, keyed by pid."""
     try:
         return {job.pid: job.name for job in JobDirectory(env.read().variables).running()}
     except OSError:

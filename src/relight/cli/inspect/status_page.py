@@ -99,8 +99,8 @@ def _token(
     variables: Mapping[str, str], jobs: JobDirectory, job: str, page: PageAddress, on_terminal: bool
 ) -> Iterator[_Token]:
     """Yield the page's token, either the user's own or a new one. The token is only printed to a
-    terminal, because other people may read a log file. Without a terminal, the token is kept in a
-    file while the page is served.
+    terminal, because a log file may be readable by others. Without a terminal, it is stored in a
+    file as long as the page is being served.
 
     Raises:
         UsageError: if the user's token is invalid.

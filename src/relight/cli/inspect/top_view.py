@@ -135,9 +135,7 @@ class TopView(App[None]):
             self._again.clear()
 
     def _pass_on(self, show: Callable[[], None]) -> bool:
-        """Ask the application to display the result from a thread. Return False if the user has
-        quit.
-        """
+        """Have the application show a thread's result. Return False if the user has quit."""
         found = Found(show)
         try:
             return self.post_message(found) and found.is_shown.wait(_LIMIT_S)
@@ -161,11 +159,13 @@ class TopView(App[None]):
 
     @property
     def _is_there(self) -> bool:
-        """Whether the table still exists; messages may arrive after the user has quit."""
+        """Whether the table still exists, given that messages may arrive after the user has
+        quit.
+        """
         return bool(self.query("#ranks"))
 
     def _show(self) -> None:
-        """Fill the table, but keep the cursor on its row and keep the scroll position."""
+        """Fill the table, keeping the cursor on its row and the scroll position unchanged."""
         if not self._is_there:
             return
         ranks = self.query_one("#ranks", DataTable)
@@ -306,7 +306,7 @@ class TopView(App[None]):
 
 
 class WordsInput(Input):
-    """A one-line filter field that keeps all lines of pasted text."""
+    """A one-line filter field that accepts pasted text with several lines."""
 
     def _on_paste(self, event: events.Paste) -> None:
         event.stop()

@@ -88,8 +88,8 @@ class Questions:
         return self._latest, sends or self.close(self._latest)
 
     def answer(self, node: str, answer: Answer) -> list[Send]:
-        """Record a node's reply. If this was the last missing reply, return the messages to the
-        nodes that sent the query.
+        """Record a node's reply. If no more replies are missing, return the messages to the nodes
+        that sent the query.
         """
         opened = self._open.get(answer.number)
         if opened is None:

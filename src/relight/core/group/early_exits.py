@@ -20,7 +20,8 @@ _MAX_S, _SHARE = 600.0, 0.05
 
 
 class EarlyExits:
-    """The ranks of one node, or the group ranks of nodes, that finished in one generation.
+    """The ranks on one node, or the group ranks of whole nodes, that have finished in one
+    generation.
 
     Args:
         began: when the generation started running.
@@ -41,7 +42,7 @@ class EarlyExits:
 
     def deadline(self) -> float | None:
         """Return the time of the next report, or None if everything has been reported. The report
-        is only made if something is still running at that time.
+        is made only if something is still running at that time.
         """
         first = self._first
         if first is None:
@@ -81,8 +82,8 @@ def describe_ranks(
 
 
 def describe_nodes(finished: Sequence[str], ages_s: Sequence[float], running: Sequence[str]) -> str:
-    """Return the line about nodes. On the finished nodes, all ranks have finished. Each of the
-    other nodes still has running ranks.
+    """Return the line about nodes. All ranks on the finished nodes have finished. Each of the other
+    nodes still has running ranks.
     """
     return (
         f"all ranks on {format_names(finished)} {_finished(ages_s)}; "

@@ -1,9 +1,9 @@
-"""Limits how much time a host with flapping nodes costs the group.
+"""Limits the delay that a host with flapping nodes can cause for the group.
 
 Each admitted node causes all others to restart, and each new node makes the group wait for more
-nodes. If a host's nodes repeatedly join and soon leave, the host's next node is first put on
-probation. The first probation lasts twice as long as the last call, and later ones last four times
-as long as the last call.
+nodes. If a host's nodes repeatedly join and soon leave, that host's next node is put on probation
+first. The first probation lasts twice as long as the last call, and later ones last four times as
+long as the last call.
 """
 
 _SOON_S = 60.0
@@ -13,7 +13,7 @@ _MAX_HOSTS = 10_000
 
 
 class Flapping:
-    """Counts how many of each host's nodes joined and soon left."""
+    """Counts how many nodes on each host joined and soon left."""
 
     def __init__(self) -> None:
         self._times: dict[str, int] = {}

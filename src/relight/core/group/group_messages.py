@@ -1,5 +1,5 @@
-"""User messages about an incomplete group, its nodes, the reason why it is waiting and the time
-left. There are also messages about nodes that can't join or look suspicious.
+"""User messages about an incomplete group: its nodes, what it is waiting for, and how much time is
+left. There are also messages about nodes that can't join or seem suspicious.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ help.
 
 
 class Differences:
-    """The facts that should be the same on all nodes. Each new set of facts that differs is
-    reported once.
+    """The facts that should be the same on all nodes. A set of facts is reported only if it differs
+    from those reported before.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ def heard_again(hosts: Sequence[str], seconds: float) -> str:
 
 
 def dropped(hosts: Sequence[str]) -> str:
-    """Return the line for nodes that did not confirm in time that their workers have stopped."""
+    """Return the line for nodes that failed to confirm in time that their workers have stopped."""
     its, it = ("its", "it") if len(hosts) == 1 else ("their", "them")
     return (
         f"{format_names(hosts)} did not confirm in time that {its} workers have stopped; "

@@ -11,9 +11,9 @@ class GroupSettings(NamedTuple):
     """The user's settings for a group. Times are in seconds.
 
     If the `ordered` setting is on, every node specifies its own rank (the static rendezvous). The
-    `rejoin_grace_s` setting says how long the nodes in a live generation may take to connect to a
+    `rejoin_grace_s` setting is how long the nodes in a live generation may take to connect to a
     new coordinator. If `checkpoint_first` is set, newcomers are admitted only after the workers
-    have saved a checkpoint. The `lost_after_s` setting says how long a node may be silent before it
+    have saved a checkpoint. The `lost_after_s` setting is how long a node may be silent before it
     is considered lost. Worker leases are derived from this time (`core/link/lease`), so all nodes
     in a job must use the same value. The job may restart `max_restarts` times within
     `restart_window_s`, or in total if that is 0. The settings `smart`, `restart_on` and `fail_on`
@@ -41,7 +41,7 @@ class GroupSettings(NamedTuple):
 
     @property
     def budget_renews(self) -> bool:
-        """Whether the job may restart more than `max_restarts` times in total."""
+        """Whether the total number of restarts may exceed `max_restarts`."""
         return self.smart or self.restart_window_s > 0
 
     @property
@@ -55,7 +55,7 @@ class GroupSettings(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """The message that introduces a peer before it has proved its identity.
+    """The message that a peer sends to introduce itself before it has proved its identity.
 
     The `sender` field is empty for an agent. An agent or an elector also sends the name of its
     `job` and the job's `settings`. The `jobs` field lists the jobs that a coordinator serves,
@@ -86,8 +86,8 @@ class Received(NamedTuple):
 
 
 class NodeSilent(NamedTuple):
-    """Event: a node has been silent since the time `since`, because its connection was closed or
-    carries no messages. Silence does not prove that the node is lost.
+    """Event: a node has been silent since `since`, because its connection was closed or no messages
+    arrive on it. Silence does not prove that the node is lost.
     """
 
     node: str
@@ -103,7 +103,7 @@ class NodeHeard(NamedTuple):
 
 class Slept(NamedTuple):
     """Event: this process was suspended for a while. Nodes that seemed silent during that time may
-    be running normally.
+    be healthy.
     """
 
 
@@ -116,7 +116,7 @@ class PredecessorPossible(NamedTuple):
 
 
 class NodeLost(NamedTuple):
-    """Event: a node and its workers are lost. Either this has been proven, or the node is not in
+    """Event: a node and its workers are lost. Either there is proof of this, or the node is not in
     this group.
     """
 

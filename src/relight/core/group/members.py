@@ -35,7 +35,7 @@ class Member:
 
     @property
     def admitted_after(self) -> float:
-        """The time when the node will have stayed for long enough to be admitted."""
+        """The time when the node will have stayed long enough to be admitted."""
         return self.arrived_at + self.probation_s
 
 
@@ -187,7 +187,7 @@ class Members:
             self.reachability.set_ready(member.node, ready.prober)
 
     def start(self, member: Member) -> None:
-        """Record that a node was ordered to start workers."""
+        """Record that a node was instructed to start workers."""
         member.ready, member.idle = None, False
         del self._ready[member.node]
 

@@ -1,8 +1,8 @@
 """The group's state: the nodes, the live generation, when to form the next generation, and the
 reason for a delay.
 
-One coordinator runs this state machine for all agents in a job. The state machine processes the
-agents' messages and returns the messages to send.
+One coordinator runs this state machine for all agents in a job. It processes the agents' messages
+and returns the messages to send.
 
     GATHERING   no workers run; nodes join
       | a node announces a live generation                         -> RECOVERING
@@ -21,7 +21,7 @@ agents' messages and returns the messages to send.
       | a worker had failed and no restart is left                 -> ENDED
     RECOVERING  this coordinator is new; nodes announce the generation that they are in
       | all of its nodes are here and their workers are running.
-      | If all leases were over, or the workers had ended, it
+      | If all leases were over, or the workers had exited, it
       | first waits for the length of a lease, because other
       | nodes may be in a later generation                         -> RUNNING
       | the workers of a node have ended, a node leaves, or one
@@ -177,7 +177,7 @@ class _StopDeadlines:
         return [at for at in (self.report_at, self.drop_at) if at is not None]
 
     def wait_for(self, stop_s: float | None, now: float) -> None:
-        """Make the stop wait for one more node."""
+        """Add a node that the stop has to wait for."""
         if stop_s is not None:
             self.drop_at = max(self.drop_at or 0.0, now + stop_s + self.message.limit_s)
 
@@ -276,8 +276,8 @@ class _Teardown:
 
 
 class Membership:
-    """The state machine for one job's group. A step takes constant time regardless of the number of
-    nodes, unless it changes the whole group.
+    """The state machine for one job's group. Unless it changes the whole group, a step takes
+    constant time regardless of the number of nodes.
 
     Args:
         settings: the user's settings.
@@ -397,8 +397,8 @@ class Membership:
         return self.roster.lost + silent
 
     def lacks_nodes_since(self) -> float | None:
-        """Return when the group began to wait for enough nodes to form the first generation, or
-        None if it isn't waiting.
+        """Return the time when the group began to wait for enough nodes to form the first
+        generation, or None if it isn't waiting.
         """
         is_first = self.state is GroupState.GATHERING and self.generation == NO_GENERATION
         lacks = is_first and 0 < len(self.members) < self.settings.needed
@@ -554,8 +554,8 @@ class Membership:
             self._send(node, Confirm(self.generation, recovers=True))
 
     def _is_news(self, node: str, announce: Announce) -> bool:
-        """Return whether an announcement means more than that a node without workers has
-        arrived.
+        """Return whether an announcement contains more than the arrival of a node without
+        workers.
         """
         if not announce.ended or self.state is GroupState.RECOVERING:
             return True
@@ -590,8 +590,8 @@ class Membership:
             self._gathering.unknown_may_run_until = self._until_others_are_back(now)
 
     def _sleep(self, now: float) -> None:
-        """Give nodes extra time after this process was suspended, because their messages from that
-        time have not been read yet.
+        """Give nodes extra time after this process was suspended, because the messages that they
+        sent in the meantime have not been read yet.
         """
         self.members.silence.sleep(now)
         stopping, read_by = self._ending.stopping, now + _READ_S
@@ -756,7 +756,7 @@ class Membership:
     # Transitions.
 
     def _advance(self, now: float) -> None:
-        """Take every transition that is currently enabled."""
+        """Take all transitions that are currently possible."""
         silence = self.members.silence
         for node in silence.lost(now):
             self._effects.append(Drop(node))
@@ -787,9 +787,7 @@ class Membership:
             self._send_wait_reasons(now)
 
     def _release_departed(self) -> None:
-        """If departed nodes are waiting for all workers to stop, notify them that this has
-        happened.
-        """
+        """If departed nodes are waiting until all workers have stopped, notify them."""
         for node, waits in self.members.leaving.items():
             if waits:
                 reason = "this node has left; the workers on the other nodes have stopped"
@@ -1161,7 +1159,7 @@ class Membership:
         )  # fmt: skip
 
     def _start_probe_if_needed(self, members: list[Member], now: float) -> bool:
-        """Return whether these nodes must first probe each other, and start the probes if needed.
+        """Return whether these nodes must probe each other first, and start the probes if needed.
         The probes also cover the nodes that run workers and the other ready nodes.
         """
         reachability = self.members.reachability

@@ -25,10 +25,10 @@ class Announce(NamedTuple):
     ranks of all nodes that this node knows to have succeeded. A new coordinator can't query the
     succeeded nodes themselves, because they may have left. The `lapsed` field is set if the
     workers' lease has expired, so that other nodes may have continued without them. The `ended`
-    field is set if the workers have ended and at least one of them has failed. In that case, a
+    field is set if the workers have exited and at least one of them has failed. In that case, a
     `NodeReady` with the workers' failures follows. The `saves` field is set if the workers were
     ordered to save a checkpoint and exit. The `gone` field contains the group ranks of nodes whose
-    workers are known to have ended. An example is a coordinator whose machine reports that all
+    workers are known to have exited. An example is a coordinator whose machine reports that all
     processes of its agent have exited.
     """
 
@@ -109,9 +109,9 @@ class NodeReady(NamedTuple):
     node's workers that succeeded before the first failure. Succeeded ranks that printed an error
     are listed among the failures, with exit code 0. The `restart` field is the job's restart count
     as known to this node. The `latest` field is the latest generation that the node knows about,
-    even if the node did not take part in that generation. The `progressed` field says whether the
-    node's workers advanced beyond all earlier workers (None if unknown). The `prober` field has the
-    ports at which other nodes can probe this node, without an address, or None if no probes are
+    even if the node did not take part in that generation. The `progressed` field indicates whether
+    the node's workers advanced beyond all earlier workers (None if unknown). The `prober` field has
+    the ports at which other nodes can probe this node, without an address, or None if no probes are
     needed. The `survivors` field is the number of workers that have left the group and will keep
     their process if allowed. If the workers were stopped because of a hang, the `waiting` field
     contains the survivors and what each of them was doing at the time. None of the survivors has
@@ -174,7 +174,7 @@ class NodeIdle(NamedTuple):
 
 
 class WaitSamples(NamedTuple):
-    """How the workers on this node spent the last window, by local rank.
+    """How each of this node's workers spent the last window, keyed by local rank.
 
     The `looks` field is the number of samples taken from each worker. The `waits` field is the
     number of samples that show the worker waiting for its peers in a collective. The `steps` field
@@ -215,7 +215,7 @@ class NodeLeaving(NamedTuple):
 
 
 class NodesGone(NamedTuple):
-    """The workers on the nodes with these group ranks are known to have ended (`Announce.gone`)."""
+    """The workers on nodes with these group ranks are known to have exited (`Announce.gone`)."""
 
     generation: GenerationId
     gone: tuple[int, ...]

@@ -40,7 +40,7 @@ numbers.
 
 
 class Reachability:
-    """The nodes' knowledge of the network between them.
+    """What is known about the network between the nodes.
 
     Args:
         secret: a secret of this group. The nodes recognize each other's probes by a digest derived
@@ -78,7 +78,7 @@ class Reachability:
             self._probers[node] = prober
 
     def remove(self, node: str) -> None:
-        """Record that a node has left. The node may still return with its reply."""
+        """Record that a node has left. The node may still come back with its reply."""
         self._probers.pop(node, None)
         self._known.discard(node)
 

@@ -55,10 +55,10 @@ class Decision(NamedTuple):
 class GenerationRun(NamedTuple):
     """The facts about a generation that determine whether the job restarts.
 
-    The `progressed` field says whether there was progress (None if unknown). The `symptoms` field
-    is a key that equal failures share, if this failure is likely to recur, or None if it may have
-    been accidental (`core/diagnosis/failure_text.repeatable`). The `exit_code` field is the exit
-    code of the root cause, or 0 without a root cause.
+    The `progressed` field indicates whether there was progress (None if unknown). The `symptoms`
+    field is a key that equal failures share, if this failure is likely to recur, or None if it may
+    have been accidental (`core/diagnosis/failure_text.repeatable`). The `exit_code` field is the
+    exit code of the root cause, or 0 without a root cause.
     """
 
     seconds: float

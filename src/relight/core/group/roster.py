@@ -120,7 +120,7 @@ class Roster:
                 self._done_and_gone.add(group_rank)
 
     def mark_gone(self, group_ranks: Sequence[int]) -> None:
-        """Record the nodes whose workers are known to have ended, or are frozen for good."""
+        """Record the nodes whose workers are known to have exited, or are frozen for good."""
         for group_rank in group_ranks:
             if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
                 self._gone.add(group_rank)

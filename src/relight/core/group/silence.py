@@ -1,5 +1,5 @@
-"""Tracks silent nodes and how long the group waits for them, and creates the messages to users
-about them.
+"""Tracks silent nodes and how long the group waits for them, and creates the user messages about
+them.
 
     HEARD    | no heartbeat arrives for a while, or the connection ends -> SILENT
     SILENT   | a message arrives                                        -> HEARD
@@ -45,7 +45,7 @@ class Silent(NamedTuple):
 
     @property
     def report_at(self) -> float:
-        """When to report the silence to users."""
+        """The time at which to report the silence to users."""
         return self.since + TELL_AFTER_S
 
 

@@ -73,7 +73,7 @@ class _NodeRanks(NamedTuple):
 
 
 class _GroupWindow(NamedTuple):
-    """The fraction of time spent waiting, and the number of steps, by rank."""
+    """The fraction of time spent waiting, and the number of steps, keyed by rank."""
 
     waited: tuple[float, ...]
     steps: tuple[int, ...]
@@ -171,7 +171,7 @@ class StragglerDetector:
         return [middle / each for each in sums]
 
     def _count(self, slower: Sequence[float], outliers: "set[int]", now: float) -> None:
-        """Count the consecutive windows that contradict each rank's reported state."""
+        """For each rank, count the consecutive windows that contradict its reported state."""
         for rank, by in enumerate(slower):
             differs = by < _MIN / 2 if rank in self._slow else rank in outliers
             self._streaks[rank] = self._streaks[rank] + 1 if differs else 0
@@ -196,7 +196,7 @@ class StragglerDetector:
         return Change(slow, min(self._slow.values(), default=0.0))
 
     def _slow_node(self, node: _NodeRanks, busy: Sequence[Sequence[float]]) -> SlowNode:
-        """Compare a node's slow ranks with the ranks that are not slow."""
+        """Compare a node's slow ranks with all ranks that are not slow."""
         ranks = tuple(rank for rank in node.ranks if rank in self._slow)
         others = [rank for rank in range(len(busy)) if rank not in self._slow]
         is_whole = len(ranks) == len(node.ranks)

@@ -1,4 +1,4 @@
-"""Decides on which nodes surviving workers keep their process in the next generation.
+"""Decides which nodes' surviving workers keep their process in the next generation.
 
 A worker survives if it has left the process group of a stopped generation and is waiting for the
 next one (core/workers/supervision, LEFT). The survivor's node sends `NodeReady`, just as a node

@@ -3,14 +3,14 @@ derive session keys.
 
 Each side sends a hello with a fresh 32-byte nonce. If there is a token, each side then proves that
 it knows the token with an HMAC-SHA256 over its role and both hellos, byte for byte. The side that
-opened the connection goes first. Therefore
+opened the connection sends its proof first. Therefore
 - an old proof is useless, because a proof covers both nonces;
 - a proof sent back to its author is useless, because the roles differ;
 - changing a hello in transit breaks both proofs.
 
 After the proofs, each frame carries a 16-byte tag computed over the frame's number and content, so
 that an attacker who takes over the TCP stream can't add, change, drop or repeat a frame. The
-content is not encrypted. Use TLS if it needs to be.
+content is not encrypted. If encryption is needed, use TLS.
 
 This module has no side effects, because the caller provides the nonce. The hashlib module is loaded
 only if there is a token, because importing it takes milliseconds.
@@ -37,7 +37,7 @@ _REFUSALS = {
 
 
 class ProofRefused(Exception):  # noqa: N818
-    """The handshake failed because one side refused the other.
+    """The handshake failed because one side rejected the other.
 
     Args:
         reason: the reason, for users.

@@ -417,7 +417,7 @@ class Election:
         self._effects.append(BecomeCoordinator())
 
     def _return_votes(self, now: float) -> None:
-        """Give all votes and promises back to their voters, including this host's own vote."""
+        """Return all votes and promises to their voters, including this host's own vote."""
         if self._campaign.end(now):
             self._voter.revoke(self.me)
             self._broadcast(VoteRelease(self.me, self._incarnation, now))

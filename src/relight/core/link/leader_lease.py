@@ -17,11 +17,11 @@ suspended in between. Workers may still be running on leases that this process h
 successor continues their generation, or forms another one after those leases are over
 (core/group/membership).
 
-As long as the registry does not respond, it can't name a successor, so the holder continues. There
-is one exception. A firewall on the holder's own machine may reject connections from its agents and
-also cut the holder off from the registry. A rejected agent may then have evicted the holder.
-Therefore a holder that has not reached the registry for `FRESH_S` ends its hold as soon as a node
-in its generation is silent or lost.
+As long as the registry doesn't respond, it can't name a successor either, so the holder continues.
+There is one exception. A firewall on the holder's own machine may reject connections from its
+agents and also cut the holder off from the registry. A rejected agent may then have evicted the
+holder. Therefore a holder that has not reached the registry for `FRESH_S` ends its hold as soon as
+a node in its generation is silent or lost.
 
 If a connection to the holder is refused, the holder may have exited, but the reason may also be a
 firewall. Therefore a refusal counts only at the first address in the record, and only if this
@@ -116,8 +116,8 @@ class Candidacy:
         return now < self.confirmed_at + FRESH_S
 
     def has_too_few(self, *, enough: bool) -> bool:
-        """Record whether enough nodes for training have reached this holder. Return whether this
-        holder should end its hold in favour of a process that more nodes can reach.
+        """Record whether this holder has been reached by enough nodes for training. Return whether
+        this holder should end its hold in favour of a process that more nodes can reach.
         """
         before, self._enough = self._enough, enough
         return before and not enough
@@ -138,9 +138,7 @@ class Candidacy:
         return SIGN_OF_LIFE_S if here or is_ours else _NOT_URGENT_S
 
     def is_alive(self, now: float) -> bool:
-        """Return whether a holder that refuses connections is still alive, judging by its
-        renewals.
-        """
+        """Return whether a holder that refuses connections is alive, judging by its renewals."""
         return now - self._refused[1] > self._ttl_s + LATE_S
 
     def check(self) -> None:

@@ -136,7 +136,7 @@ class Lease:
 
     def stop_hosting(self, now: float) -> None:
         """Record that the coordinator is no longer in this process. The workers on this node may
-        run for as long as the workers on the last node that received a reply from this coordinator.
+        run as long as those on the last node that received a reply from this coordinator.
         """
         if self._confirmed_here:
             self.until = min(self.until, now + self._lease_s)

@@ -184,7 +184,7 @@ class JobOver(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Event: the agent has finished its part in the job."""
+    """Event: the agent's part of the job is done."""
 
 
 Event = (
@@ -270,8 +270,8 @@ class _Session:
         self._number = 0
 
     def shows_address(self, now: float) -> bool:
-        """Return whether to send a datagram just to show its source address to the coordinator, and
-        to find out whether datagrams arrive.
+        """Return whether to send a datagram just so that the coordinator sees its source address
+        and this agent finds out whether datagrams arrive.
         """
         if (
             self.datagrams_arrive

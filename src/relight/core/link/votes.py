@@ -1,4 +1,4 @@
-"""Votes with a time limit. A host casts one vote and may receive several.
+"""Votes with a time limit. Each host casts one vote, and may receive several.
 
 A host votes for one candidate at a time. The vote is binding for `vote_s` after the host receives
 the request. The candidate relies on the vote for a tenth less than that, counted from the moment
@@ -26,7 +26,7 @@ renews its votes. All requests except probes are binding for the voter.
 
 
 class VoteRequest(NamedTuple):
-    """A candidate or the coordinator asks for a vote. The `sent` field is the time on the sender's
+    """A candidate or the coordinator requests a vote. The `sent` field is the time on the sender's
     own clock.
 
     The `incarnation` field is random and unique to one process.
@@ -42,10 +42,10 @@ class VoteReply(NamedTuple):
     """The reply to a request. The fields `candidate`, `incarnation`, `sent` and `stage` are copied
     from the request.
 
-    If the `leads` field is set, the `holder` field is a coordinator whose message reached the voter
-    directly `age_s` seconds ago. Otherwise, the `holder` field is the candidate that has the
-    voter's vote, or -1. The `knows_another` field is set if the voter has received a message from a
-    coordinating process that is not the candidate.
+    If the `leads` field is set, the `holder` field is a coordinator from which the voter received a
+    message directly, `age_s` seconds ago. Otherwise, the `holder` field is the candidate that has
+    the voter's vote, or -1. The `knows_another` field is set if the voter has received a message
+    from a coordinating process that is not the candidate.
     """
 
     voter: int
@@ -61,7 +61,7 @@ class VoteReply(NamedTuple):
 
 
 class VoteRelease(NamedTuple):
-    """A candidate gives back all votes for requests that it sent at or before `sent`."""
+    """A candidate returns all votes for requests that it sent at or before `sent`."""
 
     candidate: int
     incarnation: str
@@ -72,7 +72,7 @@ Ballot = VoteRequest | VoteReply | VoteRelease
 
 
 class Voter:
-    """The vote that this host casts. A host also needs its own vote to become the coordinator.
+    """The vote that this host casts. To become the coordinator, a host also needs its own vote.
 
     Args:
         votes_from: the earliest time at which this host may vote.
@@ -90,7 +90,7 @@ class Voter:
         """The incarnation and send time of each candidate's last request."""
 
     def is_news(self, request: VoteRequest) -> bool:
-        """Record a request. Return False if the request is outdated or a repetition."""
+        """Record a request. Return False if the request is outdated or repeated."""
         candidate, incarnation, sent, _ = request
         last = self._latest.get(candidate)
         if last is not None and last[0] == incarnation and sent <= last[1]:
@@ -121,7 +121,7 @@ class Voter:
 
     def release(self, release: VoteRelease) -> bool:
         """Take back a vote that the candidate released. Return True unless the candidate has sent a
-        later request.
+        newer request.
         """
         candidate, incarnation, sent = release
         given = self._given
@@ -132,8 +132,8 @@ class Voter:
 
 
 class Campaign:
-    """The votes that this host has been promised and the votes that it has received, and how long
-    it has been asking for votes.
+    """The votes that this host has been promised, the votes that it has received, and how long it
+    has been requesting votes.
 
     Args:
         me: the index of this host.
@@ -161,7 +161,7 @@ class Campaign:
 
     @property
     def is_asking(self) -> bool:
-        """Whether this host is asking for votes and has not been elected yet."""
+        """Whether this host is requesting votes and has not been elected yet."""
         return self._asking_since is not None
 
     @property
@@ -187,7 +187,7 @@ class Campaign:
         return float("-inf")
 
     def is_ready(self, now: float, *, own_vote_is_free: bool) -> bool:
-        """Return whether it is time to ask for votes. This host must have promises from a majority,
+        """Return whether it is time to request votes. This host must have promises from a majority,
         and each lower-numbered host must have had time to go first.
         """
         fresh = {v for v, at in self._promised_at.items() if now - at < ROUND * self._vote_s}
@@ -206,16 +206,16 @@ class Campaign:
         self._promised_at.clear()
 
     def has_failed(self, now: float) -> bool:
-        """Return whether this host has been asking for votes for long enough to give up."""
+        """Return whether this host has been requesting votes for long enough to give up."""
         since = self._asking_since
         return since is not None and now >= since + ROUND * self._vote_s
 
     def add_own(self, now: float) -> None:
-        """Count this host's own vote, given now."""
+        """Count this host's own vote, cast now."""
         self._until[self._me] = now + MARGIN * self._vote_s
 
     def add(self, reply: VoteReply, now: float) -> bool:
-        """Count another host's reply. Return False if the reply arrived too late to count."""
+        """Count another host's reply. Return False if the reply arrived too late to be counted."""
         voter, sent = reply.voter, reply.sent
         if not self._void_until < sent <= now:
             return False

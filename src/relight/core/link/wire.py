@@ -1,13 +1,13 @@
 """Encodes and decodes messages between agents and their coordinator.
 
 Each side first sends the line `relight 3`, with the name and version of the protocol. A peer with a
-different protocol version is refused, and is sent the reason. A new release of relight may add
+different protocol version is rejected, and receives the reason. A new release of relight may add
 fields with defaults, as well as messages that are only sent to peers whose hello announces support
 for them (`relays`, `answers`). Any other change requires a higher `PROTOCOL`. The line is followed
 by frames. A frame is a 4-byte big-endian length, followed by that many bytes of JSON. The JSON is
-an object whose key `type` names the message. No other kind of data is ever decoded, which rules out
-pickles, classes and references. An oversized frame, invalid JSON or any other value raises
-`Malformed` and ends the connection.
+an object whose key `type` names the message. Nothing else is ever decoded, which rules out pickles,
+classes and references. An oversized frame, invalid JSON or any other value raises `Malformed` and
+ends the connection.
 
 The first byte of a stream identifies the client: 0 is a torch TCPStore client, 0x16 is TLS.
 """
@@ -53,8 +53,8 @@ def encode_body(message: Message, limit: int = MAX_FRAME) -> bytes:
 
 
 def _heartbeat(message: Message) -> bytes:
-    """Encode a heartbeat or its echo. A coordinator sends thousands of echoes per second, and the
-    JSON encoder would take up a third of the time needed to send an echo.
+    """Encode a heartbeat or its echo. A coordinator sends thousands of echoes per second, and a
+    third of the time per echo would be spent in the JSON encoder.
     """
     body = _HEARTBEAT + b"%d" % message["number"]
     extra_s = message.get("extra_s")

@@ -1,4 +1,4 @@
-"""Keeps a job's numbers over time, in bounded memory. These numbers are the job's speed and the
+"""Keeps a job's metrics over time, in bounded memory. The metrics are the job's speed and the
 values that its script reports.
 
 Each node's agent samples the numbers (agent/status/numbers). A chart starts with one value per
@@ -121,9 +121,7 @@ class StepRate:
 
 
 def job_charts(job: WholeJob) -> tuple[Chart, ...]:
-    """Return a job's charts. Each chart is taken from the first node in rank order that has this
-    chart.
-    """
+    """Return a job's charts. Each chart comes from the first node in rank order that has it."""
     found: dict[str, Chart] = {}
     for node in sorted(job.nodes, key=lambda node: (node.node < 0, node.node)):
         for chart in node.charts:

@@ -168,7 +168,7 @@ class _Generation:
                 self._notice(t)
 
     def _notice(self, t: float) -> None:
-        """Record a failure or an order to stop, unless the workers have already ended."""
+        """Record a failure or an order to stop, unless the workers have already exited."""
         if self.noticed is None and self.ended is None:
             self.noticed = t
 
@@ -180,12 +180,12 @@ class _Generation:
         return next(at for at in known if at is not None)
 
     def ran_s(self, now: float) -> float:
-        """Return for how many seconds the generation's workers ran, or have been running so far."""
+        """Return how many seconds the generation's workers ran, or have been running so far."""
         return 0.0 if self.started is None else max(0.0, self.worked_until(now) - self.started)
 
     def repair(self) -> tuple[float, str] | None:
         """Return the time from the previous failure until this generation's workers resumed work,
-        and the name of the phase that ended when they did.
+        and the name of the phase that ended at that point.
         """
         if self.failed_before is not None:
             marks = ((self.first, "first_step"), (self.met, "init"), (self.started, "spawn"))
@@ -275,7 +275,7 @@ class Ledger:
     def cold_restart(self) -> tuple[float, float] | None:
         """Return how long the last restart took, from the failure until all workers had connected
         to the store, and how much of this time passed between the workers' start and the first
-        connection. Return None if this is not known.
+        connection. Return None if unknown.
         """
         now = self._generation
         if now is None or now.started is None or now.reached is None or now.met is None:
@@ -369,8 +369,8 @@ def _sum(one: Phases, other: Phases) -> Phases:
 
 
 def is_worth_telling(account: Account) -> bool:
-    """Return whether an account is worth showing. An account isn't worth showing if the job was
-    short and reported no steps.
+    """Return whether an account is worth showing. It isn't if the job was short and reported no
+    steps.
     """
     known = account.goodput is not None
     return account.generations > 0 and (known or account.wall_s >= _SHORT_S)

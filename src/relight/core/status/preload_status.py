@@ -1,4 +1,4 @@
-"""The progress of the imports for restarts, for `relight status`."""
+"""The progress of the imports that make restarts warm, for `relight status`."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ _MAX_SHOWN = 5
 
 
 class LeftOut(NamedTuple):
-    """A module that each worker has to import itself, and the reason."""
+    """A module that each worker has to import itself, and the reason why."""
 
     module: str
     reason: str
@@ -22,7 +22,7 @@ class LeftOut(NamedTuple):
 class PreloadStatus(NamedTuple):
     """The imports on one node.
 
-    The `modules` field is the number of known modules, and the `imported` field says how many of
+    The `modules` field is the number of known modules, and the `imported` field is how many of
     them have been imported. The `importing` field is the module that is being imported, and the
     `seconds` field is the time since the imports began. The `reason` field is the reason why
     restarts are cold.

@@ -40,11 +40,11 @@ class RankUse(NamedTuple):
 
 class RankSnapshot(NamedTuple):
     """One worker. The `exitcode` field is None while the worker is running. The `stop_signal` field
-    is the stop signal that the worker was sent before it ended, or 0. The fields `stdout` and
+    is the stop signal that the worker received before it exited, or 0. The fields `stdout` and
     `stderr` are the paths of the worker's log files, or empty. The `last_line` field is the last
-    line of the worker's output that the agent has seen. After the worker has ended, the `use` field
-    is the agent's last sample with the last reported step, or None if there is neither. The `ended`
-    field is the time when the worker ended, or 0 while it is running.
+    line of the worker's output that the agent has seen. After the worker has exited, the `use`
+    field is the agent's last sample with the last reported step, or None if there is neither. The
+    `ended` field is the time when the worker exited, or 0 while it is running.
     """
 
     rank: int
@@ -80,7 +80,7 @@ class NodeSnapshot(NamedTuple):
     formed. The `exit_code` field is None until the job has ended on this node, and `reason`
     explains why it ended. The `blamed` field contains the ranks on any node that are known to have
     caused a failure. The `run_directory` contains the logs and the event log, if they are kept. The
-    `account` field says how the job spent its time. The `first_step` field is the time when a
+    `account` field describes how the job spent its time. The `first_step` field is the time when a
     worker on this node reported the generation's first step. The `version` field is the agent's
     version of relight. The `topology` field is the node's place in the network, if
     --rank-order=topology is set. The fields `scheduler` and `scheduler_job` are empty for a job
@@ -174,8 +174,8 @@ class NodeAnswers(NamedTuple):
 
 
 class WholeJob(NamedTuple):
-    """A job on all its nodes, as seen by one of its agents. This agent's own node comes first. The
-    `silent` field lists the hosts whose agents have not replied.
+    """The state of a job on all its nodes, as seen by one of its agents. This agent's own node
+    comes first. The `silent` field lists the hosts whose agents have not replied.
     """
 
     nodes: tuple[NodeSnapshot, ...]

@@ -1,9 +1,8 @@
 """Turns a node's events into its lane on a timeline, with a bar for each phase and marks for
 individual events.
 
-A lane shows only what one agent has recorded. The ring buffer keeps only the latest events. If a
-node's first events have been dropped from it, the node's lane begins with the first known
-generation.
+A lane shows only what one agent has recorded. The ring buffer keeps only the latest events. If it
+no longer contains a node's first events, the node's lane begins with the first known generation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -76,8 +75,8 @@ class Lane(NamedTuple):
 
 
 class GenerationRow(NamedTuple):
-    """A generation of the job. `restart` is the number of restarts due to failures before it, and
-    `ended` is None until the generation has ended.
+    """A generation of the job. The `restart` field is the number of restarts due to failures before
+    it, and `ended` is None until the generation has ended.
     """
 
     number: int
@@ -114,7 +113,7 @@ def history(
             generations.
         began: when the job began, in seconds since 1970.
         first_steps: when the latest generation's workers reported their first step, by node. Events
-            contain this only after the workers have ended.
+            contain this only after the workers have exited.
     """
     first: Sequence[TimedEvent] = next(iter(nodes.values()), ())
     lanes = {name: lane(records, began, first_steps.get(name)) for name, records in nodes.items()}
@@ -181,7 +180,9 @@ class _Drawing:
         self._begin(RENDEZVOUS, began)
 
     def take(self, event: Event, at: float, offset: float) -> None:
-        """Process the next event. `offset` converts a monotonic time to seconds since 1970."""
+        """Process the next event. The argument `offset` converts a monotonic time to seconds since
+        1970.
+        """
         match event:
             case Formed():
                 self._form(event, at)
@@ -249,7 +250,7 @@ class _Drawing:
             self.bars[-1] = self.bars[-1]._replace(ended=max(at, self.bars[-1].began))
 
     def split(self, at: float, phase: str) -> None:
-        """Split the bar of an active phase of this generation at a point in time, and begin a phase
+        """End the bar of this generation's active phase at a point in time, and begin a new phase
         there.
         """
         met = any(bar.phase == INIT for bar in self._generation_bars())

@@ -23,7 +23,7 @@ _MARKED = re.compile(r"~+|\^+")
 
 
 def are_wanted(get: Callable[[str], str]) -> bool:
-    """Return whether the environment asks for colours on a terminal.
+    """Return whether the environment enables colours on a terminal.
 
     Args:
         get: returns an environment variable, or an empty string if it is not set.

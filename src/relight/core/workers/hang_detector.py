@@ -57,8 +57,9 @@ class Usage(NamedTuple):
 class Observation(NamedTuple):
     """One observation of a node's workers.
 
-    `workers` is the usage of each running worker, by local rank. `signs` consists of the number of
-    output bytes and the highest step, and a change in either counts as a sign of life.
+    The `workers` field is the usage of each running worker, by local rank. The `signs` field
+    consists of the number of output bytes and the highest step, and a change in either counts as a
+    sign of life.
     """
 
     workers: Mapping[int, Usage]
@@ -66,7 +67,9 @@ class Observation(NamedTuple):
 
 
 class Quiet(NamedTuple):
-    """How many seconds the workers have been quiet, and how many seconds they may be quiet."""
+    """How many seconds the workers have been inactive, and how many seconds of inactivity are
+    allowed.
+    """
 
     seconds: float
     limit_s: float
@@ -92,8 +95,8 @@ class Activity:
         self._longest_silence_s = 0.0  # without a sign
 
     def observe(self, seen: Observation | None, now: float) -> Quiet | None:
-        """Process an observation. Return how long the workers have been quiet, or None while the
-        limits have not been exceeded.
+        """Process an observation. Return how long the workers have been inactive, or None as long
+        as no limit has been exceeded.
 
         Args:
             seen: the observation, or None while the workers can't run because they are frozen.

@@ -1,7 +1,7 @@
 """Holds back a worker's fatal traceback on a terminal.
 
 The failure report also shows that traceback, and several workers often end with the same
-traceback. The traceback is therefore held back until the workers have ended, and then shown once
+traceback. The traceback is therefore held back until the workers have exited, and then shown once
 (core/workers/traceback_groups). All other output, including tracebacks of caught exceptions, is
 shown immediately.
 
@@ -16,7 +16,7 @@ reads the stack from outside the process (stacks/).
               start of the traceback           it is ending: inspect it again in a moment
                                                it can't be inspected, twice: show all, PASSING
                                                held too long, or too much: show all, PASSING
-    ENDED     the worker has ended             output is added to the held output, or passes if
+    ENDED     the worker has exited            output is added to the held output, or passes if
                                                nothing is held
 
 Invariants: The bytes shown so far, followed by the bytes held, are the worker's complete output.
@@ -62,7 +62,7 @@ class HeldTraceback:
 
     @property
     def ends(self) -> bool:
-        """Whether the worker has ended, or was ending when it was inspected."""
+        """Whether the worker has exited, or was exiting when it was inspected."""
         return self._has_ended or True in self._seen
 
     def is_late(self, now: float) -> bool:
@@ -91,8 +91,8 @@ class HeldTraceback:
         return shown + self.release() if len(self._held) > _MAX else shown
 
     def deadline(self) -> float | None:
-        """Return when to inspect the worker and call `on_inspected`, or None if that isn't
-        necessary.
+        """Return the time at which to inspect the worker and call `on_inspected`, or None if no
+        inspection is needed.
         """
         return self._due
 
@@ -113,7 +113,7 @@ class HeldTraceback:
         return b""
 
     def worker_ended(self) -> None:
-        """Record that the worker has ended, so that it no longer needs to be inspected."""
+        """Record that the worker has exited, so that it no longer needs to be inspected."""
         self._has_ended = True
         self._due = None
 
@@ -132,9 +132,7 @@ class HeldTraceback:
 
 
 def _beginning(data: bytes) -> tuple[int, bool]:
-    """Return where a traceback begins (`len(data)` if there is none), and whether that is
-    certain.
-    """
+    """Return the position where a traceback begins (or len(data)), and whether it is certain."""
     header = data.find(_HEADER)
     end = len(data) if header < 0 else header
     place, is_whole = _place_of_syntax_error(data[:end], is_cut=header < 0)
@@ -148,8 +146,9 @@ def _beginning(data: bytes) -> tuple[int, bool]:
 
 
 def _place_of_syntax_error(data: bytes, *, is_cut: bool) -> tuple[int, bool]:
-    """Return where a SyntaxError in the script itself begins, and whether its first line is
-    complete. Its traceback lacks a header and begins with a location that does not name a function.
+    """Return the position where a SyntaxError in the script itself begins, and whether its first
+    line is complete. Its traceback lacks a header and begins with a location that does not name a
+    function.
     """
     at = data.find(_FILE)
     while at >= 0:

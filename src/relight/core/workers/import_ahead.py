@@ -57,7 +57,7 @@ class WorkerImports(NamedTuple):
 
 
 class ImportProgress(NamedTuple):
-    """The progress of a process that has imported `imported` of `modules` modules so far.
+    """The progress of a process that has imported `imported` of its `modules` modules.
 
     Attributes:
         elapsed_s: how long the process has been importing.
@@ -86,7 +86,8 @@ def are_complete(seen: WorkerImports) -> bool:
 
 
 def pays_to_replace(lacking: int, modules: int, quiet_s: float, replaced: int) -> bool:
-    """Return whether to replace a process that lacks some of the modules with a complete one.
+    """Return whether to replace a process that lacks some of the modules with one that has all of
+    them.
 
     Args:
         lacking: number of modules that the workers have and the process lacks.

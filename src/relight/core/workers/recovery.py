@@ -25,7 +25,7 @@ def hanging(alive: Collection[int], doing: Mapping[int, WorkerState]) -> tuple[i
 def why_not(
     alive: Collection[int], inside: Collection[int], hanging: Collection[int] = ()
 ) -> str | None:
-    """Return why the surviving ranks can't keep their processes, or None if they can. The reason is
+    """Return the reason why the surviving ranks can't keep their processes, or None. The reason is
     empty if no rank is running a recoverable function, because users expect a restart in that case.
 
     Args:
@@ -46,7 +46,7 @@ def why_not(
 
 
 def why_stopped(finished: Collection[int], late: Collection[int], limit_s: float) -> str:
-    """Return why the ranks that were leaving their process group must be restarted.
+    """Return the reason why the ranks that were leaving their process group must be restarted.
 
     Args:
         finished: the local ranks that exited with code 0 while leaving.

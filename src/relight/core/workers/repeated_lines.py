@@ -88,7 +88,7 @@ class RepeatedLines:
         self._place += 1
 
     def deadline(self) -> float | None:
-        """Return when to call `notes`, or None if no note is pending."""
+        """Return the time at which to call `notes`, or None if no note is pending."""
         return self._due
 
     def notes(self, now: float) -> list[str]:

@@ -3,11 +3,11 @@ order.
 
 The worker creates the page next to its error file (shared_page) when it first calls a function from
 `relight.worker`. If the agent has to write something before that, the agent creates the page. Each
-word has a single writer, which never bases a decision on a value that it reads back. A bug in the
-script may overwrite any part of this memory, so readers access words through the functions below,
-which ignore values that are out of bounds. Change `SUFFIX` whenever the meaning of a word changes.
-Workers that start after an upgrade may import a newer version of relight than their agent runs. In
-that case they must not share memory with the agent.
+word has a single writer, which never makes decisions based on values that it reads back. A bug in
+the script may overwrite any part of this memory, so readers access words through the functions
+below, which ignore values that are out of bounds. Change `SUFFIX` whenever the meaning of a word
+changes. Workers that start after an upgrade may import a newer version of relight than their agent
+runs. Such workers must not share memory with the agent.
 """
 
 import struct
@@ -83,7 +83,9 @@ MAX_STEP = 1 << 62
 
 
 def calls(page: memoryview) -> int:
-    """Return how often the worker has called `should_checkpoint`, or 0 if the value is invalid."""
+    """Return how many times the worker has called `should_checkpoint`, or 0 if the value is
+    invalid.
+    """
     count = page[CALLS]
     return count if count <= MAX_CALLS else 0
 
@@ -123,8 +125,8 @@ def values(page: memoryview) -> tuple[str, ...]:
 
 
 def span(page: memoryview, began: float, now: Callable[[], float]) -> tuple[float, float] | None:
-    """Return when the worker reported its first and last steps, or None if it has not reported
-    any.
+    """Return the times when the worker reported its first and last steps, or None if it has not
+    reported any.
     """
     first, last = page[FIRST_AT] / 1e9, page[STEP_AT] / 1e9
     return (first, last) if first and began <= first <= last <= now() else None
@@ -140,8 +142,8 @@ def left_s(page: memoryview, now: float) -> float | None:
 
 
 def leaves(page: memoryview, call: int) -> bool | None:
-    """Return whether a worker must save and exit at this call of `should_checkpoint`, or None while
-    it must wait for a decision.
+    """Return whether a worker must save and exit on this call to `should_checkpoint`, or None while
+    a decision is pending.
     """
     agreed = page[AGREED]
     if agreed:

@@ -1,5 +1,5 @@
-"""Formats the status line that a terminal shows while the agent is waiting, and determines when
-that line changes.
+"""Formats the status line that a terminal shows while the agent is waiting, and determines when the
+line has to change.
 """
 
 import re
@@ -26,7 +26,7 @@ def line(what: str, waited_s: float, columns: int) -> str:
 
 
 def drawn(text: str, *, coloured: bool) -> str:
-    """Return what to write to a terminal to replace its current line with this text."""
+    """Return the bytes that replace a terminal's current line with this text."""
     return _CLEAR + (f"{_DIM}{text}{_PLAIN}" if coloured and text else text)
 
 

@@ -78,7 +78,7 @@ def patience_s(grace_s: float, *, refused: bool) -> float:
     within a lower and an upper limit.
 
     The kernel may need seconds to free the memory of a large process, and the next worker needs
-    that memory. Waiting long for processes that can't be killed at all is pointless.
+    that memory. There is no point in waiting long for processes that can't be killed at all.
 
     Args:
         grace_s: the grace time (--shutdown-timeout).
@@ -115,7 +115,7 @@ _STAYING = SupervisionState.LEAVING, SupervisionState.LEFT
 
 
 class SaveAndLeave(NamedTuple):
-    """Event: the workers are ordered to save a checkpoint and leave."""
+    """Event: the workers must save a checkpoint and exit."""
 
 
 class Noticed(NamedTuple):
@@ -127,9 +127,9 @@ class Noticed(NamedTuple):
 
 
 class SurvivorsLeave(NamedTuple):
-    """Event: the workers are to leave their process group within `limit_s` seconds. One of them may
-    have failed without having been reported yet. The workers listed in `hanging` can't leave the
-    group, and are replaced.
+    """Event: the workers must leave their process group within `limit_s` seconds. One of them may
+    already have failed without having been reported. The workers listed in `hanging` can't leave
+    the group, and are replaced.
     """
 
     limit_s: float
@@ -190,15 +190,15 @@ class Supervision:
 
     @property
     def failed(self) -> bool:
-        """Whether a worker ended with a nonzero exit code, or could not be ended at all."""
+        """Whether a worker exited with a nonzero exit code or could not be killed."""
         return any(end.exitcode for end in self.ends.values()) or (
             self.state is SupervisionState.ENDED and bool(self._alive)
         )
 
     @property
     def may_leave(self) -> bool:
-        """Whether workers may leave their process group, because they are running and none of them
-        can be saving a checkpoint.
+        """Whether workers may leave their process group: they are running, and none of them can be
+        saving a checkpoint.
         """
         return self.state is SupervisionState.RUNNING and not self._noticed & self._alive.keys()
 
@@ -263,7 +263,7 @@ class Supervision:
         return []
 
     def deadline(self) -> float | None:
-        """Return when the next Tick is due, or None."""
+        """Return the time when the next Tick is due, or None."""
         return self._deadline
 
     def explain(self, now: float) -> str:

@@ -1,7 +1,7 @@
 """Decides which surviving ranks send their state to which ranks in the next generation.
 
-Ranks with the same shard of the state are replicas of each other. One rank may have finished the
-step in which another rank noticed the failure, so survivors may be one step apart. Shards from
+Ranks with the same shard of the state are replicas of each other. One rank may have finished a step
+during which another rank noticed the failure, so survivors may be one step apart. Shards from
 different steps are never combined. Unsharded state is treated as a single shard that every rank
 has.
 """
@@ -76,7 +76,7 @@ def transfers(ranks: Sequence[RankState], step: int) -> list[tuple[int, int]]:
 
 
 def why_lost(ranks: Sequence[RankState]) -> str:
-    """Return why the surviving ranks can't provide the state that all ranks need."""
+    """Return the reason why the surviving ranks can't provide the state that all ranks need."""
     held = {each.held for each in ranks if each.step is not None}
     missing = [rank for rank, each in enumerate(ranks) if each.needed not in held]
     if len(missing) == len(ranks):

@@ -1,9 +1,9 @@
-"""Computes one worker's command line and environment, which depend only on the launch request and
-the worker's rank.
+"""Computes a worker's command line and environment from just the launch request and the worker's
+rank.
 
 The command line and the environment are the same as with torchrun (torch 2.13), with one exception:
 `${local_rank}` is the only pattern that is replaced in arguments. Other patterns that
-`string.Template` would replace, such as `$$` and `$local_rank`, are left unchanged.
+`string.Template` would replace, such as `$$` and `$local_rank`, are kept as they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,8 +55,8 @@ class Command(NamedTuple):
     """Parameters common to all workers of this node.
 
     `run_path` contains the Python arguments for `--run-path`, which are -c and a program.
-    `local_rank_argument` is set for `relight launch` without `--use-env`. `agent_store` is set if
-    the agent serves MASTER_PORT.
+    The `local_rank_argument` field is set for `relight launch` without `--use-env`. The
+    `agent_store` field is set if the agent serves MASTER_PORT.
     """
 
     spec: LaunchSpec
@@ -79,8 +79,8 @@ class Command(NamedTuple):
 
 
 def why_all_restart(spec: LaunchSpec) -> str:
-    """Return why this job's ranks can't keep their processes when another rank fails, or an empty
-    string if they can.
+    """Return the reason why this job's ranks can't keep their processes when another rank fails, or
+    an empty string if they can.
     """
     if spec.health_check is not None:
         return "--health-check checks the node without workers"

@@ -43,7 +43,7 @@ class HttpRefusal(NamedTuple):
 
 
 def check_get(headers: Mapping[str, str], names: Collection[str], path: str) -> HttpRefusal | None:
-    """Return why a read request is rejected, or None if it is allowed.
+    """Return the reason for rejecting a read request, or None if it is allowed.
 
     Args:
         headers: the request's headers, names in lower case.
@@ -59,7 +59,7 @@ def check_get(headers: Mapping[str, str], names: Collection[str], path: str) -> 
 
 
 def refusal_without_token(headers: Mapping[str, str], token: str) -> HttpRefusal | None:
-    """Return why a request that requires the token is rejected, or None if it is allowed.
+    """Return the reason for rejecting a request that requires the token, or None if it is allowed.
 
     Args:
         headers: the request's headers, names in lower case.
@@ -77,7 +77,7 @@ def refusal_without_token(headers: Mapping[str, str], token: str) -> HttpRefusal
 def check_post(
     headers: Mapping[str, str], names: Collection[str], token: str
 ) -> HttpRefusal | None:
-    """Return why a request that acts on the job is rejected, or None if it is allowed.
+    """Return the reason for rejecting a request that acts on the job, or None if it is allowed.
 
     Args:
         headers: the request's headers, names in lower case.

@@ -2,8 +2,8 @@
 ranks are not sent every second.
 
 A snapshot of a job is a JSON object. Its `ranks` are rows that begin with the rank number, and its
-`events` have ascending numbers `n`. For these two keys, only changed rows and new events are sent.
-For every other key, the whole value is sent if it has changed.
+`events` have ascending numbers `n`. For these keys, only changed rows and new events are sent. For
+every other key, the whole value is sent if it has changed.
 """
 
 from typing import Any

@@ -107,7 +107,9 @@ def job_labels(reading: Reading) -> dict[str, str]:
 
 
 def unique_id(job: NodeSnapshot) -> str:
-    """Return a job id that is unique across a fleet. A pid alone is unique only on its host."""
+    """Return a job id that is unique across a fleet. A pid on its own is unique only within its
+    host.
+    """
     return f"{job.id}@{job.host}"
 
 

@@ -119,7 +119,7 @@ class _Trace:
         self._taken = 0.0
 
     def take(self, reading: Reading) -> None:
-        """Begin and end spans so that they match this state of the job."""
+        """Start and end spans to match the job's current state."""
         own = reading.job.nodes[0]
         self._taken = own.taken
         if self._job is None:

@@ -63,9 +63,10 @@ _STREAMS = ("stdout", "stderr", "combined")
 class Served(NamedTuple):
     """The job that the server shows, as functions that return its data and perform actions on it.
 
-    `look` returns the job as a JSON object. It may be called often, and from any thread. `output`
-    takes a rank and a stream. `metrics` returns a content type and a body. `actions` maps the name
-    of each action to a function that performs it and returns a message for the user.
+    The `look` function returns the job as a JSON object. It may be called often, and from any
+    thread. The `output` function takes a rank and a stream. The `metrics` function returns a
+    content type and a body. The `actions` field maps the name of each action to a function that
+    performs it and returns a message for the user.
     """
 
     look: Callable[[], dict[str, Any]]
@@ -137,7 +138,7 @@ class PageServer(ThreadingHTTPServer):
         """Ignore the error when a client disconnects. `_Request` reports internal errors."""
 
     def finish(self) -> None:
-        """Make the streams send the job's last state, and then close them."""
+        """Send the job's last state on all streams, and then close them."""
         self.closing.set()
         until = time.monotonic() + _LAST_S
         for _ in range(_MAX_STREAMS):
@@ -185,8 +186,8 @@ class _Request(BaseHTTPRequestHandler):
         return True
 
     def finish(self) -> None:
-        """Read and discard the rest of the request for a short time, so that the client receives
-        the response.
+        """Briefly read and discard the rest of the request, so that the client receives the
+        response.
         """
         super().finish()
         with contextlib.suppress(OSError):
@@ -224,7 +225,7 @@ class _Request(BaseHTTPRequestHandler):
             self._refuse(access.HttpRefusal(404, "there is no such page"))
 
     def do_HEAD(self) -> None:
-        """Respond in the same way as to a GET request, but without a body."""
+        """Respond as to a GET request, but without a body."""
         if self._url.path == "/stream":
             self._refuse(access.HttpRefusal(405, "GET only"))
         else:

@@ -43,8 +43,8 @@ _RECOVERED_S = 60.0
 
 class Reading(NamedTuple):
     """A job's state at one point in time. `answers` is true if the agent is responding or the job
-    has ended, and `gone` is true if the agent was killed. `gpus` maps the pids of processes on this
-    machine to their GPU usage.
+    has ended, and `gone` is true if the agent was killed. The `gpus` field maps the pids of
+    processes on this machine to their GPU usage.
     """
 
     job: WholeJob
@@ -182,8 +182,8 @@ def _notice(reading: Reading, state: str) -> tuple[str, str]:
 
 
 def _has_recovered(reading: Reading) -> bool:
-    """Return whether the workers in the latest generation are making progress. Progress is assumed
-    once they have reported a step or have been running for a while.
+    """Return whether the workers in the latest generation are making progress. They are assumed to
+    be making progress once they have reported a step or have been running for a while.
     """
     own, generations = reading.job.nodes[0], reading.history.generations
     if own.state == RUNNING and any(
@@ -233,7 +233,7 @@ def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
 
 
 def rank_state(rank: RankSnapshot, node: NodeSnapshot) -> str:
-    """Return a rank's state as a single word, followed by the reason if the rank has ended and the
+    """Return a rank's state as a single word, followed by the reason if the rank has exited and the
     reason is known.
     """
     if rank.exitcode is None:

@@ -69,14 +69,14 @@ class WatchedJob:
             return self._look
 
     def reading(self, *, now: bool = False) -> Reading:
-        """Return the job's state. If `now` is set, read it again first."""
+        """Return the job's state. If `now` is set, reread it first."""
         with self._lock:
             self._next_at = 0.0 if now else self._next_at
             self._read()
             return self._reading
 
     def output(self, rank: int, stream: str) -> str:
-        """Return as much of a rank's latest output as its agent has kept."""
+        """Return as much of a rank's recent output as its agent has kept."""
         for number, node in enumerate(self.reading().job.nodes):
             for each in node.ranks:
                 if each.rank == rank:
@@ -137,8 +137,8 @@ class WatchedJob:
 
 
 class _LatestGpus:
-    """The GPU usage of processes, up to a few seconds old. On some machines a query takes a second,
-    so queries run in a thread, and only while a browser is connected.
+    """The GPU usage of processes, which may be a few seconds old. On some machines a query takes a
+    second, so queries run in a thread, and only while a browser is connected.
     """
 
     def __init__(self) -> None:

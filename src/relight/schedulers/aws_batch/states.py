@@ -108,7 +108,7 @@ def _role_name(container: Mapping[str, Any]) -> str:
 
 def _restarts(job: Mapping[str, Any], whole: AppState) -> int:
     """Return how many times a job has been restarted. The job's list of attempts may or may not
-    include the attempt that is running.
+    include the running attempt.
     """
     ended = sum(1 for each in job.get("attempts") or () if each.get("stoppedAt"))
     return max(0, ended - 1) if whole.is_over else ended

@@ -15,8 +15,8 @@ _HINT = "check whether it is running; DOCKER_HOST sets its address"
 
 
 class Daemon:
-    """The Docker daemon at DOCKER_HOST, or the local daemon if DOCKER_HOST is not set. No
-    connection is made until one is needed.
+    """The Docker daemon at DOCKER_HOST, or the local daemon if DOCKER_HOST is not set. The
+    connection is only opened when it is needed.
     """
 
     def __init__(self) -> None:

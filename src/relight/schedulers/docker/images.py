@@ -104,8 +104,8 @@ class Images:
 
 
 class Progress:
-    """Shows the daemon's progress on stderr. On a terminal, a single line is updated. Otherwise,
-    two lines are printed.
+    """Shows the daemon's progress on stderr. On a terminal, a single line is updated in place.
+    Otherwise, two lines are printed.
     """
 
     def __init__(self, quiet: bool) -> None:

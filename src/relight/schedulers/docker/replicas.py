@@ -33,8 +33,8 @@ _STATES = {
 
 
 class Container(NamedTuple):
-    """A container. `mark` is the suffix that was added to its name if it was stopped on request, or
-    empty.
+    """A container. The `mark` field is the suffix that was added to its name if it was stopped on
+    request, or empty.
     """
 
     id: str

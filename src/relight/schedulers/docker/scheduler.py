@@ -277,7 +277,7 @@ def _networks(client: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 def _remove_network(client: Any, network_id: str) -> bool:
-    """Remove a network if no container uses it, and return whether the network is gone."""
+    """Remove a network if no container uses it, and return whether the network no longer exists."""
     import docker
 
     try:

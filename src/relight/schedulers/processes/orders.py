@@ -20,7 +20,9 @@ class ReplicaPlan(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A local job to run. `detach` is whether the job outlives the process that submitted it."""
+    """A local job to run. The `detach` field indicates whether the job outlives the process that
+    submitted it.
+    """
 
     scheduler: str
     app_id: str

@@ -202,7 +202,7 @@ class LocalRecord:
         return None
 
     def stop(self, limit_s: float) -> bool:
-        """Ask the executor to stop the job, and return whether the job ends within the time
+        """Request that the executor stop the job, and return whether the job ends within the time
         limit.
         """
         state = self.read()

@@ -102,7 +102,7 @@ def parse_app_id(app_id: str) -> tuple[str, str]:
 def _of_ray(name: str, text: str) -> str:
     """Return the URL of the dashboard that one of Ray's environment variables specifies.
     RAY_ADDRESS may be the address of Ray Client (`ray://HOST:10001`) or of the cluster's GCS
-    (`HOST:6379`). `ray job submit` asks either of them for the dashboard's address
+    (`HOST:6379`). `ray job submit` gets the dashboard's address from either of them
     (`get_address_for_submission_client`, Ray 2.60). By default, they are on the same host as the
     dashboard.
     """

@@ -102,7 +102,7 @@ class Slot:
 
     @property
     def is_over(self) -> bool:
-        """Whether the replica has ended permanently."""
+        """Whether the replica has exited permanently."""
         return self.state in (SUCCEEDED, FAILED, CANCELLED)
 
 
@@ -182,13 +182,13 @@ class JobCore:
             self._fail(slot)
 
     def cancel(self) -> None:
-        """Start stopping all replicas, because the job was cancelled."""
+        """Begin to stop all replicas, because the job was cancelled."""
         if not self.stopping:
             self._cancelled, self.message = True, "it was cancelled"
             self._stop()
 
     def finish(self) -> None:
-        """Start stopping the remaining replicas, because enough replicas have succeeded."""
+        """Begin to stop the remaining replicas, because enough replicas have succeeded."""
         self._stop()
 
     @property
@@ -677,8 +677,8 @@ class Driver:
                 actor.stop.remote()
 
     def _stop_timed_out(self) -> None:
-        """Stop each replica whose time limit has expired. It can save a checkpoint first, and is
-        restarted afterwards.
+        """Stop each replica whose time limit has expired. Such a replica can save a checkpoint
+        first, and is restarted afterwards.
         """
         for slot, actor in self._actors.items() if self._order["timeout_s"] else ():
             is_over = slot.state == RUNNING and time.monotonic() >= slot.end_at
@@ -890,7 +890,7 @@ def _line(error: BaseException) -> str:
 
 
 def _set_modes(folder: str) -> None:
-    """Restore the file modes, which are lost when Ray unpacks the package. The launcher must be
+    """Restore the file modes, which Ray loses when it unpacks the package. The launcher must be
     executable, and the order must be private because it contains secrets.
     """
     for name, mode in (("relight", 0o700), ("order.json", 0o600)):

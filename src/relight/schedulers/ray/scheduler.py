@@ -154,8 +154,7 @@ class Ray(Scheduler):
 
     def delete(self, app_id: str) -> None:
         """Stop a job, and remove it from Ray's list. As with all Ray jobs, the log files stay on
-        the head node for as long as the cluster is running, although nothing refers to them any
-        more.
+        the head node until the cluster shuts down, although nothing refers to them any longer.
         """
         url, name = dashboard.parse_app_id(app_id)
         cluster = Dashboard(url)

@@ -66,7 +66,7 @@ def _replica(written: list[Any], whole: AppState, end: str) -> ReplicaStatus:
 
 
 def _end(job: Mapping[str, Any]) -> str:
-    """Explain how the driver ended, in case the driver did not report this itself."""
+    """Explain how the driver ended, if the driver did not report this itself."""
     code = job.get("driver_exit_code")
     last = last_line(str(job.get("message") or ""))
     if code is None or code < 0 or not last:

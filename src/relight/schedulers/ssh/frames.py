@@ -35,9 +35,9 @@ Frame = tuple[bytes, bytes]
 class ReplicaEnded(NamedTuple):
     """The content of an END frame: the result of an order.
 
-    `exitcode` is the replica's exit code (negative for a signal), or None. `error` is the reason
-    that the system reports for the replica's end, and `error_file` is the content of its error
-    file. `message`, `hint` and the exit `code` describe why an order could not be executed.
+    The `exitcode` field is the replica's exit code (negative for a signal), or None. `error` is the
+    reason that the system reports for the replica's end, and `error_file` is the content of its
+    error file. `message`, `hint` and the exit `code` describe why an order could not be executed.
     """
 
     exitcode: int | None = None

@@ -153,7 +153,7 @@ class ReplicaLink:
         self._loop.call_after(self._order.order.silence_s / _BEATS_IN_SILENCE, self._send_beat)
 
     def _stop(self) -> None:
-        """Stop the replica. A second call skips the grace period."""
+        """Stop the replica. When called a second time, skip the grace period."""
         if self._channel.decoder.greeted:
             self._channel.send(frames.STOP)
         if not self._stopped:
@@ -192,7 +192,7 @@ def _write_error_file(path: str, text: str) -> None:
 
 
 def _end_as(exitcode: int) -> NoReturn:
-    """Exit in the same way as the replica, with the same exit code or by the same signal."""
+    """Exit in the same way as the replica, with the same exit code or from the same signal."""
     if exitcode < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:

@@ -11,7 +11,9 @@ from relight.schedulers.ssh.hosts import SshHost
 
 
 class RunReplica(NamedTuple):
-    """Run a replica. `copy` is whether the working directory is in a copy of the workspace."""
+    """Run a replica. The `copy` field indicates whether the working directory is in a copy of the
+    workspace.
+    """
 
     app_id: str
     role: str

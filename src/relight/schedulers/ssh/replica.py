@@ -125,7 +125,7 @@ class Session:
         self._over = True
 
     def _restart_silence_timer(self) -> None:
-        """Restart the silence timer, because the other side is alive."""
+        """Reset the silence timer, because the other side is alive."""
         if self._silence is not None:
             self._silence.cancel()
         silence_s = self._order.silence_s if self._order is not None else _SILENCE_S

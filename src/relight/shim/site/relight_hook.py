@@ -5,9 +5,9 @@ torch.distributed.launch` is replaced by `relight run` or `relight launch` befor
 In any other program, relight's `elastic_launch` is installed in `torch.distributed.launcher.api`
 when that module is imported.
 
-The directory that contains this file is briefly on each program's sys.path, so it must not contain
-any other modules. If the Python version is too old for relight, torch's launcher is used, and a
-message explains why.
+This file's directory is briefly on each program's sys.path, so it must not contain any other
+modules. If the Python version is too old for relight, torch's launcher is used, and a message
+explains why.
 """
 
 import os

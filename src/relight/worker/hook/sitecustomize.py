@@ -82,7 +82,7 @@ class ImportRecorder:
             self.await_step()
 
     def await_step(self) -> None:
-        """Make torch call `on_step`, once the worker itself has imported torch's optimizers. The
+        """Have torch call `on_step`, once the worker itself has imported torch's optimizers. The
         module that defines the required function imports other modules afterwards, so this finder
         is called again early enough that no optimizer is missed.
         """
