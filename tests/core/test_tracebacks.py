@@ -866,7 +866,7 @@ def test_hostile_text_is_parsed_in_linear_time(first: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_alternating_hostile_text_is_parsed_in_linear_time() -> None:
+def test_adversarial_text_is_parsed_in_linear_time() -> None:
     """The text is any two pieces, alternating up to 32 KB."""
     for one in HOSTILE:
         for other in HOSTILE:

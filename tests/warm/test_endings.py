@@ -192,7 +192,7 @@ FIRST = {
 
 
 @pytest.mark.parametrize("name", [x if x in FIRST else long(x) for x in SCRIPTS])
-def test_script_ends_the_same_way_cold_and_warm(
+def test_script_ends_identically_cold_and_warm(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:
     """The exit code, stdout, and stderr are the same."""
@@ -242,7 +242,7 @@ if __name__ == "__main__":
 @pytest.mark.needs_torch
 @pytest.mark.long
 @pytest.mark.parametrize("name", TORCH_SCRIPTS)
-def test_torch_script_ends_the_same_way_cold_and_preloaded(
+def test_torch_script_ends_identically_cold_and_preloaded(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:
     """The scripts cover seeds, threads, autograd, loaders, torch.multiprocessing, and an error."""
@@ -270,7 +270,7 @@ def test_numpy_generator_is_reseeded_in_each_worker(launch: Launch, script: Scri
         long("multiprocessing forkserver"),
     ],
 )
-def test_module_ends_the_same_way_cold_and_warm(
+def test_module_ends_identically_cold_and_warm(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:
     script(SCRIPTS[name], "training.py")

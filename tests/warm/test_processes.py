@@ -379,7 +379,7 @@ def test_script_sees_same_process_state_cold_and_in_warm_process(shell: Shell, k
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_script_ends_the_same_way_cold_and_in_warm_process(shell: Shell) -> None:
+def test_script_ends_identically_cold_and_in_warm_process(shell: Shell) -> None:
     """The script ends in all 71 ways; it is edited between the jobs that use one process."""
     pid = shell.make(modules=ENDING_MODULES)
     (shell.folder / "neighbour.py").write_text("x = 3\n")

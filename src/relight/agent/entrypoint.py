@@ -128,8 +128,8 @@ def _is_pipe(path: str) -> bool:
 
 
 def misplaced_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
-    """Return a note if launcher flags come after the script, because they are then passed to the
-    script.
+    """Return a note if launcher flags follow the script, since they would go to the script rather
+    than to the launcher.
     """
     arguments = spec.script_args
     if "--" in arguments:  # everything after it is meant for the script

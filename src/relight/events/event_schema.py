@@ -26,7 +26,7 @@ FIELDS = {
     "exit_code": "exit code of the agent, from 0 to 255",
     "exitcode": "exit code of the process; below 0, the number of the signal that ended it",
     "failed_host": "name of the node; empty without a failure, or if the node is unknown",
-    "first": "when a worker first called progress(), on the clock of `t`",
+    "first": "when a worker first called progress(), on the same clock as `t`",
     "frozen": "whether they are frozen or running again",
     "generation": "number of the generation, from 0",
     "group_rank": "number of this node in the generation, from 0",
@@ -36,7 +36,7 @@ FIELDS = {
     "job": "id of the job; empty in a single-node job",
     "StateChanged.job": "id of the group's job; empty in a single-node job, and for other state "
     "machines",
-    "last": "when a worker last called progress(), on the clock of `t`",
+    "last": "when a worker last called progress(), on the same clock as `t`",
     "left_out": "packages that workers import but that are not installed, with `auto`; separated "
     "by spaces",
     "FailureNoticed.local_rank": "number of the worker on its node, from 0; -1 for all of them",

@@ -249,8 +249,8 @@ class FailureNoticed(NamedTuple):
 
 class StepsReported(NamedTuple):
     """The workers on this node have exited after calling relight.worker.progress. `first` and
-    `last` are the times of the first and last call, on the clock of `t`; `step` is the highest
-    step.
+    `last` are the times of the first and last calls, on the same clock as `t`; `step` is the
+    highest step.
     """
 
     generation: int

@@ -127,7 +127,7 @@ class Workspace:
         return Workspace(dict(workspaces.pairs(workspace)) if workspace else {})
 
     def is_unmapped_single_project(self) -> bool:
-        """Return whether there is only one directory, and it is copied to the root."""
+        """Return whether there is exactly one directory and it is copied to the root."""
         return list(self.projects.values()) == [""]
 
     def merge_into(self, outdir: str | os.PathLike[str]) -> None:

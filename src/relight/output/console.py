@@ -230,8 +230,8 @@ class Console:
     def _serve(self) -> None:
         """Let the waiting streams write, longest wait first.
 
-        If a stream ends a line that was blocking streams that have waited longer, serve those
-        again.
+        When a stream ends a line, return to the streams that were blocked by this line and have
+        waited longer.
         """
         is_served, self._again = self._again is not None, True
         if is_served:

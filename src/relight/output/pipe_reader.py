@@ -23,8 +23,8 @@ _LARGEST_PIPE = 1024 * 1024
 
 
 class LongOutput(NamedTuple):
-    """The end of a worker's output and the beginning of its last traceback, if that is not part of
-    the end. The `newlines` field is the number of newlines in between.
+    """The end of a worker's output, plus the beginning of its last traceback if the end does not
+    include it. The `newlines` field is the number of newlines in between.
     """
 
     head: bytes

@@ -38,8 +38,8 @@ class Arguments:
         sys.argv = self._real
 
     def problem(self) -> tuple[str, str]:
-        """Return a module that has read arguments since the last call, with a description, or two
-        empty strings.
+        """Return the name and a description of a module that has read the command line since the
+        last call, or two empty strings.
         """
         module, self._read_by = self._read_by, ""
         return (module, f"{module} reads the script's arguments") if module else ("", "")

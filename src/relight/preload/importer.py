@@ -225,7 +225,7 @@ class _DependencyFinder:
         self.needs: dict[str, set[str]] = {}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Find no modules, but raise an error for an unfit module to stop its import."""
+        """Never find a module; only raise an error to stop the import of an unsuitable module."""
         del path, target
         if name in self.culprits:
             self.wanted = name

@@ -29,7 +29,7 @@ Kubernetes
                              host name is NAME-INDEX. Kubernetes does not set a variable with the
                              number of pods, which comes from --nnodes, PET_NNODES, NNODES, or
                              WORLD_SIZE if MASTER_ADDR is set.
-    PET_…                    TrainJob and PyTorchJob (Kubeflow): count as flags, as with torchrun
+    PET_…                    TrainJob and PyTorchJob (Kubeflow): treated as flags, as in torchrun
     MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE    PyTorchJob: RANK of the pod, master first;
                              WORLD_SIZE counts pods, or workers if PET_NNODES is set. Old operators
                              set MASTER_ADDR to `localhost` on the master itself.

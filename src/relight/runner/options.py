@@ -132,8 +132,8 @@ def named(option: Option, section: Mapping[str, Any]) -> Any:
 
 
 def _typed(value: Any) -> Any:
-    """Convert a TOML value to the text that `-cfg` would contain. Lists and tables remain, and
-    their values are converted.
+    """Convert a TOML value to the text that `-cfg` would contain. Lists and tables are kept,
+    but the values in them are converted.
 
     Raises:
         ValueError: if a list or table contains another one.

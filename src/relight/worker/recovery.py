@@ -150,8 +150,8 @@ def _is_group_error(error: BaseException | None) -> bool:
 
 
 def _leave(page: memoryview, addresses: Collection[bytes]) -> None:
-    """Drop the group, and notify the agent. The argument `addresses` are those of the group's gloo
-    processes.
+    """Drop the group, and notify the agent. The argument `addresses` contains the addresses of the
+    group's gloo processes.
     """
     count = page[words.LEAVE]
     dist = _distributed()

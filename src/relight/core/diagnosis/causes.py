@@ -448,9 +448,9 @@ def _without_code(known: Known, symptom: Failure) -> Verdict | None:
 
 
 def _odd_one_out(found: Sequence[Failure]) -> Failure | None:
-    """Return the worker that lost its connection at about the same time as all other workers, but
-    in a different function. Return None unless there is exactly one such worker. The other workers
-    have lost a common peer, and the agent may have noticed their failures first.
+    """Return the one worker that was in a different function from all others when they lost their
+    connections at about the same time. Return None unless there is exactly one such worker. The
+    other workers have lost a common peer, and the agent may have noticed their failures first.
     """
     groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in found:

@@ -528,7 +528,9 @@ def _is_other(line: str) -> bool:
 def _ending(
     lines: Sequence[str], chains: Sequence[_Chain], program: ProgramFacts = _UNKNOWN
 ) -> tuple[int, ErrorReport | None]:
-    """Return the report on a worker's fatal exception, preceded by the number of earlier chains."""
+    """Return the number of exception chains that were printed before a worker's fatal exception,
+    and the report on that exception.
+    """
     crash = _crash(lines)
     printed: tuple[int, ErrorReport] | None = None
     for number, chain in reversed(list(enumerate(chains))):

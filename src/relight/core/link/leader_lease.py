@@ -23,8 +23,8 @@ agents and also cut the holder off from the registry. A rejected agent may then 
 holder. Therefore a holder that has not reached the registry for `FRESH_S` ends its hold as soon as
 a node in its generation is silent or lost.
 
-If a connection to the holder is refused, the holder may have exited, but the reason may also be a
-firewall. Therefore a refusal counts only at the first address in the record, and only if this
+If a connection to the holder is refused, the holder may have exited, or a firewall may have
+refused it. Therefore a refusal counts only at the first address in the record, and only if this
 process has reached the same holder before or is on its machine (a loopback address may belong to a
 different machine). The record is then evicted, unless the holder renews it while this process
 watches.

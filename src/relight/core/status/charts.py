@@ -1,7 +1,7 @@
 """Keeps a job's metrics over time, in bounded memory. The metrics are the job's speed and the
 values that its script reports.
 
-Each node's agent samples the numbers (agent/status/numbers). A chart starts with one value per
+Each agent samples the job's metrics (agent/status/numbers). A chart starts with one value per
 second. When a chart is full, each pair of values is merged into one value, so that the chart always
 covers the whole job.
 """

@@ -12,7 +12,7 @@ class ColdCause:
     """Finds the cause of a cold start in the latest generation's events.
 
     Attributes:
-        is_surprise: whether there was a warm process, but it could not be used.
+        is_surprise: whether a warm process existed but couldn't be used.
     """
 
     def __init__(self) -> None:

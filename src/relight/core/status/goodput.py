@@ -51,8 +51,8 @@ _MAX_HOSTS = 1000
 
 class Phases(NamedTuple):
     """The length of each phase in seconds, or None if the length isn't known. In that case, the
-    phase's time is part of `unknown`. The time of the `lost` and `detect` phases is part of
-    `productive` instead.
+    phase's time is counted under `unknown`, or under `productive` for the phases `lost` and
+    `detect`.
     """
 
     rendezvous: float | None = None

@@ -120,8 +120,8 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
 
 
 def _has_succeeded(job: Object) -> bool:
-    """Return whether enough replicas of an elastic role have succeeded, but the Job controller
-    counts the Job as failed, because all other indexes have failed.
+    """Return whether the Job controller has marked the Job as failed although enough replicas of an
+    elastic role succeeded. This happens if all other indexes failed.
     """
     policy: Mapping[str, Any] = job["spec"].get("successPolicy") or {}
     rule: Mapping[str, Any] = next(iter(policy.get("rules") or ()), {})

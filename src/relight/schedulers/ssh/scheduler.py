@@ -273,8 +273,8 @@ def _link_order(
 def _ready(
     orders: Mapping[tuple[str, int], LinkOrder], cfg: Mapping[str, Any]
 ) -> dict[tuple[str, int], LinkOrder]:
-    """Check that each host can run its replica, and return the orders. Hosts that don't have
-    relight receive the launcher, and an order that uses the launcher.
+    """Check that each host can run its replica, and return the orders. Hosts without
+    relight are sent the launcher, and their orders use it.
 
     Raises:
         RelightError: if a host can't run its replica.
