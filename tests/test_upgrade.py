@@ -288,10 +288,11 @@ LOADED_BEFORE = {
     "relight.rendezvous.register_finder": "a register",
     "relight.rendezvous.topology": "--rank-order=topology",
     "relight.agent.status.page_process": "--status",
+    "relight.agent.status.status_file": "RELIGHT_JOB_ID",
 }
 """Already loaded by then, if at all, because of a flag or the job's environment."""
-DONE_WITHOUT = {"relight.health.endpoint"}
-"""Its caller catches every exception."""
+DONE_WITHOUT = {"relight.health.endpoint", "relight.base.notebook_traceback"}
+"""The caller of the first one catches every exception, and IPython calls the second one."""
 
 
 @pytest.mark.parametrize("module", LOADED)
