@@ -386,7 +386,7 @@ def test_lost_connection_to_data_loader_is_not_blamed_on_a_rank() -> None:
     assert role(end(report=lost)) is Role.OWN
     assert role(end(report=lost._replace(lines=(pipe,)))) is Role.VICTIM
     lines = diagnose([end(report=lost)]).render(formed_at=0, ended="now", verdict="over")
-    assert "  the connection was to a DataLoader process that had exited" in lines
+    assert "  the connection was to a DataLoader worker process that had exited" in lines
 
 
 def test_rank_that_fails_at_a_different_location_is_the_likely_cause() -> None:

@@ -74,7 +74,7 @@ _OLD_S = 5.0
 _SHARED = 256 * 1024
 """Maximum total number of characters in a node's failures, so that they fit into a message."""
 
-_LOADER_EXITED = "the connection was to a DataLoader process that had exited"
+_LOADER_EXITED = "the connection was to a DataLoader worker process that had exited"
 
 
 class Diagnosis(NamedTuple):
@@ -215,7 +215,8 @@ class Diagnosis(NamedTuple):
         if report is not None and symptom.is_explained and blame.lost_a_loader(report.lines):
             lines.append(_LOADER_EXITED)
         is_crash = report is not None and report.kind is FailureKind.CRASHED
-        if symptom.is_explained and symptom.evidence and not is_crash:
+        is_separate = symptom.is_explained and not is_crash
+        if symptom.evidence and (is_separate or _explains_output(symptom)):
             lines.append(symptom.evidence)
         elif symptom.is_explained and self._adds_something(symptom):
             lines.append(f"before that, it printed: {symptom.words}")
@@ -516,7 +517,16 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
             text += f" after printing: {failure.words}"
         elif by_itself and not (evidence or number in CRASHES):
             evidence = "not sent by relight"
-    return cut(f"{text}: {evidence}" if evidence else text, most)
+    if evidence and not _explains_output(failure):
+        text += f": {evidence}"
+    return cut(text, most)
+
+
+def _explains_output(failure: Failure) -> bool:
+    """Return whether a failure's evidence is about the output that precedes it in the headline, so
+    that a line of its own is easier to read.
+    """
+    return failure.exitcode > 0 and bool(failure.words) and causes.ended_by_itself(failure)
 
 
 def _after_printing(failure: Failure, most: int) -> str:
