@@ -204,7 +204,11 @@ def test_workspace_is_formatted_as_on_the_command_line() -> None:
 
 
 def test_workspace_is_parsed_as_on_the_command_line() -> None:
-    for text, expected in (("/a", {"/a": ""}), ("{/a: , /b: sub}", {"/a": "", "/b": "sub"})):
+    for text, expected in (
+        ("/a", {"/a": ""}),
+        ("{/a: , /b: sub}", {"/a": "", "/b": "sub"}),
+        ("# two\n/a:\n/b: sub  # below\n", {"/a": "", "/b": "sub"}),
+    ):
         assert specs.Workspace.from_str(text) == specs.Workspace(expected)
     assert not specs.Workspace.from_str(None)
     assert not specs.Workspace.from_str("")
@@ -270,7 +274,7 @@ def test_torchx_exceptions_are_raised_in_the_same_cases() -> None:
 def test_torchx_scheduler_names_are_not_exported() -> None:
     missing = {
         "CapabilityKey", "NA", "TORCHX_CONTEXT_NAME", "TORCHX_HOME", "app_metadata", "cases",
-        "get_type_name", "runopt", "runopts",
+        "component_args_from_str", "get_type_name", "parse_args", "runopt", "runopts",
     }  # fmt: skip
     assert not missing & {*dir(specs), *vars(specs)}
     assert not {"format", "to_json"} & {*dir(specs.AppStatus)}

@@ -105,7 +105,8 @@ def pairs(text: str) -> list[tuple[str, str]]:
     if text.startswith("{") and text.endswith("}"):  # a YAML mapping, as in TorchX
         parts = [part.partition(": " if ": " in part else ":") for part in text[1:-1].split(",")]
     elif "\n" in text:  # the same, one line per entry
-        lines = [line.partition(" #")[0].strip() for line in text.split("\n")]
+        # YAML has comments.
+        lines = [f" {line}".partition(" #")[0].strip() for line in text.split("\n")]
         parts = [line.rpartition(": " if ": " in line else ":") for line in lines if line]
         parts = [each if each[1] else (each[2], "", "") for each in parts]
     else:
