@@ -378,7 +378,10 @@ def _with_own_files(stderr: str, command: Command) -> str:
 
     @functools.cache
     def find(path: str) -> str:
-        paths = (os.path.abspath(os.path.join(folder, path)) for folder in folders)
+        try:
+            paths = [os.path.abspath(os.path.join(folder, path)) for folder in folders]
+        except OSError:  # the working directory was deleted
+            return path
         return next(filter(os.path.isfile, paths), path)
 
     return _CYTHON_FRAME.sub(lambda match: find(match[0]), stderr)
