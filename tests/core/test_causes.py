@@ -250,6 +250,7 @@ IN_FINALLY = REDUCES._replace(handling="ValueError: bad shard", handling_where="
         end(1, at=2.0, report=CHAINED),
         stopped(1, exitcode=1, report=CHAINED),
         stopped(1, doing=IN_FINALLY),
+        stopped(1, doing=IN_FINALLY, exitcode=1, report=CHAINED),
     ],
 )
 def test_rank_that_lost_its_peers_while_handling_its_own_exception_is_the_likely_cause(
@@ -271,6 +272,14 @@ def test_rank_that_lost_its_peers_while_handling_its_own_exception_is_the_likely
 )
 def test_exception_that_a_victim_may_have_recovered_from_is_not_the_cause(other: Failure) -> None:
     assert judge(other, end(1, at=2.0, report=CHAINED)).rule != "failed_in_cleanup"
+
+
+@pytest.mark.parametrize("final", [error("", "KeyboardInterrupt"), error("got SIGTERM", "Stop")])
+def test_exception_of_a_stop_request_is_no_failed_cleanup(final: ErrorReport) -> None:
+    """The signal arrived while the rank was handling an exception."""
+    report = final._replace(cause="KeyError: 'k'", cause_where="a.py:7 in load")
+    verdict = judge(end(0, at=1.0, report=LOST), stopped(1, exitcode=1, report=report))
+    assert verdict.rule == "first_victim"
 
 
 @pytest.mark.parametrize("cause", ["StopIteration", "queue.Empty", "SystemExit: 1", "SIGTERM: 15"])
@@ -504,6 +513,13 @@ def test_timed_out_collectives_are_compared_by_traceback() -> None:
             "the ranks were in different collectives: rank 1 in barrier (train.py:11), "
             "ranks 0, 2 in all_reduce (train.py:10)"
         )
+
+
+def test_majority_in_a_collective_is_not_blamed() -> None:
+    calls = ["barrier", "broadcast", *["all_reduce"] * 3]
+    ends = [end(rank, report=traceback(name, 10 + len(name))) for rank, name in enumerate(calls)]
+    verdict = judge(*ends)
+    assert (verdict.certainty, verdict.ranks) == (Certainty.LIKELY, (0,))
 
 
 def test_no_rank_is_blamed_if_as_many_were_in_each_collective() -> None:

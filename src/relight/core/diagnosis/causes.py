@@ -508,6 +508,9 @@ def _before_cleanup(failure: Failure) -> Failure | None:
         return None
     report, doing = failure.report, failure.doing
     if report is not None and failure.is_explained and report.cause:
+        blames = blame.determine(report, failure.last_lines)
+        if is_by_request(failure) or blames is Blame.NOBODY:
+            return None  # it raised this when it was stopped
         name, _, message = report.cause.partition(": ")
         first = report._replace(
             type=name, message=message, where=report.cause_where, source="", cause="",
@@ -710,7 +713,7 @@ def different_collectives(known: Known) -> Verdict | None:
     ranks = tuple(ordered[0][1])
     root = next(failure for failure in known.ends if failure.rank == ranks[0])
     certainty = Certainty.LIKELY
-    if len(ranks) == len(ordered[1][1]):  # no call is that of the majority
+    if len(ranks) == len(ordered[-1][1]):  # no call is that of the majority
         certainty, ranks = Certainty.UNKNOWN, tuple(sorted(where))
     return Verdict("different_collectives", certainty, says, root, victims[0], ranks, says)
 
