@@ -27,6 +27,8 @@ from relight.core.link.votes import (
 from relight.events.event_types import Tick
 
 SEEDS = 200
+UNKNOWN = "no reply yet from {}, which may know of an earlier coordinator"
+EARLIER = "workers of an earlier coordinator may still be running"
 
 
 @pytest.mark.parametrize("start", [0, 50, *map(long, range(100, SEEDS, 50))])
@@ -439,17 +441,17 @@ def test_coordinator_knows_whether_another_preceded_it() -> None:
     """
     world = started_world(3)
     first = world.hosts[0].elector
-    assert first is not None and not first.may_follow_another
+    assert first is not None and not first.predecessor()
     world.crash(0)
     world.crash(1)
     world.start(1)
     world.run(10.0)
     assert world.leaders() == [1]
     second = world.hosts[1].elector
-    assert second is not None and second.may_follow_another
+    assert second is not None and second.predecessor()
 
 
-def test_restarted_first_host_of_two_may_follow_another_until_the_second_host_replies() -> None:
+def test_restarted_first_host_of_two_asks_the_second_host_about_a_predecessor() -> None:
     """The first host's own vote elects it, so it may not have received a reply yet."""
     world = started_world(2)
     world.crash(0)
@@ -458,9 +460,10 @@ def test_restarted_first_host_of_two_may_follow_another_until_the_second_host_re
     while not world.leaders():
         world.run(world.now + 0.01)
     first = world.hosts[0].elector
-    assert first is not None and first.may_follow_another
+    assert first is not None
+    assert first.predecessor() == UNKNOWN.format(first.hosts[1])
     world.run(world.now + 1.0)
-    assert first.may_follow_another  # the second host knows its predecessor
+    assert first.predecessor() == EARLIER  # the second host knows it
 
     for host in (0, 1):
         world.crash(host)
@@ -469,7 +472,35 @@ def test_restarted_first_host_of_two_may_follow_another_until_the_second_host_re
         world.start(host)
     world.run(world.now + 3.0)
     first = world.hosts[0].elector
-    assert first is not None and world.leaders() == [0] and not first.may_follow_another
+    assert first is not None and world.leaders() == [0] and not first.predecessor()
+
+
+def test_denial_before_this_candidacy_does_not_count() -> None:
+    """Another host may have been the coordinator since then."""
+    elector = Election(["h0", "h1", "h2"], 0, "me", 0.0)
+    now, replies = 0.0, 0
+    while not elector.coordinates(now) or elector.predecessor():
+        now = elector.deadline()
+        for effect in elector.step(Tick(), now):
+            if isinstance(effect, SendBallot):
+                elector.step(BallotReceived(reply_to(effect)), now)
+                replies += 1
+        assert replies < 100
+    old = VoteReply(1, 0, "me", now, PROBE, granted=False, holder=-1, leads=False, age_s=0.0)
+    while elector.state is not ElectionState.CANDIDATE:
+        now = elector.deadline()
+        elector.step(Tick(), now)
+    elector.step(BallotReceived(old), now)
+    assert elector.predecessor() == UNKNOWN.format("h1, h2")
+
+
+def reply_to(effect: SendBallot) -> VoteReply:
+    """Return the reply of a host that votes for the candidate and knows no coordinator."""
+    candidate, incarnation, sent, stage = effect.message
+    return VoteReply(
+        effect.host, candidate, incarnation, sent, stage,
+        granted=True, holder=-1, leads=False, age_s=0.0,
+    )  # fmt: skip
 
 
 def test_former_coordinator_tells_its_successor_about_itself() -> None:

@@ -283,12 +283,12 @@ def test_nodes_of_previous_coordinator_wait_for_its_leases_to_expire() -> None:
 def test_first_generation_waits_until_no_predecessor_is_possible() -> None:
     for denied in (False, True):
         game = table(2, 3, settle_timeout_s=0.1, rejoin_grace_s=1.0, lost_after_s=1.75)
-        game.step(PredecessorPossible(possible=True))
+        game.step(PredecessorPossible("no reply yet from h3"))
         for node in "st":
             game.step(Received(node, game.join(node)))
             game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), ())))
         if denied:
-            game.step(PredecessorPossible(possible=False))
+            game.step(PredecessorPossible(""))
             game.play("""
                 0.1 -
                 -> form 0: s t
@@ -299,6 +299,15 @@ def test_first_generation_waits_until_no_predecessor_is_possible() -> None:
                 1.75 -
                 -> form 0: s t
             """)
+
+
+def test_waiting_nodes_are_told_which_host_may_know_of_a_predecessor() -> None:
+    game = table(2, 3, settle_timeout_s=0.1, lost_after_s=10.0)
+    game.step(PredecessorPossible("no reply yet from h3"))
+    for node in "st":
+        game.step(Received(node, game.join(node)))
+        game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), ())))
+    assert game.group.explain(4.0).endswith("waiting up to 6.0 s: no reply yet from h3")
 
 
 def test_one_node_of_previous_coordinator_makes_all_nodes_wait() -> None:

@@ -78,6 +78,16 @@ def test_two_of_three_hosts_suffice_to_start(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0]
 
 
+def test_first_of_two_hosts_starts_without_the_second(lab: Lab, tmp_path: Path) -> None:
+    """It starts once the leases of a generation that the second host may know have expired."""
+    patience = ("--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=0.1",)
+    job = Job(lab, tmp_path, *c10d("node1,node2", "1:2", *patience))
+    agent = job.start("node1")
+    job.until_runs([agent], 1)
+    assert "no reply yet from node2, which may know of an earlier coordinator" in agent.text
+    assert job.stop() == [0]
+
+
 def test_second_job_outlives_the_job_that_coordinated_it(lab: Lab, tmp_path: Path) -> None:
     """One job's node coordinates two jobs. Its own job ends immediately, and the other one keeps
     running without a restart.

@@ -200,8 +200,8 @@ MUTANTS = (
     Mutant(
         "a new coordinator also waits if only other hosts know about the old one",
         "agent/link.py",
-        "self._may_follow_another = self._finder.may_follow_another()",
-        "pass",
+        "reason = self._finder.predecessor()",
+        'reason = ""',
         "hosts",
     ),
     Mutant(

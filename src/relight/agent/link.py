@@ -130,7 +130,8 @@ class RemoteLink(finders.Seeker):
         self._second_at = "", 0
         self._dial_again = Alarm(loop, self._dial_unanswered)
         self._met_coordinator = False
-        self._may_follow_another = False
+        self._predecessor = ""
+        """Why a coordinator before the one in this process is possible, as the group knows it."""
         self._warned = False
         """Whether a coordinator has sent a message, or the one in this process has formed a
         generation.
@@ -381,9 +382,7 @@ class RemoteLink(finders.Seeker):
             self._step(Hosting(until))
             present = self._group.membership.present()
             self._finder.set_enough_nodes(enough=present >= self._settings.min_nodes)
-            if self._may_follow_another and not self._finder.may_follow_another():
-                self._may_follow_another = False
-                self._group.step(PredecessorPossible(False))
+            self._update_predecessor(self._group)
 
     def step_down(self, reason: str, again_s: float) -> None:
         """Stop acting as the coordinator. If the job has ended, no decisions are left to make, and
@@ -441,11 +440,18 @@ class RemoteLink(finders.Seeker):
             stop_s=None,
             comes_first=self._meeting.endpoint_first,
         )
-        self._may_follow_another = self._finder.may_follow_another()
-        self._group.step(PredecessorPossible(self._may_follow_another))
+        self._predecessor = ""
+        self._update_predecessor(self._group)
         self.send(join._replace(met_coordinator=self._met_coordinator))
         for message in self._owner.messages_after_join():
             self.send(message)
+
+    def _update_predecessor(self, group: Group) -> None:
+        """Let the group know if more or less is known about an earlier coordinator."""
+        reason = self._finder.predecessor()
+        if reason != self._predecessor:
+            self._predecessor = reason
+            group.step(PredecessorPossible(reason))
 
     def _note_loopback(self) -> None:
         """If no other machine has connected, print a note that nodes on other machines may be

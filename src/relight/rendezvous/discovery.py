@@ -175,9 +175,11 @@ class Finder:
         del connected
         return False
 
-    def may_follow_another(self) -> bool:
-        """Return whether another process was, or may have been, the coordinator before this one."""
-        return False
+    def predecessor(self) -> str:
+        """Return why another process may have been the coordinator before this one, or "" if none
+        was. A coordinator that depends on a register learns this from its nodes alone.
+        """
+        return ""
 
     def retire(self) -> None:
         """Make sure that this process doesn't become the coordinator again, because its node has

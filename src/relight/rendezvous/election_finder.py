@@ -201,9 +201,9 @@ class ElectionFinder(Finder):
             self._wait_from = now
         return now < self._wait_from + self._settings.rejoin_grace_s
 
-    def may_follow_another(self) -> bool:
-        """Return whether any host knows, or may know, of a different coordinator."""
-        return self._elector is not None and self._elector.may_follow_another()
+    def predecessor(self) -> str:
+        """Return why another process may have been the coordinator before this one, or ""."""
+        return "" if self._elector is None else self._elector.predecessor()
 
     def retire(self) -> None:
         """Permanently stop taking part in elections."""
@@ -304,6 +304,7 @@ class Elector:
         self._turn = 0
         self._closed = False
         self._alarm = Alarm(loop, partial(self._step, Tick()))
+        self._alarm.set(self._election.deadline())  # the first of two hosts needs no other vote
         self._ping_timer = loop.call_after(0, self._ping)
 
     def coordinates(self) -> bool:
@@ -316,9 +317,9 @@ class Elector:
         """Return the index of the coordinator's host, or -1 if it is unknown."""
         return self._election.coordinator(self._loop.now())
 
-    def may_follow_another(self) -> bool:
-        """Return whether any host knows, or may know, of a different coordinator."""
-        return self._election.may_follow_another
+    def predecessor(self) -> str:
+        """Return why another process may have been the coordinator before this one, or ""."""
+        return self._election.predecessor()
 
     def has_silent_host(self) -> bool:
         """Return whether any host has stopped responding without closing its connection."""

@@ -152,6 +152,15 @@ def last_call(hosts: Sequence[str], most: int, quiet_s: float) -> str:
     )
 
 
+def earlier_generation(hosts: Sequence[str], left_s: float, reason: str) -> str:
+    """Return the line for a group that has enough nodes, but can't start yet, because workers of an
+    earlier generation may be running.
+    """
+    here = f"{pluralize(len(hosts), 'node')} joined: {format_names(hosts)}"
+    why = reason or "workers of an earlier coordinator may still be running"
+    return f"{here}; waiting up to {format_duration(left_s, 1)}: {why}"
+
+
 def on_probation(host: str, times: int, seconds: float) -> str:
     """Return the line for a node on a host with flapping nodes."""
     return (

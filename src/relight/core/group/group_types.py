@@ -108,11 +108,11 @@ class Slept(NamedTuple):
 
 
 class PredecessorPossible(NamedTuple):
-    """Event: whether another coordinator may have formed a generation whose nodes have not joined
-    this coordinator.
+    """Event: why an earlier coordinator may have formed a generation whose nodes have not joined
+    this coordinator, or "" if all hosts that would know deny it.
     """
 
-    possible: bool
+    reason: str
 
 
 class NodeLost(NamedTuple):

@@ -224,7 +224,8 @@ class _Formation:
         self.since = 0.0
         self.enough_since: float | None = None  # when the last call began
         self.unknown_may_run_until = 0.0  # until then, workers of an unknown generation may run
-        self.predecessor_until = 0.0  # the same, unless all hosts deny that there was a coordinator
+        self.predecessor = ""  # why the nodes of another coordinator may have formed one
+        self.predecessor_until = 0.0  # the same as unknown_may_run_until, for such a generation
         self.not_before = 0.0  # earliest start of the next generation, after repeated failures
         self.departure = ""  # the node that left in the meantime, and why
 
@@ -319,10 +320,13 @@ class Membership:
                 self._wait_reasons.is_pending = True
             case NodeHeard(node) if node in self.members:
                 self._hear(self.members[node], now)
-            case PredecessorPossible(possible):
-                self._gathering.predecessor_until = (
-                    self._until_others_are_back(now) if possible else 0.0
-                )
+            case PredecessorPossible(reason):
+                gathering = self._gathering
+                if bool(reason) is not bool(gathering.predecessor):
+                    until = self._until_others_are_back(now) if reason else 0.0
+                    gathering.predecessor_until = until
+                gathering.predecessor = reason
+                self._wait_reasons.is_pending = True
             case Slept():
                 self._sleep(now)
             case NodeLost(node, reason) if node in self.members:
@@ -426,6 +430,10 @@ class Membership:
                 if not self._has_enough():
                     late = [member.join.host for member in self.members.not_ready()]
                     return group_messages.not_ready(late, left)
+                expiry = self._foreign_lease_expiry()
+                if now < expiry == self._forms_at():
+                    reason = self._gathering.predecessor
+                    return group_messages.earlier_generation(hosts, expiry - now, reason)
                 return group_messages.last_call(
                     hosts, settings.max_nodes, settings.settle_timeout_s
                 )

@@ -37,6 +37,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from relight.base.text import format_names
 from relight.core.link.votes import (
     ALONE,
     LEAD,
@@ -197,20 +198,25 @@ class Election:
         self._follows_another = False
         """Whether another host knows of a different coordinating process."""
         self._has_led = False
-        self._replied: set[int] = set()
-        """The hosts that have replied to this process."""
+        self._stood_at = float("inf")
+        """When this host last became a candidate."""
+        self._denied: set[int] = set()
+        """The hosts that, since then, have denied that there was another coordinating process."""
         self._effects: list[Effect] = []
 
-    @property
-    def may_follow_another(self) -> bool:
-        """Whether another process may have been the coordinator before, because this host or
-        another one knows of such a process, or because a host has not replied yet.
+    def predecessor(self) -> str:
+        """Return why another process may have been the coordinator before this one, or "" if all
+        other hosts have denied it since this host became a candidate.
 
         Any two majorities share a host, but that host may have been restarted since. The first of
         two hosts, for example, is elected by its own vote, and then only the second host knows.
         """
-        has_all = len(self._replied) == len(self.hosts) - 1
-        return bool(self._led_by) or self._follows_another or not has_all
+        if self._led_by or self._follows_another:
+            return "workers of an earlier coordinator may still be running"
+        others = [host for i, host in enumerate(self.hosts) if i not in {*self._denied, self.me}]
+        if not others:
+            return ""
+        return f"no reply yet from {format_names(others)}, which may know of an earlier coordinator"
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Process one event and return the effects.
@@ -329,8 +335,9 @@ class Election:
         campaign, holder = self._campaign, reply.holder
         is_coordinator = self.state is ElectionState.COORDINATOR
         self._sightings.host(reply.voter, now)
-        self._replied.add(reply.voter)
         self._follows_another |= reply.knows_another
+        if reply.sent >= self._stood_at:
+            self._denied.add(reply.voter)
         if not campaign.add(reply, now):
             return
         if is_coordinator and reply.granted and self.lease_until() == campaign.own_vote_until:
@@ -359,7 +366,8 @@ class Election:
         campaign = self._campaign
         if self.state is ElectionState.FOLLOWER and now >= self._stands_at():
             self.state = ElectionState.CANDIDATE
-            self._send_at = now
+            self._send_at = self._stood_at = now
+            self._denied.clear()  # an old reply doesn't cover what has happened since
         if self.state is ElectionState.CANDIDATE:
             is_free = self._voter.is_free_for(self.me, now)
             if not campaign.is_asking and campaign.is_ready(now, own_vote_is_free=is_free):
