@@ -64,7 +64,7 @@ class Scratch:
         return self.path
 
     def remove(self) -> None:
-        """Remove the directory and its content, and the directories of agents that no longer
+        """Remove the directory and its contents, and the directories of agents that no longer
         exist.
         """
         if self.path:

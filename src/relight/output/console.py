@@ -40,7 +40,7 @@ _ATOMIC = select.PIPE_BUF
 
 
 class Console:
-    """A destination for output: a descriptor of a terminal, or of the user's file or pipe."""
+    """An output destination: a file descriptor for a terminal, or for the user's file or pipe."""
 
     def __init__(self, loop: Loop, fd: int) -> None:
         self.loop = loop

@@ -39,13 +39,14 @@ class Meeting(NamedTuple):
     The `where` field is the endpoint in readable form. The `hosts` field contains all of the
     endpoint's hosts with their ports, and `alone` means that a single host may take over without a
     majority. If the job uses a registry (`register`), `hosts` is empty, and a coordinator's record
-    in the registry expires after `ttl_s` unless it is renewed. The `hosted` field indicates whether
-    this node hosts the coordinator, or None if that has yet to be determined. The `local_addr`
-    field is the address at which other nodes reach this node, or empty. The `fixed_port` field
-    indicates that the workers' store also uses the endpoint's port. The `node_rank` field is this
-    node's rank in a static rendezvous, and otherwise its replica number, or -1 if it has none.
-    `endpoint_first` means that rank 0 is placed on the node that hosts the endpoint. The `topology`
-    field is this node's place in the network, or empty. Times are in seconds.
+    in the registry expires after `ttl_s` unless it is renewed. The `hosted` field is True if this
+    node hosts the coordinator, False if it doesn't, and None if that isn't known yet. The
+    `local_addr` field is the address at which other nodes reach this node, or empty. The
+    `fixed_port` field indicates that the workers' store also uses the endpoint's port. The
+    `node_rank` field is this node's rank in a static rendezvous, and otherwise its replica number,
+    or -1 if it has none. `endpoint_first` means that rank 0 is placed on the node that hosts the
+    endpoint. The `topology` field is this node's place in the network, or empty. Times are in
+    seconds.
     """
 
     job: str

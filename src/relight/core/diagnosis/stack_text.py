@@ -149,7 +149,7 @@ class CodePlace(NamedTuple):
 
 class RankGroup(NamedTuple):
     """Ranks in the same location, in ascending order. The `text` field is worded so that it can
-    follow the name of a single rank. The function `line` turns it into the plural. The `has_stack`
+    follow the name of a single rank. The function `line` makes it plural. The `has_stack`
     field is false if `text` is the reason why the stack is missing. The `expects_peers` field is
     true if the ranks are waiting for other ranks.
     """

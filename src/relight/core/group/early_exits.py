@@ -68,7 +68,7 @@ class EarlyExits:
 def describe_ranks(
     finished: Sequence[int], ages_s: Sequence[float], running: Sequence[int], where: str = ""
 ) -> str:
-    """Return the line about ranks, `rank 1 finished 40 s ago with exit code 0; rank 0 is still …`.
+    """Return a status line such as `rank 1 finished 40 s ago with exit code 0; rank 0 is still …`.
 
     Args:
         finished: the ranks that finished, at least one.

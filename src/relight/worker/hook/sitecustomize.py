@@ -121,7 +121,7 @@ class ImportRecorder:
             self.note(b"=" + text.encode("unicode_escape") + b"\n")
 
     def note(self, data: bytes) -> None:
-        """Write to the file as long as it has enough space."""
+        """Write to the file while there is room for more."""
         begin, end = self.end, self.end + len(data)
         if begin >= 0 and end < self.room:
             self.end = end
