@@ -204,10 +204,65 @@ def test_import_finders_installed_by_interpreter_are_kept(launcher: Path) -> Non
     subprocess.run([sys.executable, "-I", "-c", script], timeout=LIMIT_S, check=True)
 
 
-def test_launcher_file_build_is_reproducible() -> None:
+def test_launcher_file_build_is_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
     first = launcher_file.build()
-    launcher_file.build.cache_clear()
-    assert launcher_file.build() == first
+    monkeypatch.setattr(launcher_file, "_cached", lambda *_: None)
+    assert launcher_file.build.__wrapped__() == first
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bytes]:
+    """Record all builds. The test has its own cache, and its launchers are quickly built."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    builds = list[bytes]()
+
+    def build(sources: dict[str, bytes]) -> bytes:
+        builds.append(b"".join(sources.values()))
+        return builds[-1]
+
+    monkeypatch.setattr(launcher_file, "_built", build)
+    return builds
+
+
+def rebuild() -> bytes:
+    """Build the file like a new process."""
+    return launcher_file.build.__wrapped__()
+
+
+def test_launcher_file_is_built_once_per_user(builds: list[bytes]) -> None:
+    assert rebuild() == rebuild()
+    assert len(builds) == 1
+
+
+def test_damaged_launcher_in_cache_is_replaced(builds: list[bytes], tmp_path: Path) -> None:
+    first = rebuild()
+    path = tmp_path / "relight" / "launcher"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    assert rebuild() == first
+    assert len(builds) == 2
+    assert path.read_bytes() == content
+
+
+def test_launcher_of_another_version_in_cache_is_replaced(
+    builds: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, read = rebuild(), launcher_file._read
+    monkeypatch.setattr(
+        launcher_file, "_read", lambda path: read(path) + b"x = 1\n" * path.endswith("/run.py")
+    )
+    assert rebuild() == builds[-1] != first
+
+
+@pytest.mark.parametrize(("cache", "home"), [("/dev/null", "/"), ("", "")])
+def test_launcher_file_is_built_without_a_cache(
+    builds: list[bytes], monkeypatch: pytest.MonkeyPatch, cache: str, home: str
+) -> None:
+    """The home directory may be read-only or missing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    monkeypatch.setenv("HOME", home)
+    assert rebuild() == rebuild()
+    assert len(builds) == 2
 
 
 def test_archive_entries_do_not_depend_on_local_file_times_or_modes() -> None:

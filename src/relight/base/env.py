@@ -42,6 +42,19 @@ def state_directory(env: Environment) -> str:
     return os.path.abspath(own)
 
 
+def cache_directory(variables: Mapping[str, str]) -> str:
+    """Return relight's directory for data that can be recreated, or an empty string if the user
+    doesn't have a home directory. The directory may not exist yet.
+    """
+    base = variables.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # as the XDG Base Directory Specification requires
+        home = variables.get("HOME", "")
+        if not os.path.isabs(home):
+            return ""
+        base = os.path.join(home, ".cache")
+    return os.path.join(base, "relight")
+
+
 def read() -> Environment:
     """Return the environment of this process."""
     return Environment(dict(os.environ))

@@ -117,14 +117,14 @@ def temporary_base(env: Environment) -> str:
     return env.get("TMPDIR", "/tmp")  # noqa: S108  # as torchrun; names in it are random
 
 
-def replace(path: str, text: str, mode: int = 0o600) -> None:
+def replace(path: str, content: str | bytes, mode: int = 0o600) -> None:
     """Replace a file atomically, in a directory that other users may write to.
 
     It never follows other users' links, and never reads or changes their files.
 
     Args:
         path: the file; created if it does not exist.
-        text: its new content.
+        content: its new content.
         mode: its permissions, before the umask is applied.
 
     Raises:
@@ -139,8 +139,8 @@ def replace(path: str, text: str, mode: int = 0o600) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(new, flags, mode)
     try:
-        with open(fd, "w") as file:
-            file.write(text)
+        with open(fd, "w" if isinstance(content, str) else "wb") as file:
+            file.write(content)
         os.replace(new, path)
     except BaseException:
         _try(os.unlink, new)

@@ -18,6 +18,7 @@ also runs the process that starts this command. The position in PATH depends on 
 
 import ast
 import bisect
+import contextlib
 import functools
 import hashlib
 import io
@@ -27,7 +28,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import relight
+from relight.base import env as environment
 from relight.base.errors import EXIT_MACHINE
+from relight.host import files
 from relight.job.app import AppDef, Role
 
 NAME = "relight"
@@ -60,6 +63,9 @@ _FOR_OTHER_COMMANDS = frozenset({
 """Files in `ROOMS` that are only needed by commands that the launcher file doesn't contain."""
 _BY_PATH = ("worker/hook/", "worker/path/", "worker/run_path.py")
 """Files that interpreters load by path before they import `relight`."""
+_PACKED_MODULES = "job/packed_modules.py"
+_HEAD = 2 * hashlib.sha256().digest_size
+"""The cached file starts with the digests of the sources and of the launcher."""
 _SCRIPT = f"""\
 #!/bin/sh
 # relight {relight.__version__}, the launcher in one file. Behind these lines is a zip archive for Python.
@@ -99,15 +105,46 @@ _WORD = re.compile(r"(?:^|[\s;&|(])relight\s+(?:run|launch)\b")
 def build() -> bytes:
     """Return the content of the launcher file. Callers store it as `NAME`, with mode 0555.
 
+    A build takes a second, so the user's cache directory keeps the latest one.
+
     Raises:
         OSError: if the installed package can't be read.
     """
+    sources = {path: _read(path) for path in (*modules(), _PACKED_MODULES)}
+    key = hashlib.sha256(repr((_SCRIPT, _read("job/launcher_file.py"), sources)).encode()).digest()
+    directory = environment.cache_directory(environment.read().variables)
+    path = os.path.join(directory, "launcher") if directory else ""
+    found = _cached(path, key)
+    if found is None:
+        found = _built(sources)
+        _cache(path, key, found)
+    return found
+
+
+def _cached(path: str, key: bytes) -> bytes | None:
+    """Return the cached file if it is complete and has this key, or None otherwise."""
+    try:
+        with files.opened(path) as file:
+            content = file.read()
+    except OSError:
+        return None
+    head, found = content[:_HEAD], content[_HEAD:]
+    return found if head == key + hashlib.sha256(found).digest() else None
+
+
+def _cache(path: str, key: bytes, content: bytes) -> None:
+    with contextlib.suppress(OSError):  # the disk is full or read-only, or there is no home
+        files.make_directories(os.path.dirname(path), 0o700)
+        files.replace(path, key + hashlib.sha256(content).digest() + content)
+
+
+def _built(sources: dict[str, bytes]) -> bytes:
     import zipfile  # 10 ms
 
     packed = io.BytesIO()
     packed.write(_SCRIPT.encode())  # zip archives are read from the end
     with zipfile.ZipFile(packed, "a", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, source in _members():
+        for name, source in _members(sources):
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
             archive.writestr(entry, source)
@@ -123,10 +160,10 @@ def digest() -> str:
 def modules() -> Iterator[str]:
     """Yield the paths of the modules in the archive in order, relative to the package."""
     top = os.path.dirname(relight.__file__)
-    for directory, folders, files in os.walk(top):
+    for directory, folders, names in os.walk(top):
         folders.sort()
         inside = os.path.relpath(directory, top)
-        for file in sorted(files):
+        for file in sorted(names):
             path = os.path.normpath(os.path.join(inside, file))
             if path.endswith(".py") and (
                 path in FOR_SSH | COMMANDS
@@ -170,23 +207,22 @@ def wrapped(role: Role, directory: str) -> Role:
     return replace(role, entrypoint="sh", args=words)
 
 
-def _members() -> Iterator[tuple[str, bytes]]:
+def _read(path: str) -> bytes:
+    with open(os.path.join(os.path.dirname(relight.__file__), path), "rb") as file:
+        return file.read()
+
+
+def _members(sources: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
     from relight.job import packed_modules
 
-    top = os.path.dirname(relight.__file__)
-
-    def source(path: str) -> bytes:
-        with open(os.path.join(top, path), "rb") as file:
-            return stripped(file.read().decode()).encode()
-
-    sources = {path: source(path) for path in modules()}
-    init = sources.pop("__init__.py")
+    small = {path: stripped(source.decode()).encode() for path, source in sources.items()}
+    init = small.pop("__init__.py")
     yield "__main__.py", _MAIN.encode()
     yield f"{NAME}/__init__.py", init + _INSTALL.encode()
-    yield f"{NAME}/packed_modules.py", source("job/packed_modules.py")
-    for path in [path for path in sources if path.startswith(_BY_PATH)]:
-        yield f"{NAME}/{path}", sources.pop(path)
-    packed = packed_modules.pack((f"{NAME}/{path}", text) for path, text in sources.items())
+    yield f"{NAME}/packed_modules.py", small.pop(_PACKED_MODULES)
+    for path in [path for path in small if path.startswith(_BY_PATH)]:
+        yield f"{NAME}/{path}", small.pop(path)
+    packed = packed_modules.pack((f"{NAME}/{path}", text) for path, text in small.items())
     yield packed_modules.MEMBER, packed
 
 

@@ -25,6 +25,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from relight.base import env as environment
 from relight.base import fields
 from relight.host import files
 from relight.warm import script_scan
@@ -211,13 +212,8 @@ def directory(variables: Mapping[str, str]) -> str:
     """Return the directory that contains all profiles, or an empty string if the user doesn't have
     a home directory.
     """
-    base = variables.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # as the XDG Base Directory Specification requires
-        home = variables.get("HOME", "")
-        if not os.path.isabs(home):
-            return ""
-        base = os.path.join(home, ".cache")
-    return os.path.join(base, "relight", "learned")
+    base = environment.cache_directory(variables)
+    return base and os.path.join(base, "learned")
 
 
 def forget(variables: Mapping[str, str], script: str | None = None) -> list[str]:
