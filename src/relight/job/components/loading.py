@@ -171,7 +171,7 @@ def _load(path: str) -> ModuleType:
 
     full = os.path.realpath(path)
     for module in list(sys.modules.values()):
-        if os.path.realpath(getattr(module, "__file__", None) or "") == full:
+        if _is_file(getattr(module, "__file__", None) or "", full):
             return module
     folder, file = os.path.split(full)
     name = os.path.splitext(file)[0]
@@ -196,6 +196,14 @@ def _load(path: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _is_file(path: str, full: str) -> bool:
+    """Return whether a path leads to the file `full`, without resolving links in vain."""
+    try:
+        return os.path.samefile(path, full) and os.path.realpath(path) == full
+    except OSError:
+        return False
 
 
 def _import(name: str, path: str = "") -> ModuleType:
