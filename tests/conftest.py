@@ -1,6 +1,7 @@
 """Fixtures that run the installed command on real processes and clean up afterwards."""
 
 import gc
+import io
 import os
 import signal
 import subprocess
@@ -244,6 +245,31 @@ def launch(tmp_path: Path) -> Launch:
             env=clean_environment(**variables),
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Launch:
+    """Run a client command in this process, which takes a tenth of the processor time:
+    `in_process("list", HOME="/")`.
+    """
+    from relight.cli.main import main
+
+    def run(
+        *words: str | Path, stdin: str = "", **variables: str
+    ) -> "subprocess.CompletedProcess[str]":
+        with monkeypatch.context() as patch:
+            for name in os.environ.keys() - clean_environment().keys():
+                patch.delenv(name)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "stdin", io.StringIO(stdin))
+            try:
+                code = main([*map(str, words)])
+            except SystemExit as end:  # raised by --help
+                code = int(end.code or 0)
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
     return run
 

@@ -1,18 +1,15 @@
 """A separate working directory, home directory and job state for each test."""
 
-import io
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LIMIT_S, Launch, clean_environment
+from conftest import LIMIT_S, Launch
 
-from relight.cli.main import main
 from relight.schedulers.processes.record import LocalRecord
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -48,27 +45,11 @@ def here(
     place: Path,
     variables: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    in_process: Launch,
 ) -> Command:
-    """Run one command in this process, which takes a tenth of the CPU time."""
+    """Run one command in this process, in the working directory."""
     monkeypatch.chdir(place)
-    for name in os.environ.keys() - clean_environment().keys():
-        monkeypatch.delenv(name)
-
-    def run(
-        *words: str | Path, stdin: str = "", **options: Any
-    ) -> "subprocess.CompletedProcess[str]":
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", io.StringIO(stdin))
-            for name, value in {**variables, **options}.items():
-                patch.setenv(name, value)
-            try:
-                code = main([*map(str, words)])
-            except SystemExit as end:  # raised by --help
-                code = int(end.code or 0)
-        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
-
-    return run
+    return lambda *words, **options: in_process(*words, **{**variables, **options})
 
 
 @pytest.fixture
@@ -87,11 +68,11 @@ def relight(launch: Launch, here: Command, place: Path, variables: dict[str, str
 
 
 @pytest.fixture
-def submitted(relight: Command, tmp_path: Path) -> Iterator[Callable[..., str]]:
+def submitted(here: Command, tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Submit a detached job and return its handle. The job is stopped at the end of the test."""
 
     def submit(*words: str | Path, **options: Any) -> str:
-        found = relight("submit", "-s", "local", "-cfg", "detach=true", *words, **options)
+        found = here("submit", "-s", "local", "-cfg", "detach=true", *words, **options)
         assert found.returncode == 0, found.stderr
         return found.stdout.strip()
 

@@ -74,15 +74,15 @@ def test_interrupted_submit_leaves_nothing_behind(
 
 
 def test_objects_left_by_killed_submit_can_be_deleted(
-    server: ApiServer, variables: dict[str, str], launch: Launch
+    server: ApiServer, variables: dict[str, str], in_process: Launch
 ) -> None:
     """The record is written before the first object, and says so."""
     assert stopped_half_way(server, variables, signal.SIGKILL).returncode == -signal.SIGKILL
     (name,) = records(variables)
     assert server.objects
-    assert name in launch("list", **variables).stdout
-    assert "relight submit was interrupted" in launch("status", name, **variables).stdout
-    result = launch("delete", name, **variables)
+    assert name in in_process("list", **variables).stdout
+    assert "relight submit was interrupted" in in_process("status", name, **variables).stdout
+    result = in_process("delete", name, **variables)
     assert result.returncode == 0, result.stderr
     assert not server.objects
     assert records(variables) == []
@@ -117,15 +117,15 @@ def test_simultaneous_submits_create_separate_jobs(
 
 
 def test_log_request_for_replica_fetches_only_its_own_pod(
-    server: ApiServer, variables: dict[str, str], launch: Launch
+    server: ApiServer, variables: dict[str, str], in_process: Launch
 ) -> None:
     """Following hundreds of replicas must not fetch all pods for each replica."""
     words = ("--num_replicas", "3", "--msg", "hello")
-    handle = launch(*ECHO, *words, **variables).stdout.strip()
-    assert launch("wait", handle, **variables).returncode == 0
+    handle = in_process(*ECHO, *words, **variables).stdout.strip()
+    assert in_process("wait", handle, **variables).returncode == 0
     asked: list[str] = []
     server.selectors = asked
-    result = launch("logs", handle, **variables)
+    result = in_process("logs", handle, **variables)
     assert sorted(result.stdout.split("\n")[:3]) == [f"echo/{n} hello" for n in range(3)]
     of_pods = [each for each in asked if "relight/role" in each]
     assert len(of_pods) == 3
@@ -133,7 +133,7 @@ def test_log_request_for_replica_fetches_only_its_own_pod(
 
 
 def test_error_lists_objects_left_behind_if_server_dies_during_submit(
-    server: ApiServer, variables: dict[str, str], launch: Launch
+    server: ApiServer, variables: dict[str, str], in_process: Launch
 ) -> None:
     """The objects can't be removed without the server, so the message names them."""
     dies = threading.Event()
@@ -145,7 +145,7 @@ def test_error_lists_objects_left_behind_if_server_dies_during_submit(
             raise ConnectionError("the server is gone")
 
     server.refuse = die  # type: ignore[assignment]
-    result = launch(*ECHO, **variables)
+    result = in_process(*ECHO, **variables)
     assert (result.returncode, result.stdout) == (4, "")
     (service,) = server.of("services")
     assert service["metadata"]["name"] in result.stderr, json.dumps(service["metadata"])

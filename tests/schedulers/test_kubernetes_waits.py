@@ -126,26 +126,26 @@ def test_status_reports_volume_that_cannot_be_mounted(server: ApiServer) -> None
     assert status().message == f"main/0: {said}"
 
 
-def test_logs_command_explains_why_pod_has_no_logs(server: ApiServer, launch: Launch) -> None:
+def test_logs_command_explains_why_pod_has_no_logs(server: ApiServer, in_process: Launch) -> None:
     """With -f, the explanation precedes the wait for the first line."""
     server.unschedulable = {0}
     submit()
     said = "note: main/0 PENDING: Unschedulable: 0/1 nodes are available"
     known = {"KUBECONFIG": str(server.kubeconfig)}
-    result = launch("logs", "kubernetes://relight/ns:job-x1", **known)
+    result = in_process("logs", "kubernetes://relight/ns:job-x1", **known)
     assert (result.returncode, result.stdout) == (0, "")
     assert said in result.stderr
     server.find_nodes()
     with until(has_succeeded):
-        assert launch("logs", "-f", "kubernetes://relight/ns:job-x1", **known).stderr == ""
+        assert in_process("logs", "-f", "kubernetes://relight/ns:job-x1", **known).stderr == ""
 
 
-def test_logs_command_reports_out_of_memory_kill(server: ApiServer, launch: Launch) -> None:
+def test_logs_command_reports_out_of_memory_kill(server: ApiServer, in_process: Launch) -> None:
     submit("echo begins; exit 1")
     with until(lambda: status().state is AppState.FAILED):
         (container,) = server.of("pods")[0]["status"]["containerStatuses"]
     container["state"]["terminated"] |= {"exitCode": 137, "reason": "OOMKilled"}
-    result = launch("logs", "kubernetes://relight/ns:job-x1", KUBECONFIG=str(server.kubeconfig))
+    result = in_process("logs", "kubernetes://relight/ns:job-x1", KUBECONFIG=str(server.kubeconfig))
     assert result.stdout == "begins\n"
     assert "note: main/0 FAILED: out of memory" in result.stderr
 
