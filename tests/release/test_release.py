@@ -38,6 +38,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     yield build(tmp_path_factory.mktemp("dist"))
 
 
+@pytest.fixture(scope="module")
+def programs(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the `bin` directory of an environment that contains only the wheel."""
+    return install(built[0], sys.executable, tmp_path_factory.mktemp("environment"))
+
+
 def test_version_is_defined_in_one_place(built: Built) -> None:
     """Package, wheel, sdist, and changelog take it from `relight/__init__.py`."""
     wheel, sdist = built
@@ -81,20 +87,22 @@ def test_twine_accepts_wheel_and_sdist(built: Built) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def test_job_runs_from_installed_wheel_and_from_launcher_file(built: Built, tmp_path: Path) -> None:
+def test_job_runs_from_installed_wheel_and_from_launcher_file(
+    programs: Path, tmp_path: Path
+) -> None:
     """The environment is otherwise empty. `make dist` does this with each Python."""
-    programs = install(built[0], sys.executable, tmp_path / "environment")
     assert run_job(programs / "relight", programs, tmp_path) == EXPECTED
     assert run_job(write_launcher(tmp_path), programs, tmp_path) == EXPECTED
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
-def test_wheel_reports_the_commit_it_was_built_from(built: Built, tmp_path: Path) -> None:
+def test_wheel_reports_the_commit_it_was_built_from(programs: Path) -> None:
     """The wheel, built from the sdist, reports it in `relight --version`."""
     command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    program = install(built[0], sys.executable, tmp_path) / "relight"
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [programs / "relight", "--version"], capture_output=True, text=True, check=True
+    ).stdout
     assert said.startswith(f"relight {relight.__version__} (commit {commit}"), said
 
 
