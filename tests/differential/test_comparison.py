@@ -1,6 +1,5 @@
 """The comparison itself: differences to report, and differences to ignore."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +44,12 @@ def test_changed_value_is_reported_by_name(
 
 def replace(recording: Recording, path: list[str], value: object) -> Recording:
     """Return a copy with a different value at a path of `flat`, whose keys may contain spaces."""
-    copied: Any = copy.deepcopy(recording._asdict())
+    copied: Any = recording._asdict()
     inner = copied
     rest = " ".join(path)
     while rest not in inner:
         key = next(key for key in inner if rest.startswith(f"{key} "))
+        inner[key] = dict(inner[key])
         inner, rest = inner[key], rest[len(key) + 1 :]
     inner[rest] = value
     return Recording(**copied)
