@@ -14,17 +14,10 @@ from .watch import Watch
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", range(0, 20, 10))
 def test_no_simulation_seed_violates_an_invariant_or_hangs(first: int) -> None:
     """The invariants in `watch` hold throughout each run, and the job ends."""
     for seed in range(first, first + 10):
-        _, _, wrong = play(seed)
-        assert not wrong, wrong
-
-
-def test_small_sample_of_seeds_violates_no_invariant() -> None:
-    """This one is for `make quick`."""
-    for seed in range(1000, 1012):
         _, _, wrong = play(seed)
         assert not wrong, wrong
 
