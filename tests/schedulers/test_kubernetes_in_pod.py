@@ -1,7 +1,8 @@
 """Submitting from within a pod, to the pod's own cluster and with its service account.
 
-Only the command sees the files that a kubelet mounts, in its own mount namespace. The fake API
-server (`clusters/kubernetes.py`) uses TLS and requires the token.
+Some commands see the files where a kubelet mounts them, in their own mount namespace. The others
+run in this process and read them from a test directory. The fake API server
+(`clusters/kubernetes.py`) uses TLS and requires the token.
 """
 
 import shutil
@@ -14,9 +15,10 @@ from clusters.kubernetes import ApiServer
 from conftest import LIMIT_S, RELIGHT, Launch, long
 from etcd_server import make_certificates, wait_for
 
+from relight.schedulers.kubernetes import cluster
+
 pytestmark = [
     pytest.mark.needs_kubernetes,
-    pytest.mark.needs_mounts,
     pytest.mark.needs_openssl,
 ]
 UNSHARE = ("unshare", "--mount", "--map-root-user")
@@ -48,25 +50,47 @@ def account(server: ApiServer, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def in_pod(launch: Launch, server: ApiServer, account: Path, tmp_path: Path) -> Command:
+def variables(server: ApiServer, tmp_path: Path) -> dict[str, str]:
+    return {
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "KUBERNETES_SERVICE_PORT": str(server.port),
+        "HOME": str(tmp_path / "home"),
+        "RELIGHT_STATE_DIR": str(tmp_path / "state"),
+    }
+
+
+@pytest.fixture
+def in_pod(
+    in_process: Launch,
+    variables: dict[str, str],
+    account: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Command:
     """Run a relight command in the pod."""
+    from kubernetes.config import incluster_config
 
-    def run(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-        where = {
-            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-            "KUBERNETES_SERVICE_PORT": str(server.port),
-            "HOME": str(tmp_path / "home"),
-            "RELIGHT_STATE_DIR": str(tmp_path / "state"),
-        }
-        command = (*UNSHARE, "sh", "-c", MOUNT, str(account), *RELIGHT)
-        return launch(*words, command=command, **{**where, **variables})
-
-    return run
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cluster, "_IN_CLUSTER", str(account))
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(account / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(account / "ca.crt"))
+    return lambda *words, **more: in_process(*words, **{**variables, **more})
 
 
-def test_pod_can_submit_jobs_to_its_own_namespace(in_pod: Command, server: ApiServer) -> None:
+@pytest.fixture
+def mounted(launch: Launch, variables: dict[str, str], account: Path) -> Command:
+    """Run a relight command in a process that finds the files where a kubelet mounts them."""
+    command = (*UNSHARE, "sh", "-c", MOUNT, str(account), *RELIGHT)
+    return lambda *words: launch(*words, command=command, **variables)
+
+
+@pytest.mark.needs_mounts
+def test_pod_can_submit_jobs_to_its_own_namespace(
+    mounted: Command, in_pod: Command, server: ApiServer
+) -> None:
     """It can also query, list and delete them, all without a kubeconfig."""
-    submitted = in_pod("submit", "-s", "kubernetes", "utils.echo", "--msg", "hello", "--image", "i")
+    words = ("submit", "-s", "kubernetes", "utils.echo", "--msg", "hello", "--image", "i")
+    submitted = mounted(*words)
     assert submitted.returncode == 0, submitted.stderr
     handle = submitted.stdout.strip()
     assert handle.startswith("kubernetes://relight/team-a:echo-")
@@ -118,12 +142,13 @@ def test_invalid_service_account_gives_one_line_error(
     assert not server.objects
 
 
+@pytest.mark.needs_mounts
 def test_api_server_certificate_from_unknown_ca_is_rejected(
-    in_pod: Command, account: Path, tmp_path: Path, server: ApiServer
+    mounted: Command, account: Path, tmp_path: Path, server: ApiServer
 ) -> None:
     other = make_certificates(tmp_path / "other")
     shutil.copy(other.ca, account / "ca.crt")
-    result = in_pod("submit", "-s", "kubernetes", "utils.echo", "--image", "i")
+    result = mounted("submit", "-s", "kubernetes", "utils.echo", "--image", "i")
     assert result.returncode == 4
     assert "certificate verify failed" in result.stderr
     assert len(result.stderr.splitlines()) == 2
