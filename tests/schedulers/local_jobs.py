@@ -48,7 +48,7 @@ def until(condition: Callable[[], Any]) -> Any:
     end = time.monotonic() + LIMIT_S
     while not (value := condition()):
         assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.02)
+        time.sleep(0.05)
     return value
 
 
