@@ -10,8 +10,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import forked
 import needs
 import pure
 import pytest
@@ -245,6 +246,26 @@ def launch(tmp_path: Path) -> Launch:
             env=clean_environment(**variables),
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def forked_launch(launch: Launch, tmp_path: Path) -> Launch:
+    """Run a command line like `launch`, in a fork of a process that has imported relight."""
+
+    def run(
+        *arguments: str | Path,
+        timeout: float = LIMIT_S,
+        cwd: Path | None = None,
+        **variables: Any,
+    ) -> "subprocess.CompletedProcess[str]":
+        words = tuple(map(str, arguments))
+        is_usual = words[:1] == ("run",) and {"command", "stdin"}.isdisjoint(variables)
+        if PORTABLE or not is_usual or not forked.fits(variables):
+            return launch(*arguments, timeout=timeout, cwd=cwd, **variables)
+        environment = clean_environment(**variables)
+        return forked.run(words, cwd or tmp_path, environment, timeout)
 
     return run
 

@@ -19,6 +19,12 @@ FAULTS = Path(__file__).parent / "faults"
 ROWS, COLUMNS = 25, 80
 
 
+@pytest.fixture
+def launch(forked_launch: Launch) -> Launch:
+    """Run a command line in a fork: only the workers' ends matter."""
+    return forked_launch
+
+
 def report_of(stderr: str) -> list[str]:
     """Return the report: relight's last lines, except the goodput of a job that took a minute."""
     begins = re.finditer(r"^relight: (?:probably |the |no )?ranks? ", stderr, re.MULTILINE)

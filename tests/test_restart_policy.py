@@ -22,6 +22,12 @@ time.sleep(600)
 
 
 @pytest.fixture
+def launch(forked_launch: Launch) -> Launch:
+    """Run a command line in a fork: only the workers' ends matter."""
+    return forked_launch
+
+
+@pytest.fixture
 def train(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
     path.write_text(STEPS)

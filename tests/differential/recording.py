@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import conftest
-from conftest import LIMIT_S
+import forked
+from conftest import LIMIT_S, PORTABLE
 
-from differential import forked
 from differential.cases import Case, Word
 
 HERE = Path(__file__).parent
@@ -65,7 +65,7 @@ def prepare(case: Case, launcher: str, work: Path) -> Prepared:
     fill = _Fill(str(work), port)
     argv = [
         sys.executable,
-        str(HERE / "under.py"),
+        str(HERE.parent / "under.py"),
         json.dumps(case.under),
         sys.executable,
         *COMMANDS[launcher, case.command],
@@ -242,9 +242,11 @@ class _Console:
         given = {name: [os.fstat(fd).st_dev, os.fstat(fd).st_ino] for name, fd in fds.items()}
         try:
             process: Started
-            if launcher == TORCHRUN and forked.fits(case):
-                words = argv[argv.index("-m") + 2 :]
-                process = forked.Forked(case, words, work, environment, list(fds.values()))
+            if forked.fits(case.variables) and not (PORTABLE and launcher == RELIGHT):
+                _, module, *words = argv[argv.index("-m") :]
+                process = forked.Forked(
+                    str(module), words, work, environment, list(fds.values()), case.under
+                )
             else:
                 process = subprocess.Popen(
                     argv,

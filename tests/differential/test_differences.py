@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import pytest
 from conftest import LIMIT_S, Start, long
 from conftest import RELIGHT as OURS
 from conftest import TORCHRUN as THEIRS
 from test_logs_console import TICKS, Terminal
 
-from differential import forked
 from differential.cases import CASES, Case, two
 from differential.differences import DIFFERENCES, SHOWN, shows
 from differential.recording import RELIGHT, TORCHRUN, Recording, Started, prepare, record
@@ -50,8 +50,8 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
         null = os.open(os.devnull, os.O_RDWR)
         process: Started
         if launcher == TORCHRUN:
-            words = argv[argv.index("-m") + 2 :]
-            process = forked.Forked(case, words, work, environment, [null] * 3)
+            _, module, *words = argv[argv.index("-m") :]
+            process = forked.Forked(str(module), words, work, environment, [null] * 3, case.under)
         else:
             process = subprocess.Popen(
                 argv,

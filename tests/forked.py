@@ -1,19 +1,22 @@
-"""Fork torchrun from a process that has imported it, since a launch consists mostly of that import.
+"""Fork torchrun or relight from a process that has imported it, since a launch consists mostly of
+that import: a failing job takes a quarter of the processor time.
 
-The code that runs is torchrun's own, with the case's arguments, variables, directory, descriptors,
-signals, and limits. Settings that are read before its first line (by the interpreter and by `import
-torch`) are the server's, so `fits` decides which cases have to be started as usual. After its exit
-handlers, the process exits without finalizing the interpreter, which would take longer than
-everything else.
+The code that runs is the launcher's own, with the given arguments, variables, directory,
+descriptors, signals, and limits. Settings that are read before its first line (by the interpreter
+and by `import torch`) are the server's, so `fits` decides which launches have to be started as
+usual. After its exit handlers, the process exits without finalizing the interpreter, which would
+take longer than everything else.
 
-    the tests --> the server --> one process per launch, which reports its exit --> torchrun
+    the tests --> the server --> one process per launch, which reports its exit --> the launcher
 
-The server ends with the test process.
+In /proc, the launcher has the server's command line and environment, and it has a session of its
+own: tests about that have to start it as usual. The server ends with the test process.
 """
 
 import atexit
 import functools
 import gc
+import importlib
 import os
 import pickle
 import runpy
@@ -24,13 +27,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from differential.cases import Case, Word
-from differential.under import set_up
+from under import set_up
 
-_MODULES = {"run": "torch.distributed.run", "launch": "torch.distributed.launch"}
+Word = str | bytes
 _AT_IMPORT = ("LOGLEVEL", "PYTHON", "TORCH_", "LANG", "LC_", "OMP_", "LD_")
 _LATER = {
     "OMP_NUM_THREADS",
@@ -40,24 +43,40 @@ _LATER = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }
-"""Torchrun reads these while it runs; `_become` handles PYTHONPATH as Python does when starting."""
+"""Launchers read these while they run; `_become` handles PYTHONPATH as Python does at its start."""
 _MAX = 1 << 17
 
 
-def fits(case: Case) -> bool:
-    """Return whether a case behaves the same if torchrun is forked."""
-    return not any(name.startswith(_AT_IMPORT) for name in case.variables.keys() - _LATER)
+def fits(variables: Mapping[str, Word]) -> bool:
+    """Return whether a launch with these variables behaves the same if the launcher is forked."""
+    return not any(name.startswith(_AT_IMPORT) for name in variables.keys() - _LATER)
 
 
 class Forked:
-    """A forked launcher, with the interface of `subprocess.Popen`."""
+    """A forked launcher, with the interface of `subprocess.Popen`.
+
+    Args:
+        module: The launcher's module, `relight` or one of torch's.
+        words: Its arguments.
+        cwd: Its working directory.
+        env: Its environment.
+        fds: Its stdin, stdout and stderr.
+        under: The limits and signals of `under.py`.
+    """
 
     def __init__(
-        self, case: Case, words: list[Word], cwd: Path, env: dict[str, Word], fds: list[int]
+        self,
+        module: str,
+        words: Sequence[Word],
+        cwd: Path,
+        env: Mapping[str, Word],
+        fds: list[int],
+        under: Mapping[str, Any],
     ) -> None:
+        self._words = list(words)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.connect(_server())
-        request = pickle.dumps((_MODULES[case.command], words, str(cwd), env, dict(case.under)))
+        self._socket.connect(_server("relight" if module == "relight" else "torchrun"))
+        request = pickle.dumps((module, self._words, str(cwd), dict(env), dict(under)))
         socket.send_fds(self._socket, [request], fds)
         self.pid = int(self._socket.recv(_MAX))
         self._code: int | None = None
@@ -86,22 +105,53 @@ class Forked:
         """
         if self._code is None:
             if not select.select([self._socket], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+                raise subprocess.TimeoutExpired(self._words, timeout or 0)
             self._code = int(self._socket.recv(_MAX))
             self._socket.close()
         return self._code
 
 
+def run(
+    words: Sequence[str], cwd: Path, env: Mapping[str, str], timeout: float
+) -> "subprocess.CompletedProcess[str]":
+    """Run a relight command line to its end, with nothing on stdin.
+
+    Raises:
+        subprocess.TimeoutExpired: If it runs longer. It is then killed.
+    """
+    (stdin, end), (ours_out, stdout), (ours_err, stderr) = (os.pipe() for _ in range(3))
+    texts = {ours_out: "", ours_err: ""}
+
+    def read(fd: int) -> None:
+        with open(fd, errors="surrogateescape") as file:
+            texts[fd] = file.read()
+
+    process = Forked("relight", words, cwd, env, [stdin, stdout, stderr], {})
+    for fd in (end, stdin, stdout, stderr):
+        os.close(fd)
+    readers = [threading.Thread(target=read, args=(fd,), daemon=True) for fd in texts]
+    for reader in readers:
+        reader.start()
+    try:
+        code = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    for reader in readers:
+        reader.join(timeout)
+    return subprocess.CompletedProcess(words, code, texts[ours_out], texts[ours_err])
+
+
 @functools.cache
-def _server() -> str:
+def _server(launcher: str) -> str:
     """Return the address of this process's server, and start it the first time."""
     name = "\0relight-tests-" + os.urandom(8).hex()
     variables = {"PATH": os.environ["PATH"], "HOME": "/", "LANG": "C.UTF-8"}
     variables["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, str(Path(__file__).with_name("under.py")), "{}", sys.executable]
-    command += ["-c", "from differential import forked; forked.serve()", name[1:]]
+    command += ["-c", "import forked; forked.serve()", launcher, name[1:]]
     variables["OPENBLAS_NUM_THREADS"] = "1"  # forks would lose numpy's threads
-    variables["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    variables["PYTHONPATH"] = str(Path(__file__).parent)
     process = subprocess.Popen(
         command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -112,25 +162,14 @@ def _server() -> str:
 
 
 def serve() -> None:
-    """Fork torchrun for each client; returns in the process that becomes torchrun."""
-    import torch.distributed.launch  # with everything that it needs
-    import torch.distributed.run  # noqa: F401
-    from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: F401
-    from torch.distributed.elastic.rendezvous import (
-        c10d_rendezvous_backend,  # noqa: F401
-        dynamic_rendezvous,
-    )
-
-    assert dynamic_rendezvous.get_method_name is not None
-    dynamic_rendezvous.get_method_name = _caller  # torch's own reads the sources of all modules
-
-    for name in _MODULES.values():
-        del sys.modules[name]  # it becomes the main module
+    """Fork the launcher for each client; returns in the process that becomes the launcher."""
+    _, launcher, name = sys.argv
+    (_import_torchrun if launcher == "torchrun" else _import_relight)()
     sys.path.remove(os.environ.pop("PYTHONPATH"))
     assert len(os.listdir("/proc/self/task")) == 1
     gc.freeze()  # a collection would copy all pages
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind("\0" + sys.argv[1])
+    listener.bind("\0" + name)
     listener.listen()
     print("ready", flush=True)
     while 0 not in select.select([listener, 0], [], [])[0]:
@@ -143,6 +182,30 @@ def serve() -> None:
         connection.close()
         while _reap():
             pass
+
+
+def _import_torchrun() -> None:
+    import torch.distributed.launch  # with everything that it needs
+    import torch.distributed.run  # noqa: F401
+    from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: F401
+    from torch.distributed.elastic.rendezvous import (
+        c10d_rendezvous_backend,  # noqa: F401
+        dynamic_rendezvous,
+    )
+
+    assert dynamic_rendezvous.get_method_name is not None
+    dynamic_rendezvous.get_method_name = _caller  # torch's own reads the sources of all modules
+    for name in ("torch.distributed.run", "torch.distributed.launch"):
+        del sys.modules[name]  # it becomes the main module
+
+
+def _import_relight() -> None:
+    import relight.agent.start
+    import relight.cli.run  # noqa: F401
+    from relight.agent import agent
+
+    for name in agent._LOADED_LATER:
+        importlib.import_module(name)
 
 
 def _caller(depth: int = 2) -> str:
