@@ -35,6 +35,12 @@ os._exit(0)  # the shutdown of Python takes a second with torch
 """
 
 
+@pytest.fixture
+def launch(forked_launch: Launch) -> Launch:
+    """Run a command line in a fork: only the workers matter."""
+    return forked_launch
+
+
 @pytest.mark.slow
 @pytest.mark.needs_torch
 @pytest.mark.long
