@@ -136,6 +136,7 @@ docs: $(LONG_READY)  ## Build the documentation site in .build/site
 pages: setup  ## Write the generated pages: flags, failure guide, limits, README figures and picture
 	$(BIN)/python -m documentation.from_torchrun
 	$(BIN)/python -m documentation.failures
+	$(BIN)/python -m documentation.events
 	$(BIN)/python -m documentation.limits
 	$(BIN)/python -m benchmarks.readme
 	$(BIN)/python -m documentation.picture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Launch
+from documentation import events
 from nodes.jobs import Job, OneMachine
 from simulation import node
 from simulation.__main__ import play
@@ -17,7 +18,7 @@ from relight.core.link.election import BallotReceived, ElectionState
 from relight.core.link.link_state import LinkState, Opened
 from relight.core.link.votes import VoteRelease
 from relight.core.workers.supervision import SupervisionState
-from relight.events import event_schema, event_types
+from relight.events import event_types
 from relight.events.event_types import StateChanged, Tick, changed
 from relight.output.journal import EventLog
 
@@ -111,17 +112,17 @@ def test_logged_state_transitions_have_no_gaps(
         for each in found:
             assert each.before in (state, FIRST[core]), found
             assert each.before != each.after
-            assert {each.before, each.after} <= event_schema.STATES[core].keys()
+            assert {each.before, each.after} <= events.STATES[core].keys()
             state = each.after
 
 
-def test_event_schema_lists_all_states() -> None:
+def test_events_page_lists_all_states() -> None:
     kinds: dict[str, type[Enum]] = {
         "supervision": SupervisionState, "link": LinkState, "membership": GroupState,
         "election": ElectionState,
     }  # fmt: skip
-    assert event_schema.STATES.keys() == FIRST.keys()
-    for core, states in event_schema.STATES.items():
+    assert events.STATES.keys() == FIRST.keys()
+    for core, states in events.STATES.items():
         if core in kinds:
             assert states.keys() - {"about"} == {state.value for state in kinds[core]}
         assert FIRST[core] in states

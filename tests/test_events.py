@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from documentation import events
 
-from relight.events import event_schema, event_types
+from relight.events import event_types
 from relight.events.event_text import describe
 
 EXAMPLES = [
@@ -66,19 +67,19 @@ def test_every_event_type_has_example_and_description() -> None:
     assert {type(event) for event in EXAMPLES} == set(event_types.Event.__args__)
 
 
-def test_events_page_is_up_to_date() -> None:
-    """`relight events --schema > docs/events.md` generates it."""
-    text = (Path(__file__).parent.parent / "docs" / "events.md").read_text()
-    assert text == event_schema.page()
+@pytest.mark.parametrize("path", events.PAGES, ids=str)
+def test_events_page_is_up_to_date(path: Path) -> None:
+    """`python -m documentation.events` writes it."""
+    assert path.read_text() == events.page()
 
 
 def test_field_descriptions_match_event_fields() -> None:
     used = {
-        f"{name}.{field}" if f"{name}.{field}" in event_schema.FIELDS else field
-        for name, kind in event_schema.kinds().items()
+        f"{name}.{field}" if f"{name}.{field}" in events.FIELDS else field
+        for name, kind in events.kinds().items()
         for field in kind._fields
     }
-    assert used == event_schema.FIELDS.keys()
+    assert used == events.FIELDS.keys()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ describes them in plain text.
 
 The same records are inputs to the state machines and lines in the event log. Events carry no
 timestamp; the code that records them adds one (`LoggedEvent`). A negative exit code is the number
-of the signal that ended a process, as in torch and subprocess. events/event_schema.py documents
+of the signal that ended a process, as in torch and subprocess. documentation/events.py documents
 each field.
 """
 

@@ -57,9 +57,7 @@ COMMANDS = frozenset({
     "cli/main.py", "cli/run.py", "cli/torchrun_completion.py",
 })  # fmt: skip
 """The commands that run on a node, and the package's top-level modules."""
-_FOR_OTHER_COMMANDS = frozenset({
-    "core/status/rates.py", "core/status/timeline.py", "events/event_schema.py",
-})  # fmt: skip
+_FOR_OTHER_COMMANDS = frozenset({"core/status/rates.py", "core/status/timeline.py"})
 """Files in `ROOMS` that are only needed by commands that the launcher file doesn't contain."""
 _BY_PATH = ("worker/hook/", "worker/path/", "worker/run_path.py")
 """Files that interpreters load by path before they import `relight`."""

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from datetime import datetime
+from importlib.resources import files
 from typing import Any
 
 from relight.base import fields
@@ -14,7 +15,7 @@ from relight.base.values import parse_count
 from relight.cli.jobs.common import HANDLE, HELP, JSON, Page, read_arguments, say
 from relight.cli.jobs.logs import parse_time
 from relight.core.group.group_replay import replay
-from relight.events import event_lines, event_schema
+from relight.events import event_lines, event_types
 from relight.events.event_lines import Line, Selection
 from relight.events.event_types import SCHEMA, Formed
 from relight.flags.spec import Flag
@@ -71,9 +72,7 @@ def main(argv: list[str]) -> int:
     parsed = read_arguments(argv, PAGE, 0, 1, "one job or file")
     values = parsed.values
     if values["schema"]:
-        from relight.events import event_schema
-
-        print(event_schema.page(), end="")
+        print((files("relight.events") / "events.md").read_text(), end="")
         return EXIT_OK
     if not parsed.command:
         raise UsageError("relight events needs one job or file", hint=f"relight {PAGE.usage}")
@@ -156,7 +155,7 @@ def _is_file(target: str) -> bool:
 
 def _names(text: str) -> frozenset[str]:
     names = frozenset(name for name in text.split(",") if name)
-    known = list(event_schema.kinds())
+    known = [kind.__name__ for kind in event_types.Event.__args__ if kind is not event_types.Tick]
     for name in sorted(names - set(known)):
         every = f"the events are {', '.join(known)}"
         raise UsageError(f"--name={name}: no such event", hint=did_you_mean(name, known, every))

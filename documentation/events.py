@@ -1,12 +1,16 @@
-"""Documents the events and their fields. Together with `event_types`, it generates docs/events.md.
+"""Writes docs/events.md, which documents the events and their fields, and its copy in the package,
+which `relight events --schema` prints.
 
-relight events --schema > docs/events.md
+    python -m documentation.events
 """
 
 from types import UnionType
 from typing import Any
 
+from documentation.blocks import ROOT
 from relight.events import event_types
+
+PAGES = (ROOT / "docs" / "events.md", ROOT / "src" / "relight" / "events" / "events.md")
 
 FIELDS = {
     "after_s": "delay until it was noticed, in seconds",
@@ -247,7 +251,7 @@ def meaning(event: str, field: str) -> str:
 
 
 def page() -> str:
-    """Return docs/events.md."""
+    """Return the page."""
     parts = [_HEAD]
     for name, kind in kinds().items():
         about = " ".join((kind.__doc__ or "").split())
@@ -274,3 +278,8 @@ def _states() -> str:
 def _schema_kind(annotation: Any) -> str:
     assert not isinstance(annotation, UnionType), annotation
     return _KINDS[getattr(annotation, "__origin__", annotation).__name__]
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(page())
