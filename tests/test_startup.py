@@ -74,7 +74,6 @@ OWN = {
     "relight.processes",
     "relight.processes.generation_pipe",
     "relight.processes.interpreter",
-    "relight.processes.signals",
     "relight.processes.spawner",
     "relight.processes.supervisor",
     "relight.processes.worker_processes",

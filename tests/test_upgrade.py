@@ -271,8 +271,6 @@ LOADED_BEFORE = {
     "relight.output.file_tails": "--tee",
     "relight.warm.import_profile": "--preload=auto",
     "relight.output.log_filters": "--tee",
-    "relight.processes.parent_watch": "--end-with-parent",
-    "relight.processes.preemption_file": "--on-preempt",
     "relight.warm.preloading": "--preload",
     "relight.warm.background": "--max-restarts",
     "relight.agent.hang_watch": "--hang-timeout",

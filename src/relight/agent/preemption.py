@@ -13,7 +13,9 @@ are stopped (core/workers/supervision).
 Any other stop signal, or a second signal, stops this node's workers immediately.
 """
 
+import os
 import signal
+from functools import partial
 
 from relight.agent.agent_config import AgentConfig
 from relight.agent.node import WITHOUT_COORDINATOR_S, Node
@@ -22,8 +24,10 @@ from relight.base.text import format_duration
 from relight.events.event_types import SignalReceived
 from relight.host.loop import Loop
 from relight.output.journal import Journal
-from relight.processes.signals import listen
 
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""The signals that only workers may handle."""
+_NOTICE_POLL_S, _PARENT_POLL_S = 1.0, 0.5
 _AGREEMENT_S = 2.0
 """How long the workers wait, after the time limit for an agreement, before they save on their
 own.
@@ -51,16 +55,13 @@ class Interruption:
         self._loop = loop
         self._journal = journal
         self._node = node
-        listen(loop, self._spec, self._on_signal, self._pass_on, self._on_resize)
         notice = self._spec.on_preempt
+        self._notice = notice.signals if notice is not None else ()
+        self._listen()
         if notice is not None and notice.file:
-            from relight.processes.preemption_file import NoticeFile
-
-            NoticeFile(loop, notice.file, self._on_preempted)
+            loop.call_after(0, partial(self._poll_notice, notice.file))
         if self._spec.end_with_parent:
-            from relight.processes.parent_watch import ParentWatch
-
-            ParentWatch(loop, self._on_parent_ended)
+            loop.call_after(_PARENT_POLL_S, partial(self._poll_parent, os.getppid()))
 
     def stop(self) -> None:
         """Stop the job as SIGTERM would."""
@@ -68,6 +69,37 @@ class Interruption:
             self._on_preempted("was asked to stop")
         else:
             self._stop_by(signal.SIGTERM)
+
+    def _listen(self) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, no exit status is reported
+        stopping = {*self._spec.signals_to_handle, *self._notice}
+        for number in stopping:
+            # A job under nohup outlives its terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                self._loop.on_signal(number, self._on_signal)
+        for number in _PASSED_ON:
+            ignored = signal.getsignal(number) is signal.SIG_IGN  # workers inherit that
+            if number not in stopping and not ignored:
+                self._loop.on_signal(number, self._pass_on)
+        if signal.getsignal(signal.SIGWINCH) is not signal.SIG_IGN:
+            self._loop.on_signal(signal.SIGWINCH, self._on_resize)
+
+    def _poll_notice(self, path: str) -> None:
+        """Check for the --on-preempt file, immediately and then every second until it exists."""
+        if os.path.exists(path):
+            self._on_preempted(f"{path} was created")
+        else:
+            self._loop.call_after(_NOTICE_POLL_S, partial(self._poll_notice, path))
+
+    def _poll_parent(self, pid: int) -> None:
+        """Wait until the process that started this one has exited. PR_SET_PDEATHSIG is not used,
+        because it would report the exit of the thread that started this process, even if the
+        parent's other threads are still running.
+        """
+        if os.getppid() != pid:
+            self._on_parent_ended(pid)
+        else:
+            self._loop.call_after(_PARENT_POLL_S, partial(self._poll_parent, pid))
 
     def _on_parent_ended(self, pid: int) -> None:
         if not (self.signals or self._node.preempted):
@@ -78,8 +110,7 @@ class Interruption:
 
     def _on_signal(self, number: int) -> None:
         self._journal.record(SignalReceived(number))
-        notice = self._spec.on_preempt.signals if self._spec.on_preempt is not None else ()
-        if number in (signal.SIGTERM, *notice) and self._can_save():
+        if number in (signal.SIGTERM, *self._notice) and self._can_save():
             self._on_preempted(f"got {signal_name(number)}")
         elif number in self._spec.signals_to_handle:
             self._stop_by(number)
