@@ -13,6 +13,7 @@ core/group/membership decides that.
 
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from relight.agent.agent_config import AgentConfig
@@ -198,10 +199,8 @@ class Watchdogs:
         whose = "an orphan" if local_rank < 0 else f"a child of local rank {local_rank}"
         name = signal_name(number)
         self._journal.say(f"sending {name} to pid {pid}, {whose}: its timer {scope} expired")
-        try:
+        with suppress(OSError):  # it has just exited, or the pid now belongs to another user
             system.signal_if(pid, number, lambda: workers.find_worker(pid) is not None)
-        except OSError:
-            pass  # it has just exited, or the pid now belongs to another user
 
     def _signs(self) -> tuple[int, int] | None:
         """Return how many bytes the workers have printed and the highest step that they have

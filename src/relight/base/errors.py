@@ -15,6 +15,7 @@ says what to do next.
 """
 
 import signal
+from contextlib import suppress
 
 from relight.base import env
 
@@ -88,11 +89,8 @@ def describe_bug(error: BaseException) -> str:
     """
     line = format_exception_oneline(error)
     if env.mistakes():
-        try:
-            with open(env.mistakes(), "a") as file:
-                file.write(line + "\n")
-        except OSError:
-            pass
+        with suppress(OSError), open(env.mistakes(), "a") as file:
+            file.write(line + "\n")
     return line
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -41,10 +42,8 @@ def quick_exit(exit_code: int) -> NoReturn:
 
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(OSError):  # reported already, if that was possible
             stream.flush()
-        except OSError:
-            pass  # reported already, if that was possible
     os._exit(exit_code & 0xFF)
 
 

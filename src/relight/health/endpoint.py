@@ -159,12 +159,10 @@ def identify_answer(data: bytes, *, closed: bool) -> str:
     or a description.
     """
     decoder = wire.Decoder()
-    try:
+    with suppress(Malformed):
         for message in decoder.feed(data):
             sender = message.get("sender")
             return sender if sender in (COORDINATOR, DOCTOR) else RELIGHT
-    except Malformed:
-        pass
     if data.startswith(b"relight "):
         return RELIGHT
     if not data:

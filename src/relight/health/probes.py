@@ -18,6 +18,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from relight.base.fields import Malformed
@@ -182,10 +183,8 @@ class Prober:
         data = _datagram.pack(self._cookie, kind, self._number, size)
         if pad:
             data = data.ljust(size - _header(where), b"\0")
-        try:
+        with suppress(OSError):  # too large for the interface, or forbidden: no reply
             self._udp.sendto(data, where)
-        except OSError:
-            pass  # too large for the interface, or forbidden: no reply
 
     def _receive_safely(self) -> None:
         self._loop.run_guarded(self._receive, "a datagram")

@@ -6,6 +6,7 @@ The layout is torchrun's: `<base>/<run id>_<random>/`. Each agent creates its ow
 import errno
 import os
 import stat
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from relight.base.env import Environment
@@ -47,10 +48,8 @@ def own_directory(base: str, forbidden: int = 0) -> str:
         if _is_own(path, forbidden):
             return path
     for path in paths:
-        try:
+        with suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        except FileExistsError:
-            pass
         if _is_own(path, forbidden):
             return path
     raise PermissionError(
@@ -130,11 +129,9 @@ def replace(path: str, content: str | bytes, mode: int = 0o600) -> None:
     Raises:
         OSError: if it can't be written, or `path` is not a regular file.
     """
-    try:
+    with suppress(FileNotFoundError):
         if not stat.S_ISREG(os.stat(path).st_mode):  # /dev/null, which root could replace
             raise OSError(errno.EINVAL, "not a regular file", path)
-    except FileNotFoundError:
-        pass
     new = os.path.join(os.path.dirname(path), f".relight-{os.urandom(8).hex()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(new, flags, mode)
@@ -199,7 +196,5 @@ def remove_tree(directory: str) -> None:
 
 
 def _try(remove: "object", path: str) -> None:
-    try:
+    with suppress(OSError):
         remove(path)  # type: ignore[operator]  # unlink or rmdir
-    except OSError:
-        pass

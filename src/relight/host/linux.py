@@ -12,6 +12,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from relight.host.files import read_small, remove_tree
@@ -138,10 +139,8 @@ class Child:
     def send(self, number: int) -> None:
         """Send a signal to the process and to its guard, if they exist."""
         for process in self._processes:
-            try:
+            with suppress(ProcessLookupError, PermissionError):
                 process.send(number)
-            except (ProcessLookupError, PermissionError):
-                pass
 
     def is_stopped(self) -> bool:
         """Return whether the process or its guard is stopped."""
@@ -451,10 +450,8 @@ def libffi_descriptors() -> set[int]:
 
 
 def _close(fd: int) -> None:
-    try:
+    with suppress(OSError):  # already closed: the descriptor of the listing itself
         os.close(fd)
-    except OSError:
-        pass  # already closed: the descriptor of the listing itself
 
 
 def block_signals() -> Any:
@@ -594,10 +591,8 @@ def reap_and_kill(keep: Collection[int] = ()) -> dict[int, bool]:
     that process is a zombie.
     """
     for pid in set(children()).difference(keep):
-        try:
+        with suppress(ChildProcessError):  # another thread reaped it
             os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            pass  # another thread reaped it
     return _kill(set(children()).difference(keep))
 
 
@@ -751,15 +746,14 @@ def usage(pid: int) -> tuple[float, int, int]:
     that can't be read is 0.
     """
     cpu_s, faults, io_bytes = 0.0, 0, 0
-    try:
+    # It has ended, or its I/O is hidden from this user.
+    with suppress(OSError, ValueError, IndexError):
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = file.read().rpartition(b")")[2].split()
         faults = sum(map(int, words[7:11]))
         cpu_s = sum(map(int, words[11:15])) / _TICKS_S
         with open(f"/proc/{pid}/io", "rb") as file:
             io_bytes = sum(int(line.split()[1]) for line in file if line[1:6] == b"char:")
-    except (OSError, ValueError, IndexError):
-        pass  # it has ended, or its I/O is hidden from this user
     return cpu_s, io_bytes, faults
 
 

@@ -14,6 +14,7 @@ evidence, with the most reliable source first:
 
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from relight.host import system
@@ -192,10 +193,8 @@ class OomKills:
 
     def _note(self) -> None:
         """Record whether the counter increased."""
-        try:
+        with suppress(BlockingIOError):
             os.read(self._inotify, 4096)
-        except BlockingIOError:
-            pass
         now = _read(self._counter)
         if _increase(self._last, now) and self._times is not None:
             self._times.append(time.monotonic())
@@ -235,12 +234,10 @@ def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:
 
 def _read(path: str) -> int | None:
     """Return the `oom_kill` counter from a file."""
-    try:
+    with suppress(OSError, ValueError):
         _, found, after = (b"\n" + read_small(path)).partition(b"\noom_kill ")
         if found:
             return int(after.partition(b"\n")[0])
-    except (OSError, ValueError):
-        pass
     return None
 
 
@@ -253,11 +250,9 @@ def _limit(cgroup: _Cgroup) -> int:
     limits = []
     path = cgroup.path.strip("/")
     while True:
-        try:
-            with open(os.path.normpath(f"{cgroup.mount}/{path}/{cgroup.limit}")) as file:
-                limits.append(int(file.read()))
-        except (OSError, ValueError):
-            pass  # the value is `max`, or this is the root
+        limit = os.path.normpath(f"{cgroup.mount}/{path}/{cgroup.limit}")
+        with suppress(OSError, ValueError), open(limit) as file:
+            limits.append(int(file.read()))  # fails for `max`, and in the root
         if not path:
             return min((limit for limit in limits if limit < _UNLIMITED), default=0)
         path = path.rpartition("/")[0]

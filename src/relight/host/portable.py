@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.base.errors import UsageError
@@ -217,10 +218,8 @@ class Child:
     def send(self, number: int) -> None:
         """Send the process a signal if it still exists."""
         if not self._reaped:
-            try:
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass
 
     def guards(self, pid: int) -> None:
         """Do nothing, because the forked process is the spawner itself."""
@@ -288,10 +287,8 @@ def reap_any() -> tuple[int, int]:
 
 
 def _tell(line: str) -> None:
-    try:
+    with suppress(OSError):  # the guardian was killed, or was stopped and its pipe is full
         os.write(_pipe, line.encode() + b"\n")
-    except OSError:
-        pass  # the guardian was killed, or was stopped and its pipe is full
 
 
 def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
@@ -441,10 +438,8 @@ def sweep(running: Collection[int], reaped: Collection[int]) -> None:
 
 def _kill(pids: Collection[int], number: int) -> None:
     for pid in pids:
-        try:
+        with suppress(PermissionError, ProcessLookupError):
             os.kill(pid, number)
-        except (PermissionError, ProcessLookupError):
-            pass
 
 
 def kill_children() -> dict[int, bool]:

@@ -12,6 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from relight.host import linux
@@ -93,7 +94,7 @@ def raise_step_by_step(pid: int, seconds: float, *, stays_low: bool = False) -> 
         The number of seconds after the start of the work at which to call this function again, or
         None if that isn't necessary.
     """
-    try:
+    with suppress(OSError):  # it has ended, or this process may not raise a lowered priority
         policy, usual = os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, 0)
         if stays_low:
             if seconds < STARVED_S:
@@ -110,8 +111,6 @@ def raise_step_by_step(pid: int, seconds: float, *, stays_low: bool = False) -> 
                 _set_io(0, pid)
         elif seconds >= IDLE_S and policy == os.SCHED_IDLE:
             _raise(pid, usual + _QUARTER_NICE, _QUARTER_NICE)
-    except OSError:
-        pass  # it has ended, or this process may not raise a lowered priority
     if seconds < IDLE_S:
         return IDLE_S
     return GENTLE_S if seconds < GENTLE_S else None
@@ -179,8 +178,5 @@ def _set_io(priority: int, pid: int = 0) -> None:
 
 
 def _set_autogroup(nice: int, pid: int | str = "self") -> None:
-    try:
-        with open(f"/proc/{pid}/autogroup", "w") as file:
-            file.write(str(nice))
-    except OSError:
-        pass  # autogroups are disabled, or were changed a moment ago
+    with suppress(OSError), open(f"/proc/{pid}/autogroup", "w") as file:
+        file.write(str(nice))  # fails if autogroups are disabled, or were changed a moment ago

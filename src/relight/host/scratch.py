@@ -14,6 +14,7 @@ a network file system, directories that were created by other machines are not r
 import errno
 import os
 import stat
+from contextlib import suppress
 
 from relight.host.files import read_small, remove_tree
 from relight.host.loop import Loop
@@ -76,11 +77,9 @@ class Scratch:
     def _sweep(self) -> None:
         """Remove this user's scratch directories whose agents no longer exist."""
         boot = _boot() if self._base else ""
-        try:
+        with suppress(OSError):  # the sweep is optional
             if boot and _is_safe(os.stat(self._base)):
                 _sweep(self._base, f"relight_{boot}_", self.path)
-        except OSError:
-            pass  # the sweep is optional
 
 
 def make(base: str) -> tuple[str, int]:

@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from relight.host import files
@@ -120,17 +121,13 @@ def peer(connection: socket.socket) -> Peer:
 
 
 def _make(path: str) -> None:
-    try:
+    with suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
 
 
 def _remove(path: str) -> None:
-    try:
+    with suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass
 
 
 def _shortened(path: str) -> tuple[int, str]:

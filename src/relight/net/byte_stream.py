@@ -5,6 +5,7 @@ TLS.
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from relight.host.loop import Callback, Loop
@@ -171,14 +172,12 @@ class ByteStream:
     def close(self) -> None:
         """Close the connection. The kernel still delivers the data that it has accepted."""
         sock = self.release()
-        try:
+        with suppress(OSError):
             # Closing a socket with unread bytes makes the kernel drop unsent data.
             sock.shutdown(socket.SHUT_WR)
             for _ in range(_LINGER_READS):
                 if not sock.recv(_READ_SIZE):
                     break
-        except OSError:
-            pass
         sock.close()
 
     def _wake(self) -> None:

@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -93,10 +94,9 @@ class Heartbeats:
                 )
             return
         for option in _RECVERR:
-            try:
+            # Wrong family; exits can't be detected unless one option is set.
+            with suppress(OSError):
                 self._socket.setsockopt(*option, 1)
-            except OSError:
-                pass  # wrong family; exits can't be detected unless one option is set
 
     @property
     def port(self) -> int:

@@ -5,6 +5,7 @@ unreliable.
 import errno
 import os
 import socket
+from contextlib import suppress
 
 from relight.base.errors import MachineError, UsageError
 
@@ -105,10 +106,8 @@ def bind(host: str, port: int, *, listen: bool = False, among: range = range(0))
         MachineError: if no socket can be opened, or no port is free.
     """
     for number in among if port == 0 else ():
-        try:
+        with suppress(PortTakenError):
             return _bind(host, number, listen=listen, alone=len(among) > 1)
-        except PortTakenError:
-            pass
     if among and port == 0:
         raise MachineError(
             f"no free port in {PORT_RANGE}={among[0]}-{among[-1]} for the workers' store",

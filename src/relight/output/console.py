@@ -17,6 +17,7 @@ import os
 import select
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from relight.host import system
@@ -430,10 +431,9 @@ def _reopen(fd: int) -> int:
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        try:
+        # The terminal belongs to another user (su), or the reader has exited.
+        with suppress(OSError):
             return system.reopen(fd, flags)
-        except OSError:
-            pass  # the terminal belongs to another user (su), or the reader has exited
     return fd
 
 

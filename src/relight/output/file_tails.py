@@ -7,6 +7,7 @@ continuously delays neither other workers nor signals.
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 from relight.host import system
 from relight.host.loop import Alarm, Loop
@@ -184,10 +185,8 @@ class FileTails:
         """
         self._alarm.set(None)
         if self._inotify >= 0:
-            try:
+            with suppress(BlockingIOError):
                 os.read(self._inotify, _CHUNK)  # ignored, because all files are read
-            except BlockingIOError:
-                pass
         tails = [tail for tail in self._tails if tail.fd >= 0]
         most = 0
         for tail in tails:

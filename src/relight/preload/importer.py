@@ -15,6 +15,7 @@ import site
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import takewhile
@@ -337,11 +338,9 @@ def _threads() -> int:
     """Return the number of threads, excluding those that libraries don't need after a fork."""
     count = 0
     for thread in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{thread}/comm") as file:
-                count += file.read().rstrip("\n") not in _HARMLESS_THREADS
-        except FileNotFoundError:
-            pass  # it has ended
+        comm = f"/proc/self/task/{thread}/comm"
+        with suppress(FileNotFoundError), open(comm) as file:  # not if it has ended
+            count += file.read().rstrip("\n") not in _HARMLESS_THREADS
     return count
 
 
@@ -349,10 +348,8 @@ def _descriptors() -> dict[int, str]:
     """Return this process's open descriptors and the files that they refer to."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
-        try:
+        with suppress(OSError):  # the descriptor of the listing itself
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            pass  # the descriptor of the listing itself
     return found
 
 

@@ -10,6 +10,7 @@ stopped is not resumed afterwards.
 
 import os
 import signal
+from contextlib import suppress
 
 from relight.host import system
 
@@ -81,7 +82,5 @@ class Freezer:
 
 
 def _send(pid: int, number: int) -> None:
-    try:
+    with suppress(PermissionError, ProcessLookupError):  # a setuid program, or it has just exited
         os.kill(pid, number)
-    except (PermissionError, ProcessLookupError):
-        pass  # a setuid program, or it has just exited

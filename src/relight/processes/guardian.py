@@ -10,6 +10,7 @@ the spawner has not killed the descendants by then, the guardian does.
 import os
 import select
 import signal
+from contextlib import suppress
 
 from relight.base.text import LineBuffer
 from relight.host import portable
@@ -57,7 +58,5 @@ def watch(told: int, sweeps: int, agent: int) -> None:
 
 
 def _wake(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):  # it has also been killed, so the pipe reaches its end
         os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        pass  # it has also been killed, so the pipe reaches its end

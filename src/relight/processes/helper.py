@@ -17,6 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from relight.base.text import LineBuffer
@@ -139,10 +140,8 @@ class Helper:
 
     def ask_to_end(self) -> None:
         """Send SIGTERM to the process."""
-        try:
+        with suppress(OSError):  # its spawner has exited
             self._socket.sendall(f"signal 0 {signal.SIGTERM:d}\n".encode())
-        except OSError:
-            pass  # its spawner has exited
         self._child.send(signal.SIGCONT)
 
     def close(self) -> None:
@@ -184,10 +183,8 @@ class Helper:
         self._child.reap()
         self._child.close()
         if self._spawner:
-            try:
+            with suppress(ChildProcessError):  # its guard is still alive and has reaped it
                 system.reap(self._spawner, 0)
-            except ChildProcessError:
-                pass  # its guard is still alive and has reaped it
 
 
 def run(command: Sequence[str], variables: Mapping[str, str], limit_s: float) -> Finished:

@@ -15,6 +15,7 @@ such a Python.
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from relight.base.env import Environment
@@ -70,7 +71,7 @@ def remedy(python: str, env: Environment, module: str, loop: "Loop") -> str:
     if not usual or _is_same(os.path.dirname(usual), os.path.dirname(python)):
         return ""
     has_it = False
-    try:
+    with suppress(OSError):  # that Python can't be queried
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         command = [usual, "-c", _FINDS, module.partition(".")[0]]
         try:
@@ -81,8 +82,6 @@ def remedy(python: str, env: Environment, module: str, loop: "Loop") -> str:
         loop.run_until(lambda: other_python.exitcode is not None, _POLL_S)
         has_it = other_python.exitcode == 0 and other_python.error is None
         other_python.close()
-    except OSError:
-        pass  # that Python can't be queried
     other = f"; {usual} has it, so activate its environment, or set PYTHON_EXEC" if has_it else ""
     return f"workers ran {python}{other}"
 

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 from relight.core.workers import shared_words as words
 from relight.host.loop import Loop
@@ -195,10 +196,8 @@ class WorkerMemory:
         while self._open:
             os.close(self._open.popitem()[1])
         for path in self._paths.values():
-            try:
+            with suppress(OSError):  # the worker has created none
                 os.unlink(path)
-            except OSError:
-                pass  # the worker has created none
         self._paths = {}
 
     def _calls_until_held(self) -> int:

@@ -57,6 +57,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from relight.base.errors import EXIT_INTERNAL, EXIT_MACHINE, describe_bug
@@ -275,10 +276,8 @@ class Spawner:
         end = time.monotonic() + _ORPHANS_S
         while left := self._orphans(session):
             for pid in left:
-                try:
+                with suppress(PermissionError):  # it belongs to another user
                     os.kill(pid, signal.SIGKILL)
-                except PermissionError:
-                    pass  # it belongs to another user
             if time.monotonic() >= end:
                 return  # they are waited for at the end of the generation
             time.sleep(0.002)
@@ -432,10 +431,8 @@ class SpawnerProcess:
         """
         if self._control is not None and self._continue_idle(self._control):
             self._idle_pid = 0
-            try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it was killed just now
                 return self._pid, generation_pipe.send(self._control, plans, scratch, self.held())
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # it was killed just now
         self.close()
         if not system.SPAWNER_STAYS:
             return fork(plans, scratch)
@@ -452,19 +449,15 @@ class SpawnerProcess:
         pid = self._hear_idle(self._control)
         self._control.close()
         self._control, self._idle_pid = None, 0
-        try:
+        with suppress(OSError):  # they have exited
             if pid and system.parent_pid(pid) == os.getpid():  # its guard was killed
                 os.kill(pid, signal.SIGKILL)
                 system.reap(pid, _REAP_S)
             elif pid:  # in case another program stopped them
                 os.kill(self._pid, signal.SIGCONT)
                 self._continue(pid)
-        except OSError:
-            pass  # they have exited
-        try:
+        with suppress(ChildProcessError):  # it was reaped together with its last generation
             system.reap(self._pid, 0)  # in case it was killed while idle
-        except ChildProcessError:
-            pass  # it was reaped together with its last generation
 
     def wait(self, loop: "Loop", limit_s: float) -> None:
         """Close the spawner, and wait until it has exited. This is for embedding programs that
@@ -484,10 +477,8 @@ class SpawnerProcess:
         loop.run_until(lambda: bool(ended), limit_s)
         loop.forget(child)
         if ended:
-            try:
+            with suppress(ChildProcessError):  # reaped by the search for orphans
                 child.reap()
-            except ChildProcessError:
-                pass  # reaped by the search for orphans
         child.close()
 
     def _continue_idle(self, control: socket.socket) -> bool:
@@ -506,10 +497,8 @@ class SpawnerProcess:
 
     def _hear_idle(self, control: socket.socket) -> int:
         """Return the spawner's pid if the spawner is waiting for a generation, or 0 otherwise."""
-        try:
+        with suppress(OSError):  # it has not sent anything, or has exited
             self._idle_pid = int(control.recv(20, socket.MSG_DONTWAIT) or 0) or self._idle_pid
-        except OSError:
-            pass  # it has not sent anything, or has exited
         return self._idle_pid
 
     def _continue(self, pid: int) -> None:
@@ -660,20 +649,16 @@ def _live(
 
 
 def _tell_guard(to_guard: int, scratch: str) -> None:
-    try:
+    with suppress(BrokenPipeError):  # it was killed; the agent detects that and ends this process
         os.write(to_guard, os.fsencode(scratch))
-    except BrokenPipeError:
-        pass  # it was killed; the agent detects that and ends this process
 
 
 def _next_plan(spawner: Spawner, control: socket.socket) -> GenerationPlan | None:
     """End a generation, and return the plan for the next generation, or None if the agent has
     exited.
     """
-    try:
+    with suppress(OSError):  # the agent has exited
         control.send(b"%d\n" % os.getpid())
-    except OSError:
-        pass  # the agent has exited
     spawner.end()
     plan = generation_pipe.receive(control)
     if plan is None and spawner.scratch:

@@ -6,6 +6,7 @@ files (proc_pid_fd(5)). No file is therefore left behind.
 
 import os
 import time
+from contextlib import suppress
 
 from relight.core.group.messages import SlowRanks
 from relight.events.event_types import RanksSlow
@@ -43,11 +44,10 @@ class ShownSlowRanks:
         """Show the latest report, or nothing if no rank is slow."""
         self.close()
         if told.ranks:
-            try:
+            # No descriptor or memory is left; the console also shows the report.
+            with suppress(OSError):
                 self._fd = system.anonymous_file(_NAME)
                 os.write(self._fd, told.text.encode()[:_MAX])
-            except OSError:
-                pass  # no descriptor or memory is left; the console also shows the report
 
     def close(self) -> None:
         """Stop showing the report."""
@@ -61,11 +61,9 @@ def shown_by(pid: int) -> str:
     the agent's open files can't be read.
     """
     folder = f"/proc/{pid}/fd"
-    try:
+    with suppress(OSError):  # it has exited, or has just closed one
         for name in os.listdir(folder):
             if _NAME in os.path.basename(os.readlink(f"{folder}/{name}")):
                 with open(f"{folder}/{name}", encoding="utf-8", errors="replace") as file:
                     return file.read(_MAX)
-    except OSError:
-        pass  # it has exited, or has just closed one
     return ""

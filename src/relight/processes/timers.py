@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from relight.base import fields
@@ -51,10 +52,8 @@ class WorkerTimers:
         self._on_expired = on_expired
         self._timers: dict[tuple[int, str], Timer] = {}
         self._buffer = LineBuffer()
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(path)
-        except FileNotFoundError:
-            pass
         os.mkfifo(path, 0o600)
         # Also open the FIFO for writing. Otherwise read(2) would return end-of-file whenever no
         # worker has the FIFO open.
@@ -67,10 +66,8 @@ class WorkerTimers:
             timer.cancel()
         self._loop.forget(self._fd)
         os.close(self._fd)
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(self.path)
-        except FileNotFoundError:
-            pass
 
     def _read(self) -> None:
         try:

@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from relight.base.errors import InternalError, MachineError
 from relight.base.text import LineBuffer
@@ -277,10 +278,8 @@ class Workers:
 
     def _reap(self) -> None:
         self._loop.forget(self._spawner)
-        try:
+        with suppress(ChildProcessError):  # already reaped by the search for orphans
             self._spawner.reap()
-        except ChildProcessError:
-            pass  # already reaped by the search for orphans
         self._spawner.close()
 
     def _command(self, line: str) -> None:
@@ -289,10 +288,8 @@ class Workers:
         """
         for each in self._more:
             each._command(line)
-        try:
+        with suppress(OSError):  # all have exited; _on_spawner_exit reports it
             self._socket.sendall(line.encode() + b"\n")
-        except OSError:
-            pass  # all have exited; _on_spawner_exit reports it
         self._continue_spawner()
 
     def _continue_spawner(self) -> None:
@@ -379,10 +376,8 @@ class Workers:
         poll.register(self._socket, select.POLLIN)
         end = time.monotonic() + _LET_END_S
         self._command("end")
-        try:
+        with suppress(OSError):  # the spawner has exited as well
             self._socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # the spawner has exited as well
         while self._socket in self._loop and poll.poll(max(0.0, end - time.monotonic()) * 1000):
             self._receive()
 

@@ -12,6 +12,7 @@ contains the port, the port is derived from the job's id (`cluster_env`).
 """
 
 import socket
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from relight.base.env import Environment
@@ -226,10 +227,8 @@ def _user_flags(spec: LaunchSpec, given: set[str], env: Environment) -> list[Tak
         source = "the command line"
         if variable in env.variables and flag.parse is not None:
             text = env.variables[variable]
-            try:
+            with suppress(ValueError):  # the command line takes precedence
                 source = f"{variable}={text}" if flag.parse(text) == value else source
-            except ValueError:
-                pass  # the command line takes precedence
         if name in given:
             taken.append(Taken(name, value, source))
     return taken

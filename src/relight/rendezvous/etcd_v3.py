@@ -19,6 +19,7 @@ import json
 import math
 import os
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from relight.base import fields
@@ -194,10 +195,8 @@ class EtcdRegister:
 
     def _revoke(self, lease: int) -> None:
         """Revoke a lease early, instead of letting it expire."""
-        try:
+        with suppress(_LeaseEnded, OSError):
             self._call("/lease/revoke", {"ID": str(lease)})
-        except (_LeaseEnded, OSError):
-            pass
 
     def _read_key(self) -> _KeyContent:
         answer = self._call("/kv/range", self._range())

@@ -342,12 +342,10 @@ def _hint(number: int) -> str:
 
 
 def _parsed(data: bytes) -> _Found:
-    try:
+    with suppress(fields.Malformed):
         found: _Found = fields.record(_Found, fields.decode(data))
         if found.revision:
             return found
-    except fields.Malformed:
-        pass
     from hashlib import sha256
 
     return _Found(revision=f"unknown.{sha256(data).hexdigest()}")

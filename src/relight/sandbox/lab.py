@@ -31,6 +31,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -166,10 +167,8 @@ class Lab:
             process.wait(PATIENCE)
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
-                    try:
+                    with suppress(BrokenPipeError):  # there is unflushed data
                         stream.close()
-                    except BrokenPipeError:  # there is unflushed data
-                        pass
 
     def ask(self, request: object) -> Any:
         """Send a request to the switch, wait until it has been carried out, and return the

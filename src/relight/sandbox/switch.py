@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,10 +184,8 @@ def send(pid: int, number: int, networks: set[int]) -> None:
         return
     # The pid may have been reused before the pidfd was opened, so check its namespace again.
     if network_namespace(pid) in networks:
-        try:
+        with suppress(ProcessLookupError):
             process.send(number)
-        except ProcessLookupError:
-            pass
     process.close()
 
 
@@ -289,10 +288,8 @@ class Switch:
 
     def deliver(self, target: Port, packet: bytes) -> None:
         """Deliver a packet to a host."""
-        try:
+        with suppress(OSError):  # the packet is lost, because the interface is down or full
             os.write(target.device, packet)
-        except OSError:
-            pass  # the packet is lost, because the interface is down or full
 
     def deliver_due(self) -> float:
         """Deliver the packets that are due. Return the number of seconds until the next packet is
@@ -341,13 +338,11 @@ def main(kind: type[Switch] = Switch) -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    try:
+    with suppress(OSError):
         # A real network does not slow down when its hosts are busy. If the kernel groups processes
         # by session (sched(7), autogroup), a nice value would only have an effect within the
         # session.
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    except OSError:
-        pass
     with control.makefile("rb") as lines:
         hosts = json.loads(lines.readline())
     try:

@@ -5,6 +5,7 @@ if a user requests stacks.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from relight.core.diagnosis import stack_text
 from relight.core.diagnosis.printed_traceback import Program
@@ -58,13 +59,11 @@ def _take_stack(pid: int) -> ProcessStack | str:
     whose memory may be locked, return only the system call.
     """
     stack = take_all({0: pid}, may_wait=False)[0]
-    try:
+    with suppress(StackError, IndexError):  # the process has exited
         if isinstance(stack, str) and process_state(pid) == "D":
             main = tasks(pid)[0]
             thread = ThreadStack(pid, main.name, main.waits_in, True, ())
             return ProcessStack(pid, "D", (thread,))
-    except (StackError, IndexError):
-        pass  # the process has exited
     return stack
 
 

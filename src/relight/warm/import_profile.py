@@ -199,13 +199,12 @@ class LearnedFile:
         self.known = known
         if not self._path:
             return
-        try:
+        # The disk is full or read-only, so the next job learns the profile again.
+        with contextlib.suppress(OSError):
             folder = os.path.dirname(self._path)
             files.make_directories(folder, 0o700)
             files.replace(self._path, json.dumps(fields.plain(known)))
             _remove_oldest(folder)
-        except OSError:
-            pass  # the disk is full or read-only, so the next job learns the profile again
 
 
 def directory(variables: Mapping[str, str]) -> str:

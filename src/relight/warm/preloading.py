@@ -38,6 +38,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from relight.base.errors import MachineError
@@ -114,10 +115,8 @@ class _Leftovers:
         """Reap the guards of stopped warm spawners, unless a generation has already done so."""
         while self._guards:
             if guard := self._guards.pop():
-                try:
+                with suppress(ChildProcessError):
                     linux.reap(guard, _GUARD_S)
-                except ChildProcessError:
-                    pass
 
     def end(self) -> None:
         """Kill the processes that imports have started."""
@@ -381,10 +380,9 @@ class Preload:
         assert self._watched is not None
         self._replaced += 1
         self._modules.add(self._watched.imports())
-        try:
+        # The current one stays in use, and `_replaced` delays the next attempt.
+        with suppress(OSError):
             self._next = self._begin_spawner(_Successor(self), low_priority=True)
-        except OSError:
-            pass  # the current one stays in use, and `_replaced` delays the next attempt
 
     def replace_if_ready(self) -> None:
         """Replace the warm spawner with its successor, unless the current one has workers as

@@ -169,11 +169,9 @@ class _Debugger(pdb.Pdb):
 
         names = {**frame.f_globals, **frame.f_locals}
         remote.write("*interactive*: exit() ends it\n")
-        with contextlib.redirect_stdout(remote), contextlib.redirect_stderr(remote):
-            try:
-                code.interact("", readfunc=ask, local=names, exitmsg="")
-            except SystemExit:
-                pass
+        redirected = contextlib.redirect_stdout(remote), contextlib.redirect_stderr(remote)
+        with redirected[0], redirected[1], contextlib.suppress(SystemExit):
+            code.interact("", readfunc=ask, local=names, exitmsg="")
 
     def candidates(self, text: str, line: str, begin: int, end: int) -> list[str]:
         """Return the completions that `cmd.Cmd.complete` finds for a word."""

@@ -73,10 +73,8 @@ def main(directory: str) -> None:
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     begun = Begun(restart, time.time(), place, int(os.environ["WORLD_SIZE"]))
     for kind in (RESULT, ERROR):  # the files may be left over from an earlier attempt
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, f"{rank}.{kind}"))
-        except FileNotFoundError:
-            pass
     _save(directory, f"{rank}.{BEGUN}", tuple(begun))
 
     def save_error(error: BaseException | None, text: str) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import time
 import traceback
+from contextlib import suppress
 
 
 def write(error: Exception) -> None:
@@ -21,8 +22,6 @@ def write(error: Exception) -> None:
         "message": f"{type(error).__name__}: {error}",
         "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))},
     }
-    try:
-        with open(path, "w") as file:
-            json.dump({"message": described}, file)
-    except OSError:
-        pass  # for example, the disk is full; Python prints the exception anyway
+    with suppress(OSError), open(path, "w") as file:
+        # If, for example, the disk is full, Python still prints the exception.
+        json.dump({"message": described}, file)

@@ -4,6 +4,7 @@ import os
 import struct
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from relight.core.workers import shared_words as words
 from relight.processes.shared_page import mapped
@@ -38,10 +39,8 @@ def _warn(error: OSError, path: str) -> None:
         "relight: progress() and should_checkpoint() have no effect: "
         f"can't share {path} with the launcher: {error.strerror}\n"
     )
-    try:
+    with suppress(OSError):  # stderr is closed, or its disk is also full
         os.write(2, text.encode(errors="replace"))
-    except OSError:
-        pass  # stderr is closed, or its disk is also full
 
 
 def report(page: memoryview, values: Mapping[str, float]) -> None:
