@@ -18,6 +18,7 @@ from relight.core.link.authentication import NONCE_BYTES
 from relight.health.finding import ERROR, OK, WARNING, Finding, format_finding
 from relight.health.inspection import open_files, resolve_addresses, with_time_limit
 from relight.host.devices import content
+from relight.host.files import sockets_on_port
 from relight.net.dns import format_address, is_numeric, sock_address
 from relight.net.ports import is_loopback, is_ours
 
@@ -140,14 +141,9 @@ def find_listener(port: int, proc: str = "/proc") -> str:
     """Return the process on this machine that listens on a TCP port, if this user is allowed to see
     it.
     """
-    inodes = set()
-    for name in ("tcp", "tcp6"):
-        for line in content(f"{proc}/net/{name}").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == "0A" and fields[1].endswith(f":{port:04X}"):
-                inodes.add(f"socket:[{fields[9]}]")
-    for pid in filter(str.isdecimal, os.listdir(proc) if inodes else ()):
-        if inodes.intersection(open_files(pid, proc)):
+    sockets = sockets_on_port(f"{proc}/net", port, listening=True)
+    for pid in filter(str.isdecimal, os.listdir(proc) if sockets else ()):
+        if sockets & open_files(pid, proc):
             words = " ".join(content(f"{proc}/{pid}/cmdline").replace("\0", " ").split())
             name = words or content(f"{proc}/{pid}/comm")
             return f"{printable(name, lines=False)[:60]} (pid {pid})"

@@ -17,7 +17,7 @@ from typing import TypeVar
 from relight.base.env import Environment
 from relight.base.values import NO_LIMIT
 from relight.health.machine_findings import Accelerators, Disk, Machine
-from relight.host import devices, free_memory
+from relight.host import devices, files, free_memory
 from relight.host.devices import content, entries
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -48,7 +48,7 @@ def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
         files=files,
         files_hard=files_hard,
         tasks_of_user=_user_tasks_left(root),
-        tasks_of_cgroup=_cgroup_tasks_left(root),
+        tasks_of_cgroup=free_memory.cgroup_left(root, free_memory.TASKS),
         locked=_limits(resource.RLIMIT_MEMLOCK)[0],
         rdma=tuple(entries(os.path.join(root, "sys/class/infiniband"))),
         memory=free_memory.cgroup_left(root, free_memory.MEMORY),
@@ -127,17 +127,14 @@ def driver(root: str = "/") -> str:
     return (content(os.path.join(amd, "version")) or "amdgpu") if os.path.isdir(amd) else ""
 
 
-def open_files(pid: str, proc: str = "/proc") -> list[str]:
+def open_files(pid: str, proc: str = "/proc") -> set[str]:
     """Return the files that a process has open. The result is empty if the process belongs to
     another user or has exited.
     """
-    files = []
-    for fd in entries(f"{proc}/{pid}/fd"):
-        try:
-            files.append(os.readlink(f"{proc}/{pid}/fd/{fd}"))
-        except OSError:
-            continue
-    return files
+    try:
+        return set(files.open_descriptors(f"{proc}/{pid}/fd").values())
+    except OSError:
+        return set()
 
 
 def collect_facts(machine: Machine) -> dict[str, str]:
@@ -199,10 +196,6 @@ def _user_tasks_left(root: str) -> int:
         except OSError:
             continue
     return max(0, limit - used)
-
-
-def _cgroup_tasks_left(root: str) -> int:
-    return free_memory.cgroup_left(root, free_memory.TASKS)
 
 
 def _interfaces(root: str) -> tuple[str, ...]:

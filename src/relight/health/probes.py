@@ -24,6 +24,7 @@ from typing import Any
 from relight.base.fields import Malformed
 from relight.core.group.messages import Target
 from relight.health.doctor_messages import Probe, ProbeResult
+from relight.host.descriptors import receive
 from relight.host.loop import Loop, Timer
 from relight.net.dns import sock_address
 from relight.net.ports import any_address, is_loopback, listen
@@ -316,12 +317,9 @@ class _Call:
 
     def _listen(self) -> None:
         assert self._sock is not None
-        try:
-            heard = self._sock.recv(16)
-        except BlockingIOError:
+        heard = receive(self._sock, 16)
+        if heard is None:
             return
-        except OSError:
-            heard = b""
         if heard.startswith(b"+") and self.tcp == ProbeResult.MUTE:
             self.tcp, self.large = ProbeResult.PASSED, ProbeResult.STUCK
             self._unsent += bytes(LARGE)
@@ -385,12 +383,9 @@ class _Caller:
 
     def _read(self) -> None:
         wanted = 1 << 16 if self._left >= 0 else max(1, _hello.size - len(self._hello))
-        try:
-            data = self._sock.recv(wanted)
-        except BlockingIOError:
+        data = receive(self._sock, wanted)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data:
             self.close()
         elif self._left < 0:

@@ -1,4 +1,6 @@
-"""Raises the open-file limit for an agent, and restores it for its workers."""
+"""Raises the open-file limit for an agent, and restores it for its workers. Reads from sockets."""
+
+import socket
 
 _soft: int | None = None
 
@@ -34,3 +36,15 @@ def worker_limits(limits: tuple[int, int]) -> tuple[int, int]:
     if _soft is None:
         return limits
     return (_soft if hard < 0 else min(_soft, hard)), hard  # RLIM_INFINITY is -1
+
+
+def receive(sock: socket.socket, size: int, flags: int = 0) -> bytes | None:
+    """Return the data that has arrived at a socket, or None if there is none yet. The result is
+    empty if the connection has ended.
+    """
+    try:
+        return sock.recv(size, flags)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

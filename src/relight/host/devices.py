@@ -14,6 +14,7 @@ shows which GPU that is.
 
 import os
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from relight.base.env import Environment
@@ -252,28 +253,34 @@ def _cpu_quota(root: str) -> int | None:
     cpu.cfs_quota_us).
     """
     limits = []
-    for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers == "" or "cpu" in controllers.split(","):
-            # Any parent group may set the limit. A container sees its own group as the root.
-            parts = [part for part in path.split("/") if part]
-            groups = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
-            limits += [_quota(root, controllers, group) for group in groups]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _quota(root: str, controllers: str, path: str) -> int | None:
-    mounts = (controllers, "cpu") if controllers else ("", "unified")
-    for mount in mounts:
-        folder = os.path.join(root, "sys/fs/cgroup", mount, path)
-        if controllers:
+    for folder, is_unified in cgroups(root, "cpu"):
+        if is_unified:
+            quota, _, period = content(os.path.join(folder, "cpu.max")).partition(" ")
+        else:
             quota = content(os.path.join(folder, "cpu.cfs_quota_us"))
             period = content(os.path.join(folder, "cpu.cfs_period_us"))
-        else:
-            quota, _, period = content(os.path.join(folder, "cpu.max")).partition(" ")
         if quota.isdecimal() and period.isdecimal():  # "max" and -1 mean unlimited
-            return -(-int(quota) // int(period))
-    return None
+            limits.append(-(-int(quota) // int(period)))
+    return min(limits, default=None)
+
+
+def cgroups(root: str, controller: str) -> Iterator[tuple[str, bool]]:
+    """Yield the possible directories of this process's cgroup for a controller, and of the cgroup's
+    parents, each with whether it belongs to the unified hierarchy (cgroups(7), version 2). Any
+    parent may set a limit. A container sees its own group as the root.
+    """
+    for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            mounts = ("", "unified")
+        elif controller in controllers.split(","):
+            mounts = (controllers, controller)
+        else:
+            continue
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts) + 1):
+            for mount in mounts:
+                yield os.path.join(root, "sys/fs/cgroup", mount, *parts[:depth]), not controllers
 
 
 def _bus_order(device: Device) -> tuple[int, str]:

@@ -176,6 +176,41 @@ def read_small(path: str) -> bytes:
     return b"".join(parts)
 
 
+def open_descriptors(folder: str = "/proc/self/fd") -> dict[int, str]:
+    """Return a process's open descriptors and the files that they refer to.
+
+    Args:
+        folder: the process's fd directory in /proc.
+
+    Raises:
+        OSError: if the process belongs to another user or has exited.
+    """
+    found = {}
+    for name in os.listdir(folder):
+        with suppress(OSError):  # closed in the meantime, as is the descriptor of the listing
+            found[int(name)] = os.readlink(f"{folder}/{name}")
+    return found
+
+
+def sockets_on_port(folder: str, port: int, *, listening: bool) -> set[str]:
+    """Return the sockets that listen on a TCP port, or those that are connected to it, in the form
+    in which `open_descriptors` contains them.
+
+    Args:
+        folder: a process's net directory in /proc (proc(5)).
+        port: the port.
+        listening: whether to return the listening sockets.
+    """
+    column, state = (1, "0A") if listening else (2, "01")
+    found: set[str] = set()
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError), open(f"{folder}/{name}") as file:  # there may be no IPv6
+            for row in list(map(str.split, file))[1:]:
+                if row[3] == state and row[column].endswith(f":{port:04X}"):
+                    found.add(f"socket:[{row[9]}]")
+    return found
+
+
 def attempt_directory(run_directory: str, restart: int, generation: int) -> str:
     """Return the log directory for a generation. Its name is the one that torchrun would use,
     unless that name is already taken.

@@ -7,7 +7,7 @@ import os
 from typing import NamedTuple
 
 from relight.base.values import NO_LIMIT
-from relight.host.devices import content
+from relight.host.devices import cgroups, content
 
 PLENTY = 2 << 30
 """A number of bytes that is more than twice the memory of a process that has imported torch, its
@@ -71,24 +71,12 @@ def cgroup_left(root: str, kind: Limit) -> int:
     limit, or NO_LIMIT.
     """
     left = []
-    for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers == "":
-            mounts, limit_name, used_name = ("", "unified"), kind.limit2, kind.used2
-        elif kind.controller in controllers.split(","):
-            mounts = (controllers, kind.controller)
-            limit_name, used_name = kind.limit1, kind.used1
-        else:
-            continue
-        parts = [part for part in path.split("/") if part]
-        for depth in range(len(parts) + 1):
-            for mount in mounts:
-                folder = os.path.join(root, "sys/fs/cgroup", mount, *parts[:depth])
-                limit = content(os.path.join(folder, limit_name))
-                if limit.isdecimal() and int(limit) < _UNLIMITED:
-                    used = content(os.path.join(folder, used_name))
-                    free = int(limit) - (int(used) if used.isdecimal() else 0)
-                    left.append(max(0, free + _in_stat(folder, kind.cache)))
+    for folder, is_unified in cgroups(root, kind.controller):
+        limit = content(os.path.join(folder, kind.limit2 if is_unified else kind.limit1))
+        if limit.isdecimal() and int(limit) < _UNLIMITED:
+            used = content(os.path.join(folder, kind.used2 if is_unified else kind.used1))
+            free = int(limit) - (int(used) if used.isdecimal() else 0)
+            left.append(max(0, free + _in_stat(folder, kind.cache)))
     return min(left, default=NO_LIMIT)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from relight.host.files import read_small, remove_tree
+from relight.host.files import open_descriptors, read_small, remove_tree
 from relight.host.process_handle import ProcessHandle
 
 if TYPE_CHECKING:
@@ -438,15 +438,8 @@ def libffi_descriptors() -> set[int]:
     (src/tramp.c). If a forked process reused one of these numbers, it would execute the contents of
     a different file.
     """
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            path = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue  # the descriptor of the listing itself
-        if os.path.basename(path).startswith("libffi.so"):
-            found.add(int(name))
-    return found
+    files = open_descriptors().items()
+    return {fd for fd, path in files if os.path.basename(path).startswith("libffi.so")}
 
 
 def _close(fd: int) -> None:

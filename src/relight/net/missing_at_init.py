@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 
 from relight.core.group.messages import GenerationFormed
+from relight.host.files import open_descriptors, sockets_on_port
 from relight.net.store_port import StorePort
 from relight.processes.worker_processes import Workers
 
@@ -60,39 +61,9 @@ def arrived(pids: Iterable[int], port: int) -> set[int]:
         try:
             network = os.readlink(f"/proc/{pid}/ns/net")
             if network not in connected:
-                connected[network] = _connected(pid, port)
-            if connected[network] and connected[network] & _sockets(pid):
+                connected[network] = sockets_on_port(f"/proc/{pid}/net", port, listening=False)
+            if not connected[network].isdisjoint(open_descriptors(f"/proc/{pid}/fd").values()):
                 result.add(pid)
         except OSError:
             continue
     return result
-
-
-def _connected(pid: int, port: int) -> set[str]:
-    """Return the inodes of established connections to a port in the process's network namespace."""
-    wanted = f":{port:04X}"
-    inodes = set()
-    for name in ("tcp", "tcp6"):
-        try:
-            with open(f"/proc/{pid}/net/{name}") as file:
-                rows = file.readlines()[1:]
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # no IPv6 here, or the process has exited
-        for row in rows:
-            fields = row.split()
-            if fields[2].endswith(wanted) and fields[3] == "01":  # TCP_ESTABLISHED
-                inodes.add(fields[9])
-    return inodes
-
-
-def _sockets(pid: int) -> set[str]:
-    folder = f"/proc/{pid}/fd"
-    found = set()
-    for name in os.listdir(folder):
-        try:
-            target = os.readlink(f"{folder}/{name}")
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # closed in the meantime, or the process has exited
-        if target.startswith("socket:["):
-            found.add(target[8:-1])
-    return found

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 
 from relight.host import system
+from relight.host.descriptors import receive
 from relight.host.loop import Loop
 
 _MAGIC = struct.pack("=I", 0x3C85F7CE)
@@ -366,12 +367,9 @@ class _Client:
             self._answer(b"")
 
     def _receive(self) -> None:
-        try:
-            data = self._socket.recv(_READ)
-        except BlockingIOError:
+        data = receive(self._socket, _READ)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data:
             self.close()
         elif len(self._unread) + len(data) < self._needed:

@@ -19,6 +19,7 @@ from relight.base.errors import UsageError
 from relight.base.text import LineBuffer, closest_match
 from relight.base.values import EVENT_HANDLERS
 from relight.events.event_types import LoggedEvent, format_line
+from relight.host.descriptors import receive
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 from relight.processes.helper import Helper
@@ -118,12 +119,9 @@ class EventProcess:
 
     def _receive(self) -> None:
         """Handle an exception or exit report from the handler's process."""
-        try:
-            data = self._socket.recv(4096)
-        except BlockingIOError:
+        data = receive(self._socket, 4096)
+        if data is None:
             return
-        except OSError:
-            data = b""
         for line in self._heard.feed(data):
             if line:
                 self._report(line.decode(errors="replace"))

@@ -22,6 +22,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from relight.host import linux
+from relight.host.files import open_descriptors
 from relight.preload.env_tracer import Watch
 from relight.preload.guard import Guard
 from relight.preload.speculative_import import UnfitError, attempt
@@ -268,7 +269,7 @@ class _Baseline:
 
     def load(self, name: str, imports: _DependencyFinder, child: int) -> None:
         """Import a module, or raise UnfitError if it can't be preloaded."""
-        self._descriptors = set(_descriptors())
+        self._descriptors = set(open_descriptors())
         self._watch.begin()
         sys.meta_path.insert(0, imports)
         try:
@@ -288,7 +289,7 @@ class _Baseline:
         """Raise UnfitError if importing this module has left behind anything other than memory and
         `child`.
         """
-        for fd, target in _descriptors().items():
+        for fd, target in open_descriptors().items():
             if fd not in self._descriptors and fd not in linux.libffi_descriptors():
                 raise UnfitError(name, f"{name} opens {target}")
         if _threads() > 1:
@@ -342,15 +343,6 @@ def _threads() -> int:
         with suppress(FileNotFoundError), open(comm) as file:  # not if it has ended
             count += file.read().rstrip("\n") not in _HARMLESS_THREADS
     return count
-
-
-def _descriptors() -> dict[int, str]:
-    """Return this process's open descriptors and the files that they refer to."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the descriptor of the listing itself
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-    return found
 
 
 def check_shadows(argv: list[str], modules: Collection[str]) -> None:

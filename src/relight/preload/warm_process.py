@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 from relight.base import fields
 from relight.host import free_memory, linux, user_sockets
+from relight.host.descriptors import receive
 from relight.host.process_handle import ProcessHandle
 from relight.preload.guard import AgentProcess
 from relight.warm.warm_sockets import Description
@@ -194,10 +195,7 @@ class WarmProcess:
 
     def _obey(self, fd: int) -> JobConnection | None:
         connection = self._connections[fd].socket
-        try:
-            word = connection.recv(16)
-        except OSError:
-            word = b""
+        word = receive(connection, 16)
         if word == b"take\n" and not self._is_ending:
             del self._connections[fd]
             self._forget(fd)

@@ -16,8 +16,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from relight.host import system
-from relight.host.descriptors import raise_limit
+from relight.host import descriptors, system
 
 _COUNT = struct.Struct("!I")
 _MAX_AT_ONCE = 250
@@ -97,7 +96,7 @@ def receive(control: socket.socket) -> GenerationPlan | None:
         return None
     (count,) = _COUNT.unpack(header)
     if count > _FEW:
-        raise_limit()
+        descriptors.raise_limit()
     fds: list[int] = []
     while len(fds) < count:
         data, some, flags, _ = socket.recv_fds(control, 1, _MAX_AT_ONCE)
@@ -155,10 +154,7 @@ def receive_worker(local_rank: int, fds: Sequence[int]) -> tuple[WorkerPlan, int
 def _exactly(control: socket.socket, size: int) -> bytes | None:
     data = b""
     while len(data) < size:
-        try:
-            more = control.recv(size - len(data))
-        except OSError:
-            more = b""
+        more = descriptors.receive(control, size - len(data))
         if not more:
             return None
         data += more

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from relight.base.text import LineBuffer
 from relight.host import system
+from relight.host.descriptors import receive
 from relight.host.loop import Loop
 from relight.processes import spawner
 from relight.processes.generation_pipe import WorkerPlan
@@ -115,12 +116,9 @@ class Helper:
         """
         if self.exitcode is not None:
             return True
-        try:
-            data = self._socket.recv(4096, socket.MSG_DONTWAIT)
-        except BlockingIOError:
+        data = receive(self._socket, 4096, socket.MSG_DONTWAIT)
+        if data is None:
             return False
-        except OSError:
-            data = b""
         for line in self._buffer.feed(data):
             self._take(line.decode(errors="replace"))
         if not data and self.exitcode is None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from relight.core.group.messages import SlowRanks
 from relight.events.event_types import RanksSlow
 from relight.host import system
+from relight.host.files import open_descriptors
 
 _NAME = "relight-slow-ranks"
 _MAX = 4096
@@ -62,8 +63,8 @@ def shown_by(pid: int) -> str:
     """
     folder = f"/proc/{pid}/fd"
     with suppress(OSError):  # it has exited, or has just closed one
-        for name in os.listdir(folder):
-            if _NAME in os.path.basename(os.readlink(f"{folder}/{name}")):
-                with open(f"{folder}/{name}", encoding="utf-8", errors="replace") as file:
+        for fd, path in open_descriptors(folder).items():
+            if _NAME in os.path.basename(path):
+                with open(f"{folder}/{fd}", encoding="utf-8", errors="replace") as file:
                     return file.read(_MAX)
     return ""

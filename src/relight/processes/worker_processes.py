@@ -25,6 +25,7 @@ from relight.events.event_types import (
     WorkerStarted,
 )
 from relight.host import system
+from relight.host.descriptors import receive
 from relight.host.loop import Alarm, Loop
 from relight.host.oom_detector import OomKills
 from relight.processes import generation_pipe, spawner
@@ -313,10 +314,7 @@ class Workers:
             self._spawner.send(signal.SIGKILL)
 
     def _receive(self) -> None:
-        try:
-            data = self._socket.recv(65536)
-        except OSError:
-            data = b""
+        data = receive(self._socket, 65536)
         if not data:
             self._loop.forget(self._socket)
             self._continue_spawner()  # if it was killed, its guard reports that

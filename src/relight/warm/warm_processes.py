@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from relight.base import fields
 from relight.events.event_types import Event, WarmProcessTaken, WarmProcessUnfit
 from relight.host import linux, user_sockets
+from relight.host.descriptors import receive
 from relight.warm import fork_compat, warm_sockets, warm_spawner
 from relight.warm.warm_sockets import BeingMade, Description, SocketDirectory
 from relight.warm.warm_spawner import SpawnerHandle
@@ -198,12 +199,9 @@ class _Questions:
         """Read the data that is available, and return whether it is complete."""
         connection = self._open[path]
         assert connection is not None
-        try:
-            more = connection.recv(1 << 16)
-        except BlockingIOError:
+        more = receive(connection, 1 << 16)
+        if more is None:
             return False
-        except OSError:
-            more = b""
         self._texts[path] += more
         text = self._texts[path]
         return not more or text.endswith(b"\n") or len(text) > _LONGEST

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from relight.base.errors import signal_name
 from relight.events.event_types import PreloadReady
 from relight.host import linux
-from relight.host.descriptors import restore_limit
+from relight.host.descriptors import receive, restore_limit
 from relight.host.loop import Loop
 from relight.processes import generation_pipe, spawner
 from relight.processes.generation_pipe import WorkerPlan
@@ -127,10 +127,7 @@ class WarmSpawner:
 
         def hear() -> None:
             self._loop.forget(connection)
-            try:
-                words.append(connection.recv(7, socket.MSG_PEEK))
-            except OSError:
-                words.append(b"")
+            words.append(receive(connection, 7, socket.MSG_PEEK) or b"")
 
         self._signal(signal.SIGCONT)  # in case it is stopped
         self._loop.on_readable(connection, hear)
@@ -170,10 +167,7 @@ class WarmSpawner:
             self._receive()
 
     def _receive(self) -> None:
-        try:
-            data = self._control.recv(65536)
-        except OSError:
-            data = b""
+        data = receive(self._control, 65536)
         if not data:
             self._owner.lost(self.describe_progress(self._describe_exit()), retry=True)
             return
