@@ -2,11 +2,12 @@
 (https://packaging.python.org/en/latest/specifications/entry-points/).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from relight.base.errors import UsageError
 from relight.base.fields import printable
+from relight.base.text import closest_match
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -25,6 +26,24 @@ def find(*groups: str) -> "dict[str, EntryPoint]":
         for entry in entry_points(group=group):
             found.setdefault(entry.name, entry)
     return found
+
+
+def check(flag: str, name: str, known: Sequence[str], group: str, hint: str = "") -> None:
+    """Reject the value of a flag that is neither a known name nor a plug-in in a group.
+
+    Raises:
+        UsageError: as described.
+    """
+    known = (*known, *sorted(find(group)))
+    if name not in known:
+        meant = closest_match(name.lower(), known)
+        raise UsageError(
+            f"{flag}={name} is not one of {', '.join(known)}"
+            + (f"; did you mean {meant}?" if meant else ""),
+            hint=hint
+            or f"plug-ins are entry points of group {group}, installed in relight's Python "
+            "environment",
+        )
 
 
 def loaded(what: str, load: Callable[[], T]) -> T:

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from relight.base import plugins
-from relight.base.errors import UsageError
-from relight.base.text import LineBuffer, closest_match
+from relight.base.text import LineBuffer
 from relight.base.values import EVENT_HANDLERS
 from relight.events.event_types import LoggedEvent, format_line
 from relight.host.descriptors import receive
@@ -37,17 +36,7 @@ def check(name: str) -> None:
     Raises:
         UsageError: if the handler does not exist. The error lists the known handlers.
     """
-    known = (*EVENT_HANDLERS, *sorted(plugins.find(GROUP)))
-    if name not in known:
-        meant = closest_match(name, known)
-        raise UsageError(
-            f"--event-log-handler={name} is not one of {', '.join(known)}"
-            + (f"; did you mean {meant}?" if meant else ""),
-            hint=(
-                f"plug-ins are entry points of group {GROUP}, installed in relight's Python "
-                "environment"
-            ),
-        )
+    plugins.check("--event-log-handler", name, EVENT_HANDLERS, GROUP)
 
 
 class EventProcess:

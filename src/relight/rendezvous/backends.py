@@ -10,7 +10,6 @@ from typing import cast
 
 from relight.base import plugins
 from relight.base.errors import UsageError
-from relight.base.text import closest_match
 from relight.base.values import BACKENDS
 from relight.rendezvous.leader_lock import ENTRY_POINTS, LeaderLock, Open
 
@@ -64,30 +63,17 @@ def check(backend: str) -> None:
     if backend in BACKENDS:
         return
     known = (*BACKENDS, *sorted(plugins.find(ENTRY_POINTS)))
-    if backend not in known:
-        if point := plugins.find(_OF_TORCH).get(backend):
-            raise UsageError(
-                f"--rdzv-backend={backend} is torch's plug-in {point.value} (entry point group "
-                f"{_OF_TORCH}); it requires torch, which relight does not import",
-                hint="use one of "
-                + ", ".join(known)
-                + f"; for relight's own plug-ins (group {ENTRY_POINTS}), see CONTRIBUTING.md",
-            )
-        meant = closest_match(backend.lower(), known)
-        hint = (
-            f"plug-ins are entry points of group {ENTRY_POINTS}, installed in relight's Python "
-            "environment"
-        )
-        if backend.lower() in _OF_PROCESS_GROUPS:
-            hint = (
-                f"--rdzv-backend says how nodes meet; {backend} goes into the script's "
-                "init_process_group(backend=…)"
-            )
+    if backend not in known and (point := plugins.find(_OF_TORCH).get(backend)):
         raise UsageError(
-            f"--rdzv-backend={backend} is not one of {', '.join(known)}"
-            + (f"; did you mean {meant}?" if meant else ""),
-            hint=hint,
+            f"--rdzv-backend={backend} is torch's plug-in {point.value} (entry point group "
+            f"{_OF_TORCH}); it requires torch, which relight does not import",
+            hint=f"use one of {', '.join(known)}; for relight's own plug-ins (group "
+            f"{ENTRY_POINTS}), see CONTRIBUTING.md",
         )
+    is_other = backend.lower() in _OF_PROCESS_GROUPS
+    hint = f"--rdzv-backend says how nodes meet; {backend} goes into the script's "
+    hint += "init_process_group(backend=…)"
+    plugins.check("--rdzv-backend", backend, BACKENDS, ENTRY_POINTS, hint if is_other else "")
 
 
 def _find(backend: str) -> Open:
