@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from relight import __version__
+from relight.host.devices import content, entries
 
 _MAX_SCRIPT = 8 << 20
 _MAX_ARGUMENTS = 200
@@ -47,11 +48,7 @@ def machine() -> str:
     """Return an id that all processes on this machine share until it reboots (random(4)), or an
     empty string on systems without a boot id.
     """
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    return content("/proc/sys/kernel/random/boot_id")
 
 
 def _torch_version(paths: Sequence[str]) -> str:
@@ -61,10 +58,7 @@ def _torch_version(paths: Sequence[str]) -> str:
     for path in paths:
         if not os.path.isdir(os.path.join(path or ".", "torch")):
             continue
-        try:
-            names = os.listdir(path or ".")
-        except OSError:
-            return ""
+        names = entries(path or ".")
         found = [n for n in names if n.startswith("torch-") and n.endswith(".dist-info")]
         return found[0][len("torch-") : -len(".dist-info")] if len(found) == 1 else ""
     return ""
@@ -75,10 +69,7 @@ def _site_packages(python: str) -> list[str]:
     if "/" not in python:
         return []
     lib = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(python))), "lib")
-    try:
-        versions = [name for name in os.listdir(lib) if name.startswith("python3.")]
-    except OSError:
-        return []
+    versions = [name for name in entries(lib) if name.startswith("python3.")]
     places = [os.path.join(lib, name, "site-packages") for name in versions]
     places = [place for place in places if os.path.isdir(place)]
     return places if len(places) == 1 else []

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from importlib.machinery import all_suffixes
 from typing import Any, NamedTuple
 
+from relight.host.devices import entries
 from relight.preload.env_tracer import importing_module
 
 _SYSTEM = ("/proc/", "/dev/", "/sys/")
@@ -235,7 +236,7 @@ def _interpreter_files() -> Iterator[str]:
     yield os.path.join(sys.prefix, "pyvenv.cfg")
     yield from _mapped()
     for folder in _searched():
-        yield from (os.path.join(folder, name) for name in _listed(folder) if name.endswith(".pth"))
+        yield from (os.path.join(folder, name) for name in entries(folder) if name.endswith(".pth"))
 
 
 def _mapped() -> Iterator[str]:
@@ -282,11 +283,11 @@ def _modified_ns(path: str) -> int:
 
 def _directory(path: str) -> tuple[int, frozenset[str]]:
     modified_ns = _modified_ns(path)  # read before the names, to detect a later change next time
-    return modified_ns, frozenset(_importable(_listed(path)))
+    return modified_ns, frozenset(_importable(entries(path)))
 
 
 def _names(path: str) -> frozenset[str]:
-    return frozenset(name for name in _listed(path) if name != "__pycache__")
+    return frozenset(name for name in entries(path) if name != "__pycache__")
 
 
 def _importable(names: Iterable[str]) -> Iterator[str]:
@@ -295,13 +296,6 @@ def _importable(names: Iterable[str]) -> Iterator[str]:
         is_hidden = name.startswith(".") or name == "__pycache__"
         if not is_hidden and (name.endswith(endings) or "." not in name):
             yield name
-
-
-def _listed(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
 
 
 def _text(path: str) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from relight.base.errors import signal_name
 from relight.host import linux
+from relight.host.devices import content, entries
 
 _STATUS = (
     "Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
@@ -83,14 +84,14 @@ def collect() -> dict[str, str]:
     if calls:
         facts["I/O priority"] = str(linux.system_call(calls["ioprio_get"], 1, 0))
         facts["session keyring"] = str(linux.system_call(calls["keyctl"], 0, -3, 0))
-    for line in _read("status").splitlines():
+    for line in content("/proc/self/status").splitlines():
         name, _, value = line.partition(":")
         if name in _SIGNALS:
             facts[_SIGNALS[name]] = _signals(int(value, 16) & ~_OF_THREADS)
         elif name in _STATUS:
             facts[name] = value.strip()
-    facts.update({name: " ".join(_read(name).split()) for name in _FILES})
-    for name in _names("ns"):
+    facts.update({name: " ".join(content(f"/proc/self/{name}").split()) for name in _FILES})
+    for name in entries("/proc/self/ns"):
         facts[f"namespace {name}"] = _link(f"ns/{name}")
     return facts | _limits()
 
@@ -203,26 +204,8 @@ def _limits() -> dict[str, str]:
     return found
 
 
-def _read(name: str) -> str:
-    """Return the content of a file in /proc/self, or an empty result if the kernel or container
-    does not provide this file.
-    """
-    try:
-        with open(f"/proc/self/{name}", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
 def _link(name: str) -> str:
     try:
         return os.readlink(f"/proc/self/{name}")
     except OSError:
         return ""
-
-
-def _names(name: str) -> list[str]:
-    try:
-        return sorted(os.listdir(f"/proc/self/{name}"))
-    except OSError:
-        return []

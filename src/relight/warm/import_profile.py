@@ -28,6 +28,7 @@ from typing import NamedTuple
 from relight.base import env as environment
 from relight.base import fields
 from relight.host import files
+from relight.host.devices import entries
 from relight.warm import script_scan
 from relight.warm.worker_program import WorkerProgram
 
@@ -130,7 +131,7 @@ class LearnedFile:
                 top == entry.partition(".")[0]
                 for place in places
                 if place.endswith("-packages")
-                for entry in _entries(place)
+                for entry in entries(place)
             )
         return self._installed[top]
 
@@ -278,13 +279,6 @@ def _directories(paths: Collection[str]) -> tuple[PackageDirectory, ...]:
     return tuple(found)
 
 
-def _entries(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
 def _read(path: str) -> Learned | None:
     try:
         with files.opened(path) as file:
@@ -297,7 +291,7 @@ def _read(path: str) -> Learned | None:
 
 
 def _files(folder: str) -> Iterator[str]:
-    for name in _entries(folder):
+    for name in entries(folder):
         if name.endswith(_SUFFIX):
             yield os.path.join(folder, name)
 
