@@ -8,7 +8,7 @@ from relight.base.text import format_size, pluralize
 from relight.base.values import NO_LIMIT
 from relight.health.finding import ERROR, OK, WARNING, Finding
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 _MIN_FILES, _FEW_FILES = 256, 1024
 _MIN_TASKS, _FEW_TASKS = 256, 2048

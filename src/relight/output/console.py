@@ -49,7 +49,7 @@ class Console:
         self.streams: set[ConsoleStream] = set()
         self.on_error: Callable[[str], None] = lambda _: None
         """Called once, with the reason, if writing fails with an error other than EPIPE."""
-        self.before_output: Callable[[], None] = _nothing
+        self.before_output: Callable[[], None] = lambda: None
         """Called before any output is shown."""
         self.broken = False
         """Whether writing failed, for example with EPIPE (no reader) or ENOSPC (a full disk)."""
@@ -288,7 +288,7 @@ class ConsoleStream:
     def __init__(self, console: Console, prefix: bytes = b"", rank: int | None = None) -> None:
         self.rank = rank
         self.wrote_at = 0.0
-        self.on_room: Callable[[], None] = _nothing
+        self.on_room: Callable[[], None] = lambda: None
         """Called when a `full` stream can accept more output, and when writing to the console
         fails.
         """
@@ -435,7 +435,3 @@ def _reopen(fd: int) -> int:
         with suppress(OSError):
             return system.reopen(fd, flags)
     return fd
-
-
-def _nothing() -> None:
-    return None

@@ -116,7 +116,7 @@ class FileTails:
     """Reads a generation's output files while they are being written, using inotify(7)."""
 
     def __init__(self, loop: Loop) -> None:
-        self.on_end: Callable[[], None] = _nothing
+        self.on_end: Callable[[], None] = lambda: None
         """Called after `finish`, when all files have been read to the end."""
         self._loop = loop
         self._tails: list[FileTail] = []
@@ -217,7 +217,3 @@ class FileTails:
             self._loop.forget(self._inotify)
             os.close(self._inotify)
             self._inotify = -1
-
-
-def _nothing() -> None:
-    return None

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from relight.api.function import job_directory, signals_held, start_agent
+from relight.api.function import job_directory, job_variables, signals_held, start_agent
 from relight.base import env as environment
 from relight.host import system
 from relight.pytest_plugin.marker import Wanted, controller
@@ -149,10 +149,7 @@ def _variables(wanted: Wanted) -> dict[str, str]:
     """Return the job's environment: the current environment with the test's changes, but
     without the variables of an outer job.
     """
-    variables = {"OMP_NUM_THREADS": "1", **environment.read().variables, **wanted.env}
-    for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:
-        del variables[name]
-    return variables
+    return {"OMP_NUM_THREADS": "1", **job_variables(), **wanted.env}
 
 
 def _request(item: pytest.Item, wanted: Wanted) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from relight.base.errors import UsageError
 from relight.base.text import format_duration
 from relight.core.link.leader_lease import Candidacy, Refused
 from relight.core.link.lease import Refusal
-from relight.events.event_types import StateChanged
 from relight.host.loop import Alarm, Loop
 from relight.net import dns
 from relight.net.ports import is_loopback, is_ours, listen, no_free_port
@@ -60,10 +59,10 @@ class RegisterFinder(Finder):
             meeting.register,
             meeting.ttl_s,
             self._candidacy,
-            on_renewed=self._on_renewed,
+            on_renewed=lambda: self._seeker.extended(self._candidacy.until),
             on_step_down=self._on_step_down,
             on_trouble=self._on_trouble,
-            on_change=self._on_change,
+            on_change=lambda change: self._seeker.record(change),  # noqa: PLW0108  # set later
         )
         self._seeker: Seeker
         self.keeps_socket = bool(port)
@@ -213,9 +212,6 @@ class RegisterFinder(Finder):
 
         dns.resolve(self._loop, name, contact.port, on_addresses)
 
-    def _on_renewed(self) -> None:
-        self._seeker.extended(self._candidacy.until)
-
     def _on_step_down(self, reason: str) -> None:
         if not self._closed:
             self._seeker.step_down(reason, 0.0)
@@ -226,9 +222,6 @@ class RegisterFinder(Finder):
             f"can't renew the coordinator's record at {self._meeting.where}, "
             f"coordinating for {left} more: {reason}"
         )
-
-    def _on_change(self, change: StateChanged) -> None:
-        self._seeker.record(change)
 
     def _step_down(self) -> None:
         if self._candidacy.holds(self._loop.now()):
