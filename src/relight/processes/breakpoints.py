@@ -2,11 +2,10 @@
 
 import os
 import socket
-import struct
 from collections.abc import Iterable
 
 from relight.base.errors import MachineError
-from relight.host import system
+from relight.host import system, user_sockets
 
 _NAME = "@relight-breakpoint-"
 """The part of these processes' socket names that precedes the pid, as shown in /proc/net/unix
@@ -53,9 +52,7 @@ def connect(pid: int) -> socket.socket:
     except OSError as error:
         connection.close()
         raise MachineError(f"process {pid} is no longer waiting: {error.strerror}") from None
-    size = struct.calcsize("3i")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    other, user, _ = struct.unpack("3i", credentials)
+    other, user = user_sockets.peer(connection)
     if other != pid or (os.geteuid() and user != os.geteuid()):
         connection.close()
         raise MachineError(
