@@ -37,8 +37,8 @@ def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLConte
         except (ssl.SSLError, OSError):
             raise UsageError(f"tls_ca: {ca} contains no PEM certificate") from None
         try:
-            context.load_cert_chain(cert, key, password=_no_password)
-        except _KeyLocked:
+            context.load_cert_chain(cert, key, password=no_password)
+        except KeyLocked:
             raise UsageError(
                 f"tls_key: {key} is encrypted with a password",
                 hint=f"decrypt it with openssl pkey -in {key} -out FILE",
@@ -111,12 +111,17 @@ class TlsChannel:
         return error
 
 
-class _KeyLocked(Exception):  # noqa: N818
+class KeyLocked(Exception):  # noqa: N818
     """The key is encrypted with a password."""
 
 
-def _no_password() -> str:
-    raise _KeyLocked
+def no_password() -> str:
+    """Refuse to ask for a password on the terminal, as OpenSSL would.
+
+    Raises:
+        KeyLocked: always.
+    """
+    raise KeyLocked
 
 
 def _check_readable(option: str, path: str) -> None:

@@ -57,6 +57,8 @@ def _tls(conf: Conf, backend: str) -> Tls:
         return Tls(None, *names)
     import ssl
 
+    from relight.net import tls
+
     cert_name, key_name, cacert_name = names
     try:
         context = ssl.create_default_context(cafile=conf.cacert or None)
@@ -66,10 +68,10 @@ def _tls(conf: Conf, backend: str) -> Tls:
         ) from None
     if conf.cert:
         try:
-            context.load_cert_chain(conf.cert, conf.key or None, password=_no_password)
-        except (ssl.SSLError, OSError, _Locked) as error:
+            context.load_cert_chain(conf.cert, conf.key or None, password=tls.no_password)
+        except (ssl.SSLError, OSError, tls.KeyLocked) as error:
             file = f"{key_name}={conf.key}" if conf.key else f"{cert_name}={conf.cert}"
-            if isinstance(error, _Locked):
+            if isinstance(error, tls.KeyLocked):
                 raise UsageError(
                     f"--rdzv-conf: {file}: the key is encrypted with a password"
                 ) from None
@@ -78,11 +80,3 @@ def _tls(conf: Conf, backend: str) -> Tls:
                 f"{conf.key or 'the same file'}"
             ) from None
     return Tls(context, *names)
-
-
-class _Locked(Exception):  # noqa: N818
-    """Raised if a key file requires a password."""
-
-
-def _no_password() -> str:
-    raise _Locked
