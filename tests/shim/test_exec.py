@@ -99,15 +99,30 @@ def test_exec_keeps_arguments_and_exit_code_of_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (7, "--help -- -x\n", "")
 
 
+def test_exec_runs_script_without_shebang_in_shell(tmp_path: Path) -> None:
+    (tmp_path / "plain.sh").write_text("echo $1\n")
+    (tmp_path / "plain.sh").chmod(0o755)
+    assert execute(tmp_path, "./plain.sh", "hello").stdout == "hello\n"
+
+
+def test_exec_names_missing_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "broken.sh").write_text("#!/no/such/shell\n")
+    (tmp_path / "broken.sh").chmod(0o755)
+    done = execute(tmp_path, "./broken.sh")
+    assert "the first line of ./broken.sh, /no/such/shell, does not exist" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
         ((), "relight exec needs a command"),
         (("no-such-program",), "no such program: no-such-program"),
+        (("./plain.sh",), "./plain.sh is not executable\nhint: chmod +x ./plain.sh"),
         (("--no-such-flag", "sh"), "no-such-flag"),
     ],
 )
 def test_invalid_command_is_rejected(tmp_path: Path, command: tuple[str, ...], said: str) -> None:
+    (tmp_path / "plain.sh").touch(0o644)
     done = execute(tmp_path, *command)
     assert done.returncode == 2
     assert said in done.stderr

@@ -52,7 +52,7 @@ def check(spec: LaunchSpec, env: Environment, python: str) -> None:
         if find_program(spec.script, env) is None:
             from relight.agent import not_found
 
-            raise not_found.no_program(spec.script)
+            raise not_found.no_program(spec.script, env.get("PATH", os.defpath))
         return
     script = with_local_rank(spec.script, 0)
     if os.path.isdir(script):

@@ -99,12 +99,15 @@ def value_of_switch(spec: LaunchSpec) -> str:
     return f"{switch} does not take a value; leave out {leave}"
 
 
-def no_program(name: str) -> UsageError:
-    """Return the error for a program that can't be started."""
+def no_program(name: str, path: str) -> UsageError:
+    """Return the error for a program that isn't in one of the directories in `path`, or isn't
+    executable.
+    """
     if "/" in name and os.path.isdir(name):
         return UsageError(f"{name} is a directory", hint="pass the path of a file")
-    if "/" in name and os.path.exists(name):
-        return UsageError(f"{name} is not executable", hint=f"chmod +x {name}")
+    file = shutil.which(name, os.F_OK, path)
+    if file is not None:
+        return UsageError(f"{file} is not executable", hint=f"chmod +x {shlex.quote(file)}")
     if "/" not in name and os.path.isfile(name):
         hint = f"to run the program in this directory, use ./{name}"
         return UsageError(f"no such program on PATH: {name}", hint=hint)

@@ -4,17 +4,20 @@ The command prepends one directory to PATH and another to PYTHONPATH, and then e
 in the same process. Nothing is installed.
 """
 
+import errno
 import os
 import shutil
 import sys
 from collections.abc import Mapping
 
 import relight
+from relight.agent import not_found
 from relight.base import env as environment
 from relight.base.env import Environment
 from relight.base.errors import EXIT_OK, MachineError, UsageError
 from relight.cli.jobs.common import HELP, Page
 from relight.flags.arguments import parse
+from relight.stacks import exit_evidence
 
 SHIM = os.path.join(os.path.dirname(os.path.abspath(relight.__file__)), "shim")
 PAGE = Page(
@@ -51,11 +54,18 @@ def main(argv: list[str]) -> int:
     variables = with_shim(environment.read().variables)
     program = shutil.which(words[0], path=variables["PATH"])
     if program is None:
-        raise UsageError(f"no such program: {words[0]}", hint="pass a path or a name on PATH")
+        raise not_found.no_program(words[0], variables["PATH"])
     try:
-        os.execve(program, words, variables)
+        try:
+            os.execve(program, words, variables)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+        # A script without a `#!` line: like execvp(3), run it with the shell.
+        os.execve("/bin/sh", ["sh", program, *words[1:]], variables)
     except OSError as error:
-        raise MachineError(f"can't run {program}: {error.strerror}") from None
+        reason = exit_evidence.missing_interpreter(program, Environment(variables))
+        raise MachineError(f"can't run {program}: {reason or error.strerror}") from None
 
 
 def with_shim(variables: Mapping[str, str]) -> dict[str, str]:
