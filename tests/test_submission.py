@@ -263,6 +263,12 @@ REFUSED = {
     "submit(print, lock)": ("print", "can't be sent"),
     "map(abs)": ("equal length", ""),
     "map(max, [1], [2, 3])": ("equal length", "1, 2"),
+    "map(abs, 5)": ("relight.map: 5 is not iterable", "pass a list"),
+    "attach('unknown')": (
+        "relight.attach: no such job: unknown",
+        "pass future.handle; see relight list",
+    ),
+    "attach(5)": ("relight.attach: 5 is not a string", "pass future.handle"),
     "map(abs, [1], at_once=0)": ("at_once=0", "at least 1"),
     "map(abs, [1], at_once=2, hosts=['a'])": ("at_once=2 needs 2 hosts", "only 1"),
     "map(abs, [1, lock])": ("abs", "can't be sent"),
@@ -273,7 +279,15 @@ REFUSED = {
 def test_error_names_invalid_argument(call: str, state: Path) -> None:
     """Nothing is started."""
     with pytest.raises(UsageError) as caught:
-        eval(call, {"submit": relight.submit, "map": relight.map, "lock": Lock()})
+        eval(
+            call,
+            {
+                "submit": relight.submit,
+                "map": relight.map,
+                "attach": relight.attach,
+                "lock": Lock(),
+            },
+        )
     said = f"{caught.value.message} {caught.value.hint}"
     name, meaning = REFUSED[call]
     assert name in said

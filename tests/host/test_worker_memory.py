@@ -121,6 +121,23 @@ def test_agent_reads_worker_reports_from_shared_memory(tmp_path: Path) -> None:
     found._loop.close()
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("report(loss='high')", "report(loss='high'): expected a number"),
+        ("report(loss=None)", "report(loss=None): expected a number"),
+        ("progress('3')", "progress(step='3'): expected an integer"),
+        ("progress(3.0)", "progress(step=3.0): expected an integer"),
+        ("progress(3, total='9')", "progress(total='9'): expected an integer"),
+        ("progress(-1)", "progress(step=-1): expected a number from 0 to 2**62"),
+    ],
+)
+def test_invalid_report_is_rejected_with_its_argument(call: str, message: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        eval(call, vars(relight.worker))
+    assert str(caught.value) == message
+
+
 def test_other_workers_are_unaffected_if_one_overwrites_checkpoint_agreement(
     tmp_path: Path,
 ) -> None:

@@ -238,7 +238,7 @@ def check_call(
     own = tuple(p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
     if not callable(function):
         raise UsageError(
-            f"{function!r} can't be called: relight.{caller.__name__} takes a function",
+            f"{function!r} can't be called: expected a function",
             hint="use `relight run` to start a script",
         )
     name = function_name(function)

@@ -251,7 +251,13 @@ def attach(handle: str) -> Future:
     Raises:
         UsageError: if the job is unknown.
     """
-    job = find_job(handle)
+    if not isinstance(handle, str):
+        raise UsageError(f"relight.attach: {handle!r} is not a string", hint="pass future.handle")
+    try:
+        job = find_job(handle)
+    except UsageError as error:
+        hint = f"pass future.handle; {error.hint}"
+        raise UsageError(f"relight.attach: {error.message}", hint=hint) from None
     app_id, _, index = job.app_id.partition("_" if job.scheduler == SLURM else "/")
     record = submitted.find_record(Handle(job.scheduler, job.session, app_id))
     directory = ""

@@ -11,7 +11,7 @@ The job runs `relight run`, whose workers load the pickled call from the job's d
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -132,6 +132,12 @@ def map(
         MachineError: if the scheduler can't start the jobs.
     """
     __tracebackhide__ = True
+    for each in iterables:
+        if not isinstance(each, Iterable):
+            raise UsageError(
+                f"relight.map: {each!r} is not iterable",
+                hint="pass a list with one item per job, as for the built-in map",
+            )
     columns = [list(each) for each in iterables]
     if len({len(each) for each in columns}) != 1:
         lengths = ", ".join(str(len(each)) for each in columns) or "none"

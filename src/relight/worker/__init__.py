@@ -13,6 +13,7 @@ for step, batch in enumerate(batches):
 
 import os
 import time
+from operator import index
 from typing import TYPE_CHECKING, NamedTuple
 
 from relight.core.workers.shared_words import (
@@ -115,13 +116,13 @@ def progress(step: int, total: int | None = None) -> None:
             the status page compute the remaining time. It only needs to be passed once.
 
     Raises:
-        ValueError: if `step` or `total` is negative or above 2**62.
+        TypeError: if `step` or `total` is not an integer.
+        ValueError: if one of them is negative or above 2**62.
         RuntimeError: if a rank has been replaced, but `Generation.share` has not been called.
     """
-    if not 0 <= step <= MAX_STEP:
-        raise ValueError(f"step {step} is not between 0 and 2**62")
-    if total is not None and not 0 <= total <= MAX_STEP:
-        raise ValueError(f"total {total} is not between 0 and 2**62")
+    step = _whole("step", step)
+    if total is not None:
+        total = _whole("total", total)
     if replicas._unshared is not None:
         replicas.check_shared()
     if replicas.current is not None:
@@ -145,10 +146,27 @@ def report(**values: float) -> None:
             tensor with one element is also accepted, but converting it waits for its device.
 
     Raises:
+        TypeError: if a value is not a number.
         ValueError: if there are too many names, or if a name is too long.
     """
-    page = _page or _open()
-    shared_words_writer.report(page, {name: float(value) for name, value in values.items()})
+    numbers = {}
+    for name, value in values.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):  # torch raises a RuntimeError
+            raise TypeError(f"report({name}={value!r}): expected a number") from None
+    shared_words_writer.report(_page or _open(), numbers)
+
+
+def _whole(name: str, value: int) -> int:
+    """Return one of `progress`'s arguments as an int."""
+    try:
+        number = index(value)  # also accepts numpy's integers
+    except TypeError:
+        raise TypeError(f"progress({name}={value!r}): expected an integer") from None
+    if not 0 <= number <= MAX_STEP:
+        raise ValueError(f"progress({name}={number}): expected a number from 0 to 2**62")
+    return number
 
 
 def membership() -> Membership:
