@@ -301,7 +301,7 @@ def settle(launcher: str, nodes: int) -> None:
 def check_warm(launcher: str) -> None:
     """Raise RuntimeError if workers that should have started warm have started cold."""
     if launcher in ("named", "auto"):
-        if '"WorkersWarm", "warm": true' not in events():
+        if '"WorkersForked", "warm": true' not in events():
             raise RuntimeError("the workers started cold:\n" + events())
         if '"PreloadWithout"' in events():
             raise RuntimeError("workers import what was left out:\n" + events())

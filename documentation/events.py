@@ -66,7 +66,7 @@ FIELDS = {
     "RanksReplaced.seconds": "seconds from the failure until all workers were running again",
     "reason": "the reason",
     "HealthChecked.reason": "why the node leaves the job; empty if it passed",
-    "WorkersWarm.reason": "why they are not warm; empty if they are",
+    "WorkersForked.reason": "why they are not warm; empty if they are",
     "restart": "number of restarts after failures so far",
     "saved": "time of the checkpoint, in seconds since 1970 by the clock of the file system",
     "seconds": "duration in seconds",

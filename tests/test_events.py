@@ -24,7 +24,7 @@ EXAMPLES = [
     event_types.PreloadReady(77, 1200, 1.5, 210.0, "mine yours"),
     event_types.PreloadWithout("wandb", "wandb starts a thread", 0.4, True),
     event_types.PreloadUnfit("it can't be started", False),
-    event_types.WorkersWarm(False, "it is not ready"),
+    event_types.WorkersForked(False, "it is not ready"),
     event_types.InternalErrorEvent(
         "a message of 10.0.0.3:41234", "KeyError: 'x' (at core/ranks.py:12)"
     ),

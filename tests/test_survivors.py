@@ -696,7 +696,7 @@ def test_replacement_rank_is_forked_from_warm_process(
     (tmp_path / "go").touch()
     assert agent.wait(LIMIT_S) == 0
     events = next(logs.glob("*/events.jsonl")).read_text().splitlines()
-    warm = [each for line in events if (each := json.loads(line))["event"] == "WorkersWarm"]
+    warm = [each for line in events if (each := json.loads(line))["event"] == "WorkersForked"]
     assert [each["warm"] for each in warm] == [False, True]
     pids = {name: (tmp_path / name).read_text() for name in ("0-0", "0-1", "1-0", "1-1")}
     assert pids["0-0"] == pids["0-1"]

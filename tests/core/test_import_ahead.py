@@ -14,6 +14,7 @@ from relight.core.workers.import_ahead import (
     are_complete,
     pays_to_replace,
     pays_to_wait,
+    why_incomplete,
 )
 
 NOTHING = WorkerImports(0, 1000.0, 1000.0, False, False, False)
@@ -49,6 +50,13 @@ def test_imports_count_as_complete_after_a_quiet_period_without_steps(seen: Work
     assert are_complete(seen)
     assert not are_complete(seen._replace(quiet_s=SETTLE_S / 2))
     assert not are_complete(NOTHING._replace(is_restarted=True))
+
+
+def test_reason_mentions_optimizer_step_only_if_one_is_expected() -> None:
+    step, importing = why_incomplete(TRAINS), why_incomplete(TRAINS._replace(has_optimizer=False))
+    assert step == "the first worker has not taken an optimizer step yet"
+    assert importing == "the first worker may still be importing modules"
+    assert why_incomplete(TRAINS._replace(has_stepped=True)) == importing
 
 
 def test_imports_are_complete_within_a_minute_if_no_step_is_detected() -> None:

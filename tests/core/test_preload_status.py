@@ -17,8 +17,8 @@ from relight.core.status.preload_status import (
     ("status", "line"),
     [
         (
-            PreloadStatus(WAITING, "no worker has reached its first step"),
-            "preload: restarts are cold: no worker has reached its first step",
+            PreloadStatus(WAITING, "the first worker has not taken an optimizer step yet"),
+            "preload: restarts are cold: the first worker has not taken an optimizer step yet",
         ),
         (
             PreloadStatus(IMPORTING, "", 1843, 412, "torch._dynamo", 75.4),

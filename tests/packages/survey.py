@@ -65,7 +65,7 @@ class Run(NamedTuple):
     def reasons(self) -> dict[str, str]:
         """Return why modules were left out or, under "", why the workers started cold."""
         found = {e["module"]: e["reason"] for e in self.events if e["event"] == "PreloadWithout"}
-        starts = [e for e in self.events if e["event"] == "WorkersWarm"]
+        starts = [e for e in self.events if e["event"] == "WorkersForked"]
         if not self.ranks:
             found[""] = f"the job failed: {self.output[-500:]}"
         elif not starts or not starts[-1]["warm"]:

@@ -90,7 +90,7 @@ except ImportError:
     pass
 """
     )
-    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert [event["warm"] for event in events(logs, "WorkersForked")] == [False, True]
     assert not events(logs, "PreloadWithout")
     printed = next(logs.glob("*/attempt_1/0/stdout.log")).read_text()
     assert printed == "csv multiprocessing\n"
@@ -103,7 +103,7 @@ def test_unprivileged_warm_workers_have_normal_priority(run: Callable[..., Path]
         BEFORE + "import csv, os\nprint(os.sched_getscheduler(0), os.getpriority(0, 0))",
         under=PLAIN,
     )
-    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert [event["warm"] for event in events(logs, "WorkersForked")] == [False, True]
     cold, warm = (next(logs.glob(f"*/attempt_{n}/0/stdout.log")).read_text() for n in (0, 1))
     assert cold == f"{os.SCHED_OTHER} {os.getpriority(os.PRIO_PROCESS, 0)}\n"
     assert warm == cold + "csv\n"
@@ -117,7 +117,7 @@ def test_user_module_on_pythonpath_is_not_preloaded(
     script("import csv", "lib/own.py")
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "lib")])
     logs = run(BEFORE + "import own", PYTHONPATH=path)
-    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert [event["warm"] for event in events(logs, "WorkersForked")] == [False, True]
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv\n"
 
 
@@ -155,7 +155,7 @@ assert os.path.basename(sys._getframe().f_code.co_filename) == "train.py"
         EXPECTED=os.environ.get("PYTHONPATH", ""),
         PYTHONPATH=os.environ.get("PYTHONPATH", ""),
     )
-    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert [event["warm"] for event in events(logs, "WorkersForked")] == [False, True]
 
 
 def test_import_tracing_waits_for_slow_interpreter_start(
@@ -166,7 +166,7 @@ def test_import_tracing_waits_for_slow_interpreter_start(
     (installed,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
     (installed / "slow.pth").write_text("import time; time.sleep(1)\n")
     logs = run(BEFORE + "import csv", PYTHON_EXEC=str(tmp_path / "env" / "bin" / "python"))
-    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert [event["warm"] for event in events(logs, "WorkersForked")] == [False, True]
 
 
 def test_user_sitecustomize_runs_in_traced_and_forked_workers(
@@ -176,7 +176,7 @@ def test_user_sitecustomize_runs_in_traced_and_forked_workers(
     script("import os\nx = 5", "lib/sitecustomize.py")
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "lib")])
     logs = run(BEFORE + "import sitecustomize\nassert sitecustomize.x == 5\n", PYTHONPATH=path)
-    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert [event["warm"] for event in events(logs, "WorkersForked")] == [False, True]
 
 
 def test_package_next_to_script_is_not_imported_from_site_packages(
@@ -210,7 +210,7 @@ def test_package_that_starts_a_thread_is_not_preloaded(
     assert not events(logs, "PreloadUnfit")
     reasons = [str(event["reason"]) for event in events(logs, "PreloadWithout")]
     assert reasons == ["noisy starts a thread"]
-    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert [event["warm"] for event in events(logs, "WorkersForked")] == [False, True]
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own\n"
 
 
@@ -237,7 +237,7 @@ def test_next_job_with_same_script_reuses_list_of_imports(
     for entry in first.iterdir():
         entry.rename(tmp_path / entry.name)
     second = run(text, PYTHON_EXEC=python, launcher=NEVER)
-    assert [event["warm"] for event in events(second, "WorkersWarm")] == [False, True]
+    assert [event["warm"] for event in events(second, "WorkersForked")] == [False, True]
     assert next(second.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own\n"
     reasons = [str(event["reason"]) for event in events(second, "PreloadWithout")]
     assert reasons == ["noisy starts a thread"]
@@ -255,7 +255,7 @@ def test_module_whose_name_is_not_an_identifier_is_not_preloaded(
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(folder.parent)])
     text = BEFORE + "import csv, good, importlib\ntry: importlib.import_module('good.my file')\n"
     logs = run(text + "except RuntimeError: pass", PYTHONPATH=path)
-    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert [event["warm"] for event in events(logs, "WorkersForked")] == [False, True]
     assert not events(logs, "PreloadWithout")
 
 
@@ -272,7 +272,7 @@ def test_script_known_to_set_variables_during_imports_starts_cold(
     crowded = SOON[2].replace("import_ahead.LEARN_S", "from relight.warm import preloading\n"
         "preloading.os.sched_getaffinity = lambda pid: {0}\nimport_ahead.LEARN_S", 1)  # fmt: skip
     second = run(text, launcher=(*SOON[:2], crowded), workers=2)
-    assert [event["warm"] for event in events(second, "WorkersWarm")] == [False, True]
+    assert [event["warm"] for event in events(second, "WorkersForked")] == [False, True]
 
 
 @pytest.mark.needs_root
@@ -439,4 +439,4 @@ if restart != "2":
     job.await_ready(3)
     job.go("go1")
     assert job.preloaded(3) == ["", "late.part0", "late.part0 more.part0"]
-    assert [event["warm"] for event in events(job.logs, "WorkersWarm")] == [False, True, True]
+    assert [event["warm"] for event in events(job.logs, "WorkersForked")] == [False, True, True]

@@ -85,7 +85,7 @@ def test_workers_restart_warm_even_without_preload_flag(
         return any('"PreloadReady"' in path.read_text() for path in files)
 
     logs = _run(start, script(_BEFORE + _TRAIN), "free", is_ready)
-    assert [each["warm"] for each in _events(logs) if each["event"] == "WorkersWarm"] == [True]
+    assert [each["warm"] for each in _events(logs) if each["event"] == "WorkersForked"] == [True]
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "True\n"
 
 
@@ -95,7 +95,7 @@ def test_no_module_is_preloaded_if_memory_is_low(
     logs = _run(start, script(_BEFORE + _TRAIN), "scarce", (tmp_path / "asked").exists)
     found = {str(each["event"]): each for each in _events(logs)}
     assert "PreloadStarted" not in found
-    assert found["WorkersWarm"]["reason"] == "only 7 MiB of memory available"
+    assert found["WorkersForked"]["reason"] == "only 7 MiB of memory available"
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "False\n"
 
 

@@ -179,7 +179,7 @@ def end_of(
     ]
     assert texts, result.stderr
     events = next(logs.glob("*/events.jsonl")).read_text().splitlines()
-    warm = [e["warm"] for e in map(json.loads, events) if e["event"] == "WorkersWarm"]
+    warm = [e["warm"] for e in map(json.loads, events) if e["event"] == "WorkersForked"]
     assert warm == ([] if preload == "off" else [True]), result.stderr
     return result.returncode, result.stderr if not texts else "", texts
 

@@ -193,7 +193,7 @@ sys.exit(1)
     (tmp_path / "go1").touch()
     assert agent.wait(LIMIT_S) == 0
     events = [json.loads(x) for x in next(logs.glob("*/events.jsonl")).read_text().splitlines()]
-    assert [e["warm"] for e in events if e["event"] == "WorkersWarm"] == [True, False, True]
+    assert [e["warm"] for e in events if e["event"] == "WorkersForked"] == [True, False, True]
     assert marked(f"warm spawner of {agent.pid}") == []
 
 

@@ -21,7 +21,7 @@ Seen = dict[str, object]
 
 
 def is_warm(events: str) -> bool:
-    return '"event": "WorkersWarm", "warm": true' in events
+    return '"event": "WorkersForked", "warm": true' in events
 
 
 def observations(tmp_path: Path, run: Callable[[str], None], ranks: int = 2) -> list[list[Seen]]:

@@ -162,7 +162,7 @@ def test_signals_sent_to_spawner_do_not_end_workers(
     (tmp_path / "go").touch()
     assert agent.wait(LIMIT_S) == 0
     lines = next(logs.glob("*/events.jsonl")).read_text().splitlines()
-    found = [event for event in map(json.loads, lines) if event["event"] == "WorkersWarm"]
+    found = [event for event in map(json.loads, lines) if event["event"] == "WorkersForked"]
     assert [event["warm"] for event in found] == [True, True] * ("json" in flags[0])
     exits = [json.loads(line)["exitcode"] for line in lines if '"event": "WorkerExited"' in line]
     assert exits == [1, 0]

@@ -52,7 +52,7 @@ def test_waiting_node_preloads_modules_before_job_starts(tmp_path: Path) -> None
         assert not agent.workers
         other = job.start("second")
         job.until_runs([agent, other], 2)
-        assert [event["warm"] for event in events(logs, "WorkersWarm")] == [True]
+        assert [event["warm"] for event in events(logs, "WorkersForked")] == [True]
         assert job.stop() == [0, 0]
 
 
@@ -66,7 +66,7 @@ def test_spare_node_with_preloaded_modules_replaces_lost_node(tmp_path: Path) ->
         job.until_warm(logs)
         job.kill(agents[1], signal.SIGKILL)
         job.until_runs([spare], 2, generation=1)
-        assert [event["warm"] for event in events(logs, "WorkersWarm")] == [True]
+        assert [event["warm"] for event in events(logs, "WorkersForked")] == [True]
         job.tell("stop")
         assert [agents[0].wait(), spare.wait()] == [0, 0]
 
@@ -86,7 +86,7 @@ def test_script_that_sets_variables_starts_cold_after_waiting(tmp_path: Path, wh
         assert not events(logs, "PreloadStarted")
         other = job.start("second")
         job.until_runs([agent, other], 2)
-        assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False]
+        assert [event["warm"] for event in events(logs, "WorkersForked")] == [False]
         assert job.stop() == [0, 0]
 
 
@@ -108,7 +108,7 @@ def test_workers_of_waiting_node_have_normal_environment(tmp_path: Path) -> None
         job.until_warm(logs)
         other = job.start("second")
         job.until_runs([agent, other], 2)
-        assert [event["warm"] for event in events(logs, "WorkersWarm")] == [True]
+        assert [event["warm"] for event in events(logs, "WorkersForked")] == [True]
         assert job.stop() == [0, 0]
         found = [
             [line for line in each.text.splitlines() if line.startswith(("hook:", "finders:"))]

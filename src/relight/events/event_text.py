@@ -57,7 +57,7 @@ def describe(event: Event) -> str:
             return f"{text}; each worker imports it itself ({event.seconds:.1f} s)"
         case event_types.PreloadUnfit():
             return f"preload: not using the preloading process: {event.reason}"
-        case event_types.WorkersWarm():
+        case event_types.WorkersForked():
             if event.warm:
                 return "preload: workers start with preloaded modules"
             return f"preload: workers start without preloaded modules: {event.reason}"

@@ -143,7 +143,7 @@ class PreloadUnfit(NamedTuple):
     asked: bool
 
 
-class WorkersWarm(NamedTuple):
+class WorkersForked(NamedTuple):
     """The workers in this generation are forked from the process that imported the modules, or
     start cold for the given reason.
     """
@@ -321,7 +321,7 @@ Readable = (
     | PreloadReady
     | PreloadWithout
     | PreloadUnfit
-    | WorkersWarm
+    | WorkersForked
     | InternalErrorEvent
     | Restarting
     | HealthChecked

@@ -307,7 +307,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("preload", parse_preload, (BACKGROUND,), "HOW|MODULE,…",
          "import these modules once and fork the workers from that process; auto: the modules "
          "that the script imports; background: as auto, but only for restarts (--max-restarts), "
-         "and imported after the first step; off. Not with --no-python or --run-path",
+         "and imported after the first optimizer step; off. Not with --no-python or --run-path",
          from_env=False, variable="RELIGHT_PRELOAD"),
     Flag("keep-warm", parse_keep_warm, None, "MINUTES|while:PID",
          "keep the --preload process for later jobs until it is unused for MINUTES [30], or while "

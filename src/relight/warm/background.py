@@ -1,5 +1,6 @@
 """Preloads modules even if the user didn't request it, so that restarts are faster. This only
-happens after the first step, and only if enough memory is free.
+happens once the script's imports are complete, usually after the first optimizer step, and only if
+enough memory is free.
 
 When a job starts, only the code that watches the first worker is loaded. The rest is imported as
 soon as it is known which modules that worker needs.
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from relight.base.values import AUTO
 from relight.core.status.preload_status import WAITING, PreloadStatus
 from relight.core.workers import import_ahead
-from relight.events.event_types import Event, WorkersWarm
+from relight.events.event_types import Event, WorkersForked
 from relight.host.loop import Loop
 from relight.processes.generation_pipe import WorkerPlan
 from relight.processes.spawner import SpawnerProcess
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class BackgroundPreload:
-    """Used instead of `Preload` until the first step.
+    """Used instead of `Preload` until the script's imports are complete.
 
     Args:
         loop: the agent's loop.
@@ -50,13 +51,13 @@ class BackgroundPreload:
         self._say = say
         self._files = files()
         self._generations = 0
-        self._why_not = "no worker has reached its first step"
+        self._obstacle = ""
         self._preload: Preload | None = None
         self._watched: WatchedWorker | None = None
         try:
             self._watched = WatchedWorker(loop)
         except OSError as error:
-            self._why_not = f"no worker can be observed: {error.strerror}"
+            self._obstacle = f"no worker can be observed: {error.strerror}"
 
     def wait(self, otherwise: Callable[[], bool]) -> None:
         """Return immediately, because generations never wait for these imports."""
@@ -88,7 +89,7 @@ class BackgroundPreload:
             return self._preload.fork(plans, scratch)
         self._generations += 1
         if self._generations > 1:
-            self._record(WorkersWarm(False, self._why_not))
+            self._record(WorkersForked(False, self._why_not()))
         if self._watched is None:
             return self._cold.fork(plans, scratch)
         self._watched.begin()
@@ -105,7 +106,7 @@ class BackgroundPreload:
     def status(self) -> PreloadStatus:
         """Return the progress of the imports."""
         if self._preload is None:
-            return PreloadStatus(WAITING, self._why_not)
+            return PreloadStatus(WAITING, self._why_not())
         return self._preload.status()
 
     def close(self) -> None:
@@ -117,6 +118,12 @@ class BackgroundPreload:
         elif self._watched is not None:
             self._watched.close()
 
+    def _why_not(self) -> str:
+        """Return why the imports have not started."""
+        if self._obstacle or self._watched is None:
+            return self._obstacle
+        return import_ahead.why_incomplete(self._watched.seen())
+
     def _poll(self) -> None:
         """Start the warm spawner if it is due."""
         watched = self._watched
@@ -124,12 +131,12 @@ class BackgroundPreload:
             return
         from relight.host import free_memory  # by now, the agent is fully loaded
 
-        self._why_not = free_memory.why_scarce()
-        if self._why_not:
+        self._obstacle = free_memory.why_scarce()
+        if self._obstacle:
             return  # try again when more memory is free
         watched.stop()
         if files() != self._files:
-            self._why_not = "the files of relight have changed since this job started"
+            self._obstacle = "the files of relight have changed since this job started"
             return
         from relight.warm.preloading import Preload
 

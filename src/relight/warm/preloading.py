@@ -59,7 +59,7 @@ from relight.events.event_types import (
     PreloadStarted,
     PreloadUnfit,
     PreloadWithout,
-    WorkersWarm,
+    WorkersForked,
 )
 from relight.host import linux
 from relight.host.loop import Alarm, Loop
@@ -335,13 +335,13 @@ class Preload:
             connection = self._fork_warm(warm, plans, scratch)
             if connection is not None:
                 self._lent = True
-                self._record(WorkersWarm(True, ""))
+                self._record(WorkersForked(True, ""))
                 self._learn_from_worker()
                 return warm.guard, connection
         why_not = self._why_not
         if self._spawner is not None and not why_not:
             why_not = self._spawner.describe_progress("it is not ready")
-        self._record(WorkersWarm(False, why_not))
+        self._record(WorkersForked(False, why_not))
         self._first_cold = self._first_cold or self._generations == 1
         held = self._cold.fork(plans, scratch)
         if self._watched is not None and self._generations == 1 and self._modules.names:

@@ -3,7 +3,7 @@ been available in a warm process.
 """
 
 from relight.base.text import format_duration
-from relight.events.event_types import Event, PreloadWithout, WarmProcessUnfit, WorkersWarm
+from relight.events.event_types import Event, PreloadWithout, WarmProcessUnfit, WorkersForked
 
 _LONG_S = 1.0
 
@@ -28,7 +28,7 @@ class ColdCause:
                 self._unfit = f"can't use warm process {event.pid}: {event.reason}"
             case PreloadWithout():
                 self._left_out[event.module] = event
-            case WorkersWarm():
+            case WorkersForked():
                 self.is_surprise = bool(self._unfit) and not event.warm
                 self._cause = "" if event.warm else self._unfit or event.reason
                 self._unfit = ""

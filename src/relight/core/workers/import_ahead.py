@@ -85,6 +85,13 @@ def are_complete(seen: WorkerImports) -> bool:
     return seen.age_s >= LEARN_S and seen.quiet_s >= QUIET_S
 
 
+def why_incomplete(seen: WorkerImports) -> str:
+    """Return what the first worker must do before its imports count as complete."""
+    if seen.has_optimizer and not (seen.has_stepped or seen.is_restarted):
+        return "the first worker has not taken an optimizer step yet"
+    return "the first worker may still be importing modules"
+
+
 def pays_to_replace(lacking: int, modules: int, quiet_s: float, replaced: int) -> bool:
     """Return whether to replace a process that lacks some of the modules with one that has all of
     them.
