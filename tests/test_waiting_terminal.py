@@ -117,3 +117,19 @@ def test_restart_is_reported_on_one_line(launch: Launch, script: Script) -> None
     assert re.fullmatch(
         rf"relight: rank 0 exited with code 1 \(pid \d+ on {host}\); restart 1 of 2\n", done.stderr
     )
+
+
+@pytest.mark.slow
+def test_lonely_node_says_how_to_start_others_and_what_it_waited_for(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
+    agent = start(*TWO_NODES, f"--rdzv-endpoint={tmp_path}", script(""))
+    assert agent.stderr is not None
+    while (line := agent.stderr.readline()) != (
+        b"relight: hint: start the other nodes with the same command\n"
+    ):
+        assert line, "the agent ended"
+    agent.send_signal(signal.SIGTERM)
+    *_, last = agent.stderr.read().splitlines()
+    assert last.startswith(b"relight: got SIGTERM before workers could start: 1 of 2 nodes have ")
+    assert agent.wait(LIMIT_S) == 143

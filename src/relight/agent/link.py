@@ -79,9 +79,7 @@ if TYPE_CHECKING:
 _HEARD = FromCoordinator | Heartbeat | Redirect
 _SYN_RETRY_S = 0.25
 _NOTE_AFTER_S = 5.0
-"""How long the host of a loopback endpoint waits for other machines to connect before it prints a
-note.
-"""
+"""How long the coordinator's host waits for other nodes to connect before it prints a note."""
 
 
 class RemoteLink(finders.Seeker):
@@ -427,8 +425,7 @@ class RemoteLink(finders.Seeker):
         self._group = coordinator.group(self._meeting.job, self._settings)
         coordinator.own_node = self.join.node
         self._group.recipients[self.join.node] = partial(coordinator.deliver, self._on_own_message)
-        if self._finder.loopback_addresses():
-            self._loop.call_after(_NOTE_AFTER_S, self._note_loopback)
+        self._loop.call_after(_NOTE_AFTER_S, self._note_missing_nodes)
         if self._meeting.warning and not self._warned:
             self._warned = True
             self.say(f"note: {self._meeting.warning}")
@@ -453,17 +450,18 @@ class RemoteLink(finders.Seeker):
             self._predecessor = reason
             group.step(PredecessorPossible(reason))
 
-    def _note_loopback(self) -> None:
-        """If no other machine has connected, print a note that nodes on other machines may be
-        waiting in groups of their own.
+    def _note_missing_nodes(self) -> None:
+        """If no other node has connected, say how to start one. If no other machine has connected
+        to a loopback address, nodes there may be waiting in groups of their own.
         """
         group, coordinator = self._group, self._coordinator
         if group is None or coordinator is None or group.membership.lacks_nodes_since() is None:
             return
-        seen = coordinator.seen_address
-        if not seen or is_loopback(seen):
-            addresses = self._finder.loopback_addresses()
+        seen, addresses = coordinator.seen_address, self._finder.loopback_addresses()
+        if addresses and (not seen or is_loopback(seen)):
             self.say(group_messages.only_this_machine(self._meeting.where, addresses))
+        if not seen:
+            self.say(group_messages.start_other_nodes(self._settings.ordered))
 
     def _on_own_message(self, message: FromCoordinator) -> None:
         """Handle a message from the coordinator in this process."""

@@ -109,6 +109,9 @@ class Node:
         """The address of the next generation's store, if rank 0 is on this node."""
         self._furthest = -1
         """The highest step that a worker on this node has reported."""
+        self._wait_reason = ""
+        """Why the group hasn't formed the next generation, as reported at `_reported_at`."""
+        self._reported_at = 0.0
 
     def join(self, link: "LocalLink | RemoteLink", network: "NetworkCheck | None") -> None:
         """Join the group.
@@ -160,6 +163,7 @@ class Node:
             outcome: the outcome of the generation that this node is in, or was in until now.
         """
         self._port = port
+        self._wait_reason = ""
         self.state = self._report(port, outcome)
         self._link.send(self.state)
 
@@ -422,9 +426,13 @@ class Node:
     # Messages to the user.
 
     def explain(self) -> str:
-        """Return the reason why no generation has formed yet, to be shown until the group reports
-        details.
+        """Return the reason why no generation has formed yet: the group's or, until it has reported
+        one, this node's own.
         """
+        if self._wait_reason:
+            from relight.core.workers.status_text import counted_down
+
+            return counted_down(self._wait_reason, self._loop.now() - self._reported_at)
         meeting = self._job.meeting
         where = f" ({meeting.who} at {meeting.where})" if meeting is not None else ""
         what = "the group to form" if self._link.has_joined else "the coordinator to answer"
@@ -432,15 +440,9 @@ class Node:
 
     def _say_wait(self, text: str) -> None:
         """Report why no generation has formed yet. On a terminal, use the status line."""
-        began = self._loop.now()
-
-        def what() -> str:
-            from relight.core.workers.status_text import counted_down
-
-            return counted_down(text, self._loop.now() - began)
-
+        self._wait_reason, self._reported_at = text, self._loop.now()
         is_waiting = isinstance(self.state, NodeReady)
-        if self._journal.verbose or not (is_waiting and self._journal.set_status(what)):
+        if self._journal.verbose or not (is_waiting and self._journal.set_status(self.explain)):
             self._journal.say(text)
 
     def report_generation(self, formed: GenerationFormed) -> None:

@@ -60,6 +60,10 @@ class Leaving:
         """Leave after a stop signal."""
         self._show_tracebacks()
         reason = f"agent got {signal_name(number)}"
+        if self._job.meeting is not None and isinstance(self._node.state, NodeReady):
+            self._journal.say(
+                f"got {signal_name(number)} before workers could start: {self._node.explain()}"
+            )
         self._link.send(NodeLeaving(f"its {reason}"))
         if number == signal.SIGTERM and self._node.has_saved:
             self._journal.say(

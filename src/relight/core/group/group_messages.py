@@ -132,6 +132,14 @@ def only_this_machine(where: str, addresses: Sequence[str]) -> str:
     )
 
 
+def start_other_nodes(ordered: bool) -> str:
+    """Return the line for the coordinator's host if no other node has connected. `ordered` means
+    that each node has a node rank.
+    """
+    own = ", each with its own --node-rank" if ordered else ""
+    return f"hint: start the other nodes with the same command{own}"
+
+
 def coming_back(missing: int, generation: int) -> str:
     """Return the line for a new coordinator that is waiting for the nodes in a live generation."""
     return (
