@@ -27,6 +27,7 @@ from relight.core.group.messages import (
     Question,
     StopWorkers,
     WaitReason,
+    WorkerFailed,
 )
 from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Place
 from relight.flags.arguments import parse, to_spec
@@ -111,7 +112,7 @@ class Workers(WorkerGroup):
     """Workers that can save a checkpoint, without any processes."""
 
     supervisor = None
-    failure = None
+    failure: WorkerFailed | None = None
     can_save = True
     all_exited_with_0 = True
 
@@ -268,6 +269,15 @@ def test_new_coordinator_is_notified_that_generation_has_ended(node: Node, clock
     later = GenerationId(FIRST.number + 1, "group")
     node.received(WaitReason("it runs", generation=later, spare=True))
     assert node.announce() is None
+
+
+def test_new_coordinator_learns_which_failure_blames_a_peer(node: Node) -> None:
+    """Otherwise, it would stop that peer without capturing its stack."""
+    workers = Workers()
+    workers.failure = WorkerFailed(FIRST, "a worker failed on host", suspects_peer=True)
+    node.attach_workers(workers)
+    node.get_ready(PORT, GenerationResult())
+    assert node.messages_after_join() == [workers.failure, node.state]
 
 
 def test_node_that_aborts_keeps_failures_but_sends_no_report(node: Node, link: Link) -> None:

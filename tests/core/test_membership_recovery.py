@@ -4,7 +4,7 @@ import pytest
 from plays import Table, formed, table
 
 from relight.core.group.group_types import GroupState, Received
-from relight.core.group.messages import Announce, GenerationFormed
+from relight.core.group.messages import Announce, GenerationFormed, WorkerFailed
 from relight.core.ranks import NO_GENERATION
 
 # A new coordinator.
@@ -40,6 +40,18 @@ def test_new_coordinator_confirms_running_generation() -> None:
         20 a c ready
         20 b ends
         -> form 2 restart 2: a b c
+    """)
+
+
+def test_new_coordinator_captures_stacks_after_failure_that_blames_a_peer() -> None:
+    game = running_group_with_new_coordinator().play("""
+        9 c returns
+    """)
+    failed = WorkerFailed(game.last["c"].generation.id, "a worker failed on c", suspects_peer=True)
+    game.step(Received("c", failed))
+    game.play("""
+        9.1 a b returns
+        -> look and stop 1: a b c
     """)
 
 

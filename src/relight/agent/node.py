@@ -279,7 +279,9 @@ class Node:
         """
         match self.state:
             case NodeReady() as ready:
-                return [ready]
+                failure = self.workers.failure if self.workers is not None else None
+                is_current = failure is not None and failure.generation == ready.generation
+                return [failure, ready] if failure is not None and is_current else [ready]
             case WorkerGroup() as workers:
                 preemption = [self._preemption()] if self.preempted else []
                 return [*workers.reports(), *preemption]

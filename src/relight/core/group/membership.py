@@ -934,7 +934,11 @@ class Membership:
         """Stop the workers on all nodes, immediately or as specified in a message."""
         checkpoint_first = self._ending.saves and not self._ending.failure_cause
         stop = message or StopWorkers(
-            self.generation, cause, checkpoint_first, may_stay=not checkpoint_first
+            self.generation,
+            cause,
+            checkpoint_first,
+            capture_stacks=self._ending.blamed_at is not None,
+            may_stay=not checkpoint_first,
         )
         self.state, self._cause, self._ending.agreement = GroupState.STOPPING, cause, None
         self.roster.reactivate()
