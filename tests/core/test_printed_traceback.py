@@ -13,7 +13,6 @@ from relight.core.diagnosis.printed_traceback import PrintedTraceback, Program
         (Program.RUNS, True),
         (Program.ENDS, False),
         (Program.LEFT, None),
-        (Program.UNSEEN, None),
     ],
 )
 def test_inspection_shows_whether_the_program_continued(
@@ -24,6 +23,19 @@ def test_inspection_shows_whether_the_program_continued(
     assert core.deadline() == 5.0
     core.on_inspected(seen, 5.001)
     assert (core.at, core.went_on, core.deadline()) == (5.0, went_on, None)
+
+
+def test_unreadable_worker_is_inspected_again_a_few_times() -> None:
+    core, looks = PrintedTraceback(), 0
+    core.printed(5.0)
+    while (due := core.deadline()) is not None:
+        core.on_inspected(Program.UNSEEN, due)
+        looks += 1
+    assert (looks, core.went_on) == (4, None)
+    core.printed(9.0)
+    core.on_inspected(Program.UNSEEN, 9.0)
+    core.on_inspected(Program.ENDS, 9.25)
+    assert core.went_on is False
 
 
 def test_first_inspection_records_the_current_output_size() -> None:
@@ -58,7 +70,9 @@ def test_outcome_of_traceback_is_unknown_if_worker_exits_before_inspection() -> 
     assert (core.at, core.went_on, core.deadline()) == (1.1, None, None)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["printed", "looked", "ended"]), st.floats(0, 1))))
+@given(
+    st.lists(st.tuples(st.sampled_from(["printed", "looked", "unseen", "ended"]), st.floats(0, 1)))
+)
 def test_traceback_inspection_invariants_hold_for_any_order_of_events(
     events: list[tuple[str, float]],
 ) -> None:
@@ -69,6 +83,8 @@ def test_traceback_inspection_invariants_hold_for_any_order_of_events(
             core.printed(now)
         elif event == "looked":
             core.on_inspected(Program.RUNS, now)
+        elif event == "unseen":
+            core.on_inspected(Program.UNSEEN, now)
         else:
             core.worker_ended()
         core.check()

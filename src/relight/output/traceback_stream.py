@@ -56,7 +56,7 @@ class TracebackInspector:
         """Examine the worker. Return whether its program has ended, or None if that is unknown."""
         program = self._program()
         self.core.on_inspected(program, self._loop.now(), self._size())
-        self._alarm.set(None)
+        self._alarm.set(self.core.deadline() if self._own_time else None)
         return None if program is Program.UNSEEN else program is not Program.RUNS
 
     def _ring(self) -> None:

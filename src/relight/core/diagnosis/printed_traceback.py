@@ -12,6 +12,10 @@ from enum import Enum
 
 _PAUSE_S = 0.25
 """The minimum time between two inspections of the worker."""
+_TRIES = 4
+"""How often to inspect the worker if its memory can't be read, which on a busy machine is often
+only temporary.
+"""
 
 
 class Program(Enum):
@@ -35,12 +39,13 @@ class PrintedTraceback:
         """The maximum number of bytes that the worker can have printed by the time its program was
         observed to have ended.
         """
+        self._tries = 0
         self._looked_at = float("-inf")
         self._due: float | None = None
 
     def printed(self, now: float) -> None:
         """Record the start of a traceback."""
-        self.at, self.went_on = now, None
+        self.at, self.went_on, self._tries = now, None, _TRIES
         self._due = max(now, self._looked_at + _PAUSE_S)
 
     def deadline(self) -> float | None:
@@ -55,7 +60,9 @@ class PrintedTraceback:
         """
         self._looked_at = now
         if self._due is not None:
-            self._due = None
+            self._tries -= 1
+            can_retry = program is Program.UNSEEN and self._tries > 0
+            self._due = now + _PAUSE_S if can_retry else None
             self.size = size
             self.went_on = {Program.RUNS: True, Program.ENDS: False}.get(program)
 
