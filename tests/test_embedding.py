@@ -27,7 +27,8 @@ from relight.events.event_types import Event, Formed
 TRAIN = """
 import os, signal, sys, time
 rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-print("rank", rank, *sys.argv[1:], flush=True)
+words = " ".join(["rank", str(rank), *sys.argv[1:]])
+print(words + "\n", end="", flush=True)  # one write, even if a signal arrives
 if "fail" in sys.argv and rank == 1 and restart == 0:
     raise ValueError("bad batch")
 if "wait" in sys.argv:

@@ -317,9 +317,10 @@ def test_job_directory_is_always_removed(
         time.sleep(0.01)
     alone.send_signal(signal.SIGSTOP)  # it removes other jobs' directories a second after it starts
     pids = [lost.pid, *holders(lost.pid)]
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in pids:
-            os.kill(pid, number)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in reversed(pids):  # the end of a parent continues its child
+        os.kill(pid, signal.SIGKILL)
     lost.wait()
     assert len(list(scratch.iterdir())) == 2
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]

@@ -70,6 +70,14 @@ class AgentOn:
     def workers(self) -> list[Started]:
         return of_text(self.text)
 
+    @property
+    def coordinates(self) -> bool:
+        """Whether this node coordinates the group. On a busy machine, several nodes may do so in
+        turn before the group forms.
+        """
+        now, no_longer = "this node coordinates the group now", "this node no longer coordinates"
+        return self.text.rfind(now) > self.text.rfind(no_longer)
+
     def wait(self) -> int:
         return self.process.wait(LIMIT_S)
 

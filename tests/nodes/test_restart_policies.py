@@ -37,7 +37,7 @@ def test_windowed_restart_budget_spans_hosts_and_outlives_coordinator(
     for generation, rank in ((1, 1), (2, 2)):
         job.tell(f"fail.{rank}")
         job.until_runs(agents, 3, generation)
-    (coordinator,) = (a for a in agents if "this node coordinates the group now" in a.text)
+    (coordinator,) = (agent for agent in agents if agent.coordinates)
     others = [agent for agent in agents if agent is not coordinator]
     lab.crash(coordinator.host)
     job.until_runs(others, 2, generation=3)

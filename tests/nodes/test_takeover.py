@@ -18,7 +18,7 @@ def begin(lab: Lab, tmp_path: Path, nodes: str, *flags: str) -> tuple[Job, list[
     job = Job(lab, tmp_path, *c10d(ENDPOINT, nodes, *flags))
     agents = [job.start(f"node{number}") for number in range(1, 5)]
     job.until_runs(agents, 4)
-    (coordinator,) = [a for a in agents if "this node coordinates the group now" in a.text]
+    (coordinator,) = (agent for agent in agents if agent.coordinates)
     return job, agents, coordinator
 
 
