@@ -27,8 +27,7 @@ from relight.events.event_types import Event, Formed
 TRAIN = """
 import os, signal, sys, time
 rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-words = " ".join(["rank", str(rank), *sys.argv[1:]])
-print(words + "\n", end="", flush=True)  # one write, even if a signal arrives
+sys.stdout.write(" ".join(["rank", str(rank), *sys.argv[1:]]) + "\\n")  # print writes in parts
 if "fail" in sys.argv and rank == 1 and restart == 0:
     raise ValueError("bad batch")
 if "wait" in sys.argv:
