@@ -173,6 +173,9 @@ def test_overlong_and_out_of_range_numbers_are_rejected(
         (("run", "$HOME/train.py"), "doesn't replace ~ and variables in quotes"),
         (("run", "https://example.com/train.py"), "a script is a local file"),
         (("run", "tain.py"), "did you mean train.py?"),
+        (("run", "Train.py"), "did you mean train.py?"),
+        (("run", "--hang-timeout=5min", "train.py"), "type --hang-timeout=300\n"),
+        (("run", "--shutdown-timeout", "1.5 h", "train.py"), "type --shutdown-timeout=5400\n"),
         (("run", "pkg/trian.py"), "did you mean pkg/train.py?"),
     ],
 )

@@ -71,6 +71,7 @@ SUBMIT = [
     ("--w utils.echo", "--w is ambiguous"),
     ("-cfg", "--scheduler-args needs a value"),
     ("-cfg bogus=1 utils.echo", "local has no option bogus"),
+    ("--cfg bogus=1 utils.echo", "local has no option bogus"),
     ("-cfg log_dri=1 utils.echo", "local has no option log_dri"),
     ("-cfg prepend_cwd=maybe utils.echo", "prepend_cwd=maybe: expected true or false"),
     ("-cfg prepend_cwd utils.echo", "-cfg prepend_cwd: expected key=value"),

@@ -171,6 +171,9 @@ def similar_file(path: str) -> str:
     # The extension makes up most of a short name, so only stems are compared. Also, a configuration
     # file is no substitute for the script that it is named after.
     stem, extension = os.path.splitext(name)
+    same = [known for known in names if known.lower() == name.lower()]
+    if same:
+        return f"did you mean {os.path.join(folder, same[0])}?"
     split = {known: os.path.splitext(known) for known in names}
     fitting = (extension, extension or ".py")
     stems = {own: known for known, (own, its) in split.items() if its in fitting}

@@ -195,4 +195,5 @@ def _value(flag: Flag, text: str, source: str) -> object:
     except ValueError as error:
         from relight.flags import suggestions
 
-        raise UsageError(f"{source}: {error}", hint=suggestions.bad_value(flag, source)) from None
+        hint = suggestions.bad_value(flag, source, error)
+        raise UsageError(f"{source}: {error}", hint=hint) from None

@@ -59,6 +59,8 @@ EXAMPLES = {
     "shutdown-timeout": ("60",),
 }
 """Examples of valid values, for flags whose help text would add nothing to the error message."""
+_TIME = r"(\d{1,6}(?:\.\d{1,3})?) ?(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?)"
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 _OTHER_COMMANDS = {
     "log": "logs", "runopts": "schedulers", "builtins": "components", "ls": "list",
     "squeue": "list", "ps": "status", "kill": "cancel", "stop": "cancel", "scancel": "cancel",
@@ -87,14 +89,17 @@ def unknown_flag(word: str, known: Collection[str]) -> UsageError:
     return UsageError(f"unknown flag: {word}", hint=hint)
 
 
-def bad_value(flag: Flag, source: str) -> str:
+def bad_value(flag: Flag, source: str, error: ValueError) -> str:
     """Return the hint for an invalid value: a valid example, or the flag's help.
 
     Args:
         flag: the flag.
         source: the flag or variable with the value, as `NAME=VALUE`.
+        error: why the value is invalid.
     """
     name, _, value = source.partition("=")
+    if "number of seconds" in str(error) and (found := re.fullmatch(_TIME, value.strip())):
+        return f"type {name}={float(found[1]) * _SECONDS[found[2][0]]:g}"
     if flag.name == "nproc-per-node" and (meant := _explain_workers(value)):
         what, count = meant
         return f"{what}; type {name}={count}, or {name}=gpu for one worker per GPU"

@@ -179,7 +179,7 @@ def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]
 
 
 def _flag(name: str) -> Flag | None:
-    if name == "-cfg":
+    if name in ("-cfg", "--cfg"):
         name = "--scheduler-args"
     if not name.startswith("--"):
         return next((flag for flag in SUBMIT_FLAGS if flag.short and flag.short == name[1]), None)
