@@ -145,6 +145,7 @@ def test_submitted_job_events_and_logs_are_available_by_rank(
         (("events", "x", "--replay", "--rank=1"), "combined with --rank"),
         (("events", "/tmp/is-not-there/events.jsonl"), "No such file"),
         (("events", "x"), "no such job: x"),
+        (("events", "/usr"), "/usr contains no event log\nhint: pass a run directory"),
         (("logs", "x", "--grep", "a", "--regex", "b"), "mutually exclusive"),
         (("run", "--record-group", "x.py"), "has no log files"),
     ],

@@ -307,7 +307,13 @@ def check_file(path: str) -> None:
         UsageError: if the path is neither.
         MachineError: if it can't be read.
     """
-    path = os.path.join(path, NAME) if os.path.isdir(path) else path
+    if os.path.isdir(path):
+        folder, path = path, os.path.join(path, NAME)
+        if not os.path.exists(path):
+            raise UsageError(
+                f"{folder} contains no event log",
+                hint="pass a run directory, which --log-dir contains for each run",
+            )
     try:
         with files.opened(path) as file:
             beginning = file.read(_BEGINNING).decode(errors="replace")

@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"--replay replays the whole log and can't be combined with {chosen[0]}")
     names = _names(values["name"])
     target = parsed.command[0]
-    job = None if _is_file(target) else find_job(target)
+    job = None if _is_file(target) else _find_job(target)
     found = _read(job or target, follow=values["follow"])
     if values["replay"]:
         return _replay(line for _, line in found)
@@ -151,6 +151,16 @@ def _shown(log: str, line: Line, nodes: _Nodes | None, *, as_json: bool) -> str:
 
 def _is_file(target: str) -> bool:
     return target.endswith(".jsonl") or (os.path.sep in target and os.path.exists(target))
+
+
+def _find_job(target: str) -> Handle | None:
+    """Return a job, or None if there is no such job but a directory with that name."""
+    try:
+        return find_job(target)
+    except UsageError:
+        if os.path.isdir(target):
+            return None
+        raise
 
 
 def _names(text: str) -> frozenset[str]:
