@@ -111,7 +111,7 @@ def test_overlong_and_out_of_range_numbers_are_rejected(
         (("run", "--NNODES=1", "train.py"), "did you mean --nnodes?"),
         (("run", "--nproc_per_node 2", "train.py"), "don't quote a flag and its value together"),
         (("run", " --nnodes=1", "train.py"), "the name begins with a space"),
-        (("run", "--nnodes=1 train.py --lr 1"), "the quotes join several arguments"),
+        (("run", "--nnodes=1 train.py --lr 1"), "the quotes probably join several arguments"),
         (("run", "go.sh"), "--no-python bash go.sh"),
         (("run", "--no-python", "go.sh"), "./go.sh"),
         (("run", "pkg.train"), "did you mean -m pkg.train?"),

@@ -117,7 +117,7 @@ def _cause(value: str) -> str:
     if "\r" in value:
         return CARRIAGE_RETURN
     if re.search(r"\s\S*\.py\b", value):
-        return "the quotes join several arguments"
+        return "the quotes probably join several arguments"
     if value.endswith(".py"):
         return f"{value} was taken as the value, perhaps because a variable is unset"
     if re.search(r"\$[A-Za-z_{]", value):
