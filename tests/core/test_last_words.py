@@ -152,6 +152,46 @@ def test_later_line_is_preferred_over_one_that_surviving_ranks_also_printed(
     assert words(mine, "", elsewhere) == expected
 
 
+def test_colours_and_json_do_not_hide_that_surviving_ranks_printed_a_line_too() -> None:
+    alike = "\x1b[31mERROR\x1b[0m: no tensorboard 1\n", '{"level": "error", "msg": "no cache 1"}\n'
+    elsewhere = lines_without_numbers(alike)
+    assert words(f"{alike[0]}ERROR: no data\n", "", elsewhere) == "ERROR: no data"
+    assert words(f"{alike[1]}ERROR: no data\n", "", elsewhere) == "ERROR: no data"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        ("loading\nval_error: 0.31\nno data\n", "no data"),
+        ("mean squared error: 0.31\nFATAL: no data\n", "FATAL: no data"),
+        ("loading\n===== ERROR no data =====\nbye\n", "===== ERROR no data ====="),
+        ("ValueError: no data\nbye\n", "ValueError: no data"),
+    ],
+)
+def test_metric_is_no_error_and_error_in_a_ruler_is_one(stderr: str, expected: str) -> None:
+    assert words(stderr, "") == expected
+
+
+FRAMES = [
+    "frame #{n}: c10::Error::Error(char const*) + 0x{n}c (0x7f{n}2a in /x/libc10.so)",
+    "#{n} 0x55{n}e in read /srv/reader.cpp:{n}",
+    "    #{n} 0x55{n}e (/srv/reader+0x1{n}9)",
+    "/lib/x86_64-linux-gnu/libc.so.6(abort+0xdf) [0x7f{n}a]",
+    "[host:0031{n}] [ {n}] /lib/libc.so.6(+0x3c0{n}0)[0x7f{n}0]",
+    "    @     0x7f{n}a  google::LogMessage::Fail()",
+    "   {n}: std::panicking::begin_panic_handler",
+    "             at /rustc/a/library/std/src/panicking.rs:69{n}:5",
+]
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_native_stack_does_not_hide_the_message_before_it(frame: str) -> None:
+    frames = "".join(f"{frame.format(n=n)}\n" for n in range(1, 6))
+    text = f"step 7\nkernel: block size 0\n{frames}"
+    assert before_crash(text, lines_without_numbers(["step 7"])) == "kernel: block size 0"
+    assert words(text, "") == "kernel: block size 0"
+
+
 CRASH = """\
 Fatal Python error: Segmentation fault
 
@@ -205,6 +245,7 @@ def test_exception_in_a_destructor_is_uninformative() -> None:
     ignored = "Exception ignored in: <socket 3>\nOSError: [Errno 9] Bad file descriptor\n"
     assert after_traceback(f"{TRACEBACK}{ignored}", ProgramFacts()) == ""
     assert words(f"no data\n{ignored}", "") == "no data"
+    assert words(f"{ignored}config: lr is negative\n", "") == "config: lr is negative"
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,12 @@ _LONGEST = 1000
 """Number of characters of each line to examine."""
 _NOISE = re.compile(
     r"""^\W*$
-    | ^(?:\[rank\d+\]:)?\[?[WI]\d{4}[ ] | \w*Warning: | \bwarnings\.warn\( | \bNCCL\ (?:INFO|WARN)\b
+    | ^(?:\[rank\d+\]:)?\[?[WI]\d{4}[ ] | Warning:\  | \bwarnings\.warn\( | \bNCCL\ (?:INFO|WARN)\b
     | ^\W*+(?:\d[^A-Za-z]*+(?:[\w.]++\W++){0,4}?)?(?:[\w.]++\ [-:|]\ )?(?:DEBUG|INFO|WARN|WARNING)\b
     | \blevel=(?i:debug|info|warn) | "(?:level|levelname|severity)":\ ?"(?i:debug|info|warn)
     | ^\[Gloo\]\ Rank\ \d
     | ^(?i:debug|info|note|warn|warning)\b
-    | \d%\| | \b(?:it/s|s/it)\b | [█━#=]{5}
+    | \d%\| | \b(?:it/s|s/it)\b | ^(?!.*\b(?:ERROR|FATAL|CRITICAL)\b).*[█━#=]{5}
     | ^(?i:usage):\ | ^Try\ '.*--help' | ^For\ detailed\ information
     | ^wandb: | ^Set\ the\ environment\ variable\ HYDRA_FULL_ERROR | ^Error\ executing\ job\ with
     | RemoteTraceback:\ *$ | ^During\ handling\ of | ^The\ above\ exception\ was
@@ -50,9 +50,19 @@ _NOISE = re.compile(
     | \b(?i:un(?:caught|handled)\ exception):?$
     | ^\ *<no\ Python\ frame> | ^Call\ stack:$
     | ^(?:Message:\ ['"] | Arguments:\ [(]) | ^future:\ <Task\b
-    | resource_tracker: | <omitting\ python\ frames>""",
+    | resource_tracker: | <omitting\ python\ frames>
+    | ^object\ (?:address|refcount|type|type\ name|repr)\ *:\  | ^lost\ sys\.stderr$""",
     re.VERBOSE,
 )
+_NATIVE_FRAME = re.compile(
+    r"""^\s*+(?:==\d+==\s*)?(?:frame\ )?\#\d+:?\s
+    | ^\s*+(?:\d+:\ |@\ +)0x[0-9a-f]+\b
+    | ^\s*+(?:\[[^\]\s]+\]\s)?(?:\[\ *\d+\]\s)?[^\s(]*+\([^()]*\+0x[0-9a-f]+\)\s?\[0x[0-9a-f]+\]
+    | ^\s++\d++:\s++<?\w+::\S
+    | ^\s++at\ \S+:\d+(?::\d+)?$""",
+    re.VERBOSE,
+)
+"""Frames of C++, Rust and sanitizers, and of glibc's backtrace(3)."""
 _PROGRESS = re.compile(
     r"""^\W*+(?:\d[^A-Za-z]*+(?:[\w.]++\W++){0,4}?)?(?:[\w.]++\ [-:|]\ )?(?:DEBUG|INFO)\b
     | \blevel=(?i:debug|info) | "(?:level|levelname|severity)":\ ?"(?i:debug|info)
@@ -61,7 +71,8 @@ _PROGRESS = re.compile(
 )
 """Lines that a program prints while it makes progress."""
 _ERROR = re.compile(
-    r"""(?i:\b(?:\w*error|fatal|critical|panic|abort|aborted)\b\ *(?:\]|:|\|))
+    r"""(?:\b(?:[A-Z]\w*Error|(?i:error|fatal|critical|panic|abort|aborted))\b
+      \ *(?:\]|:|\|)(?!\ *[-+]?\d*\.\d))
     | \b(?:ERROR|FATAL|CRITICAL|PANIC)\b | \blevel=(?i:error|fatal|critical)\b
     | ^\[?(?:rank\d+\]:\[)?[EF]\d{4}[ ]
     | (?i:\bassert(?:ion)?\b.*\bfailed\b | \bpanicked\ at\b | \bout\ of\ memory\b)
@@ -131,6 +142,8 @@ def before_crash(tail: str, elsewhere: Collection[str]) -> str:
     shapes = Counter(without_numbers(line.strip()) for line in lines)
     kept: list[str] = []
     for line in reversed(lines):
+        if _NATIVE_FRAME.match(line[:_LONGEST]):
+            continue  # many of them are alike without their addresses
         shape = without_numbers(line.strip())
         is_repeated = shapes[shape] > 1 and not is_error(line)
         if shape and (is_repeated or shape in elsewhere or _PROGRESS.search(line[:_LONGEST])):
@@ -186,8 +199,10 @@ def weighed(report: ErrorReport, more: str) -> ErrorReport:
 
 
 def lines_without_numbers(texts: Iterable[str]) -> frozenset[str]:
-    """Return the lines in the given strings, with all numbers removed."""
-    return frozenset(without_numbers(line.strip()) for text in texts for line in text.split("\n"))
+    """Return the lines in the given strings, as they would be shown, with all numbers removed."""
+    lines = {line.strip() for text in texts for line in clean(text).split("\n")}
+    lines |= {found for line in lines if (found := _from_json(line[:_LONGEST]))}
+    return frozenset(map(without_numbers, lines))
 
 
 def record(line: str) -> str:
@@ -224,12 +239,16 @@ def _telling(lines: Sequence[str]) -> list[str]:
             kept.append(f"Error: {' '.join(boxed)}")
         boxed = [] if _BOX.match(line) else None
         indented = line.startswith(" ")
-        if (indented and is_warning) or (is_ignored and is_exception(line)):
-            continue  # the source line of the warning, or the exception that was ignored
+        if is_ignored and is_exception(line):
+            is_ignored = False  # only this line is the exception that was ignored
+            continue
+        if indented and is_warning:
+            continue  # the source line of the warning
         is_ignored = line.startswith(_IGNORED)
         short = line[:_LONGEST]
         is_warning = _NOISE.search(short) is not None
-        if not (is_warning or is_ignored or is_header(line) or frame_of(short) or is_marks(short)):
+        is_frame = frame_of(short) or is_marks(short) or _NATIVE_FRAME.match(short)
+        if not (is_warning or is_ignored or is_header(line) or is_frame):
             kept.append(_from_json(short) or line.strip())
     if boxed:
         kept.append(f"Error: {' '.join(boxed)}")
