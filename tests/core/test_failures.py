@@ -566,7 +566,7 @@ def ended(*ends: Failure, succeeded: tuple[int, ...] = ()) -> JobEnded:
 def test_location_is_labelled_if_the_headline_starts_with_another_rank() -> None:
     job = ended(end(0, report=LOST), end(1, -TERM, stop_signal=TERM, doing=READS))
     assert job.report[0].startswith(
-        "rank 1 was in read (data.py:41) when rank 0 raised RuntimeError"
+        "probably rank 1, which was in read (data.py:41) when rank 0 raised RuntimeError"
     )
     assert job.report[1] == "  rank 0 at /srv/job/train.py:12 in step"
     assert job.headline.endswith("Connection reset by peer at /srv/job/train.py:12 in step")

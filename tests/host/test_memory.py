@@ -188,7 +188,13 @@ KILLED = [
 @pytest.mark.parametrize("is_raised", [True, False], ids=["raised", "printed"])
 @pytest.mark.parametrize(
     ("message", "is_child"),
-    [*((each, True) for each in KILLED), ("KeyError: 137", False), ("ValueError: lr 1e-9", False)],
+    [
+        *((each, True) for each in KILLED),
+        ("KeyError: 137", False),
+        ("ValueError: lr 1e-9", False),
+        ("RuntimeError: failed at step 137", False),
+        ("RuntimeError: training exited at epoch 137", False),
+    ],
 )
 def test_oom_killed_child_is_reported_if_the_worker_noticed_its_death(
     machine: Machine, message: str, is_child: bool, is_raised: bool
@@ -200,7 +206,10 @@ def test_oom_killed_child_is_reported_if_the_worker_noticed_its_death(
         ("loading", message), "", "",
     )  # fmt: skip
     found = postmortem._explain_sigkill(
-        WorkerEnd(0, 1, 95.0, 0), failure, "loading\n", SimpleNamespace(oom_kills=kills, pids={})
+        WorkerEnd(0, 1, 95.0, 0),
+        failure,
+        "loading\n",
+        SimpleNamespace(oom_kills=kills, pids={}, loaders={}),
     )
     expected = "probably out of memory: the kernel killed process 4712 (tok) (kernel log)"
     assert found == (expected if is_child else "")

@@ -242,6 +242,23 @@ def test_traceback_in_output_file_is_found(loop: FastLoop, tmp_path: Path, cut: 
     assert tails.drop() == 0
 
 
+def test_dump_in_place_of_a_traceback_is_found(loop: FastLoop, tmp_path: Path) -> None:
+    """CPython prints it if a signal handler raises while a traceback is being printed."""
+    dump = b"\nobject address  : 0x7f51b2fa87c0\nobject refcount : 3\n"
+    found: list[str] = []
+    path = tmp_path / "stderr.log"
+    path.write_bytes(dump)
+    tail = FileTail(str(path), None, on_traceback=lambda: found.append("file"))
+    tail.read()
+    tail.close()
+    ours, theirs = channel(-1)
+    reader = PipeReader(loop, ours, None, on_traceback=lambda: found.append("pipe"))
+    os.write(theirs, dump)
+    os.close(theirs)
+    loop.until(lambda: reader.done)
+    assert found == ["file", "pipe"]
+
+
 def test_hidden_file_is_read_from_near_its_end(loop: FastLoop, tmp_path: Path) -> None:
     """If a worker writes faster than the agent reads, only one chunk is read each time."""
     path = tmp_path / "stderr.log"

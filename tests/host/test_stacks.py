@@ -29,7 +29,7 @@ from relight.stacks.dump import take, take_all
 from relight.stacks.process_memory import StackError
 from relight.stacks.sampler import MainThread
 from relight.stacks.threads import process_state
-from relight.stacks.worker_state import doing, inspect_program, stuck_loader
+from relight.stacks.worker_state import doing, inspect_program, lost_loader, stuck_loader
 
 VERSIONS = Path.home() / ".pyenv" / "versions"
 PYTHONS = {
@@ -179,6 +179,31 @@ def test_child_process_that_worker_is_waiting_for_is_shown(
             time.sleep(0.001)
         for pid in system.tree(process.pid):
             os.kill(pid, signal.SIGKILL)
+
+
+LOADERS = """\
+import os, sys, time
+for name, how in (("other", "_exit"), ("pt_data_worker", sys.argv[1])):
+    if not (pid := os.fork()):
+        with open("/proc/self/comm", "w") as comm:
+            comm.write(name)
+        os.kill(os.getpid(), 9) if how == "kill" else os._exit(3 if name == "other" else int(how))
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+print("up")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [("kill", "was killed by SIGKILL"), ("3", "exited with code 3"), ("0", "")],
+)
+def test_dead_loader_process_is_found_until_the_worker_reaps_it(
+    run: Run, how: str, expected: str
+) -> None:
+    process = run(Path(sys.executable), LOADERS, "script.py", how)
+    pattern = rf"its DataLoader worker process \d+ {expected}" if expected else ""
+    assert re.fullmatch(pattern, lost_loader(process.pid))
 
 
 UNINTERRUPTIBLE = """\

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from relight.base.env import Environment
-from relight.core.diagnosis import blame, causes, failure_text, last_words, tracebacks
+from relight.core.diagnosis import blame, causes, failure_text, last_words, loaders, tracebacks
 from relight.core.diagnosis.excerpts import headline
 from relight.core.failure import CRASHES, ErrorReport, Failure, FailureKind
 from relight.core.failure import WorkerEnd as WorkerEnd
@@ -54,8 +54,8 @@ _NEAR_S = 1.0
 """A traceback that was printed longer than this before a crash is unrelated to the crash."""
 _CHILD_KILLED = re.compile(
     r"""killed\ by\ signal:\ Killed | \bSIGKILL\b | BrokenProcessPool | TerminatedWorkerError
-    | (?i:code|status|exit(?:ed)?|ended|died|failed|killed|terminated|returned|\breturncode)
-      \W{1,5}(?:\w{1,20}\W{1,5}){0,3}?(?:-9|137|signal\ 9)\b""",
+    | (?i:code|status|\bexit(?:ed)?|\b(?:ended|died|failed|killed|terminated|returned))
+      (?:\ (?:with|by|of|is|was))?\W{1,5}(?:-9|137|signal\W{1,3}9)\b""",
     re.VERBOSE,
 )
 """Messages which say that a child process was killed with SIGKILL."""
@@ -500,8 +500,10 @@ def _explain_exception(
         return said
     if report is not None and failure.is_explained and report.message.startswith(_TIMED_OUT):
         return workers.loaders.get(failure.local_rank, "")
-    if said := exit_evidence.full_shared_memory(texts, command.env):
-        return said
+    lost = _lost_loader(failure, workers)
+    full = exit_evidence.full_shared_memory([*texts, lost], command.env)
+    if lost or full:
+        return f"{lost}; {full}" if lost and full else lost or full
     temporary = command.env.get("TMPDIR", "/tmp")  # noqa: S108
     log = os.path.dirname(failure.log)
     return exit_evidence.full_disks(texts, (".", log, temporary))
@@ -531,9 +533,18 @@ def _explain_sigkill(end: WorkerEnd, failure: Failure, stderr: str, workers: Wor
         return exit_evidence.hard_cpu_limit() or found if found.startswith(NOBODY) else found
     is_shell = end.exitcode == 128 + signal.SIGKILL
     is_silent = end.exitcode > 0 and not stderr
-    if is_shell or is_silent or _reports_killed_child(failure):
-        return workers.oom_kills.explain_child_kill(end.at, is_worker=is_shell)
+    lost = _lost_loader(failure, workers)
+    if is_shell or is_silent or _reports_killed_child(failure) or _CHILD_KILLED.search(lost):
+        found = workers.oom_kills.explain_child_kill(end.at, is_worker=is_shell)
+        return f"{lost}; {found}" if lost and found else found
     return ""
+
+
+def _lost_loader(failure: Failure, workers: Workers) -> str:
+    """Return how a worker's DataLoader process died, if that explains the worker's failure."""
+    evidence = workers.loaders.get(failure.local_rank, "")
+    is_cause = loaders.is_death(evidence) and loaders.lost_one(failure._replace(evidence=evidence))
+    return evidence if is_cause else ""
 
 
 def _reports_killed_child(failure: Failure) -> bool:

@@ -807,7 +807,7 @@ class WorkerGroup:
     def _inspect_program(self, local_rank: int) -> "Program":
         """Return the state of a worker's program after it printed a traceback."""
         from relight.core.diagnosis.printed_traceback import Program
-        from relight.stacks.worker_state import inspect_program, stuck_loader
+        from relight.stacks.worker_state import inspect_program, lost_loader, stuck_loader
 
         supervisor = self.supervisor
         if supervisor is None or local_rank not in supervisor.workers.pids:
@@ -817,7 +817,7 @@ class WorkerGroup:
         pid, loaders = supervisor.workers.pids[local_rank], supervisor.workers.loaders
         found = inspect_program(pid)
         if found is Program.ENDS and local_rank not in loaders and len(loaders) < _MAX_LOADERS:
-            loaders[local_rank] = stuck_loader(pid)  # it is about to be stopped
+            loaders[local_rank] = lost_loader(pid) or stuck_loader(pid)  # it is about to be stopped
         return found
 
     def _watch(self, supervisor: Supervisor) -> "Watchdogs":

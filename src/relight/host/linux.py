@@ -730,6 +730,21 @@ def _state_and_parent(pid: int) -> list[bytes]:
         return [b"", b"0"]
 
 
+def zombie(pid: int) -> tuple[str, int]:
+    """Return the short name and the wait status of a process that has exited but whose parent
+    hasn't reaped it. For other processes, return an empty name and 0. The status is 0 if the system
+    doesn't show it.
+    """
+    try:
+        name, _, rest = read_small(f"/proc/{pid}/stat").rpartition(b")")
+    except OSError:
+        return "", 0
+    fields = rest.split()
+    if fields[:1] != [b"Z"]:
+        return "", 0
+    return name.partition(b"(")[2].decode(errors="replace"), int(fields[-1])
+
+
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 

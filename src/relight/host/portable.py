@@ -505,6 +505,12 @@ def child_pids(pid: int) -> list[int]:
     return []
 
 
+def zombie(pid: int) -> tuple[str, int]:
+    """Return an empty name and 0, because ps doesn't show how a process ended."""
+    del pid
+    return "", 0
+
+
 def is_uninterruptible(pid: int) -> bool:
     """Return False, because each check would have to run ps."""
     del pid

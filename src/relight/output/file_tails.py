@@ -12,7 +12,7 @@ from contextlib import suppress
 from relight.host import system
 from relight.host.loop import Alarm, Loop
 from relight.output.console import ConsoleStream
-from relight.output.pipe_reader import TRACEBACK
+from relight.output.pipe_reader import DUMPED, TRACEBACK
 
 _CHUNK = 64 * 1024
 _AT_ONCE = 16
@@ -103,7 +103,7 @@ class FileTail:
         self._position += len(data)
         if self._on_traceback is not None:
             new, self._before = self._before + data, data[-len(TRACEBACK) + 1 :]
-            if TRACEBACK in new:
+            if TRACEBACK in new or DUMPED in data:
                 self._on_traceback()
         if self._copy is not None:
             self._copy(data)

@@ -17,6 +17,8 @@ TAIL_SIZE = 64 * 1024
 HEAD_SIZE = 16 * 1024
 """How many bytes to keep from the beginning of the last traceback, for its frames and exception."""
 TRACEBACK = b"Traceback (most recent call last):"
+DUMPED = b"object address  : 0x"
+"""What CPython prints instead of a traceback if a signal handler raises in the middle of it."""
 _CHUNK = 64 * 1024
 _LARGEST_PIPE = 1024 * 1024
 """The usual maximum capacity of a pipe (fs.pipe-max-size in pipe(7))."""
@@ -202,7 +204,10 @@ class PipeReader:
             self._head_at = self.size - len(self.tail) + at
             self._newlines = self.tail.count(b"\n", at)
             tell()
-        elif self._head:
+            return
+        if DUMPED in data:
+            tell()
+        if self._head:
             self._newlines += data.count(b"\n")
             if len(self._head) < HEAD_SIZE:
                 self._head += data[: HEAD_SIZE - len(self._head)]

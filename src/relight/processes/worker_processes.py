@@ -85,7 +85,9 @@ class Workers:
         recorded.
         """
         self.loaders: dict[int, str] = {}
-        """Where a worker's loader process was when the worker's program ended, by local rank."""
+        """Where a worker's loader process was when the worker's program ended, or how that process
+        had died, by local rank.
+        """
         self.had_handler: dict[int, bool] = {}
         """Whether each worker had a handler for its first stop signal, by local rank."""
         self.frozen = False

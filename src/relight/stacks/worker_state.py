@@ -7,7 +7,7 @@ if a user requests stacks.
 from collections.abc import Mapping
 from contextlib import suppress
 
-from relight.core.diagnosis import stack_text
+from relight.core.diagnosis import loaders, stack_text
 from relight.core.diagnosis.printed_traceback import Program
 from relight.core.diagnosis.stack_text import ProcessStack, ThreadStack
 from relight.core.failure import WorkerState
@@ -23,6 +23,9 @@ milliseconds.
 """
 _MAX_LOADERS = 8
 """The same for a worker that has just failed, and whose peers are waiting to be stopped."""
+
+_LOADER = "pt_data_worker"
+"""The name that torch gives its data loader processes (torch/utils/data/_utils/worker.py)."""
 
 
 def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState]:
@@ -80,6 +83,17 @@ def stuck_loader(pid: int) -> str:
     """
     child = _child_at_work(rank_processes.find_python(pid), _MAX_LOADERS)
     return stack_text.stuck_loader(child) if child is not None else ""
+
+
+def lost_loader(pid: int) -> str:
+    """Return how a worker's data loader process died, as evidence for the failure report, or an
+    empty string. The call never blocks.
+    """
+    for child in system.child_pids(rank_processes.find_python(pid)):
+        name, status = system.zombie(child)
+        if name == _LOADER and status:
+            return loaders.describe(child, status)
+    return ""
 
 
 def _child_at_work(pid: int, most: int) -> ProcessStack | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from relight.core.diagnosis.traceback_lines import frame_of
+from relight.core.diagnosis import loaders
 from relight.core.failure import ErrorReport, Failure, FailureKind
 
 
@@ -49,13 +49,13 @@ _IN_TORCH = re.compile(r"Socket Timeout|operation timeout|wait timeout", re.IGNO
 """Messages that blame a peer if torch.distributed raised them."""
 _CONNECTION = re.compile(
     r"""Connection(?:Reset|Aborted|Refused)Error | BrokenPipeError | DistNetworkError
-    | Connection\ (?:reset|closed|aborted|refused)\ by\ (?:remote\ )?peer
-    | Connection\ closed | Broken\ pipe""",
+    | \bConnection\ (?:reset|closed|aborted|refused)\ by\ (?:remote\ )?peer\b
+    | \bConnection\ closed\b | \bBroken\ pipe\b""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
 _OWN_CONNECTION = re.compile(
-    r"""(?<![\w.])ConnectionError | Connection\ (?:was\ )?lost
-    | (?:closed|lost)\ (?:the\ |its\ )?connection""",
+    r"""(?<![\w.])ConnectionError\b | \bConnection\ (?:was\ )?lost\b
+    | \b(?:closed|lost)\ (?:the\ |its\ )?connections?\b""",
     re.VERBOSE | re.IGNORECASE,
 )
 """Errors that scripts raise about their own connections between ranks. The exceptions of HTTP
@@ -68,11 +68,12 @@ _END = re.compile(r"^EOFError: ?$", re.MULTILINE)
 _DISTRIBUTED = "/torch/distributed/"
 _OWN = re.compile(
     r"""server\ socket\ has\ failed\ to\ listen | EADDRINUSE | no\ socket\ interface\ found
-    | Unable\ to\ find\ (?:address|interface)\ for:? | Unable\ to\ resolve\ hostname""",
+    | Unable\ to\ find\ (?:address|interface)\ for:? | Unable\ to\ resolve\ hostname
+    | creating\ shared\ memory\ segment""",
     re.VERBOSE,
 )
-"""Errors about a port that is in use, or about an address or network interface that this machine
-doesn't have.
+"""Errors about a port that is in use, about an address or network interface that this machine
+doesn't have, or about a full /dev/shm.
 """
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """Gloo's message when a peer sends more than a rank expects (gloo/transport/tcp/pair.cc)."""
@@ -98,6 +99,8 @@ def determine(report: ErrorReport | None, last_lines: Sequence[str], words: str 
         last_lines: the end of the worker's stderr.
         words: the most informative line in the worker's other output.
     """
+    if report is not None and loaders.is_loss(report):
+        return Blame.NOBODY
     lines = report.lines if report is not None else ()
     text = last_messages(report, last_lines)
     if report is not None and report.kind is FailureKind.CRASHED:
@@ -115,6 +118,8 @@ def from_failure(failure: Failure) -> Blame:
     doing = failure.doing
     if failure.stop_signal and doing is not None and doing.handling:
         return _from_text(doing.handling, ())
+    if loaders.lost_one(failure):
+        return Blame.NOBODY
     found = determine(failure.report, failure.last_lines, failure.words)
     if found is Blame.CONNECTION and failure.evidence and not is_at_other_address(failure):
         return Blame.NOBODY  # the machine has reported the defect
@@ -125,17 +130,8 @@ def _is_pipe(line: str) -> bool:
     return "/multiprocessing/connection.py" in line
 
 
-def lost_a_loader(lines: Sequence[str]) -> bool:
-    """Return whether a traceback ends in a connection between torch's data loader and one of its
-    processes.
-    """
-    frames = [line for line in lines if frame_of(line)]
-    loads = any("/torch/utils/data/dataloader.py" in line for line in frames)
-    return loads and _is_pipe(frames[-1])
-
-
 def _from_text(text: str, lines: Sequence[str]) -> Blame:
-    if _OWN.search(text) or lost_a_loader(lines):
+    if _OWN.search(text):
         return Blame.NOBODY
     if _PEER.search(text):
         return Blame.PEER

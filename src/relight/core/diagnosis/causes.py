@@ -18,8 +18,11 @@ failure.
 
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from relight.base.text import format_ranks
@@ -31,7 +34,8 @@ from relight.core.diagnosis.traceback_lines import frame_of, without_numbers
 from relight.core.failure import AT_EXIT, Failure, FailureKind, WorkerEnd, WorkerState
 
 _BY_REQUEST = re.compile(
-    r"KeyboardInterrupt|SystemExit|SIG(?:TERM|INT|HUP|QUIT|KILL)|signal: (?:\d|Terminated|Killed)"
+    r"\b(?:KeyboardInterrupt|SystemExit|SIG(?:TERM|INT|HUP|QUIT|KILL))\b"
+    r"|\bsignal: (?:(?:1|2|3|9|15|Hangup|Interrupt|Quit|Killed|Terminated)\b)"
 )
 """Exceptions that may be raised by a handler for the agent's SIGTERM, and exceptions about child
 processes that the signal killed.
@@ -44,12 +48,39 @@ _AT_ONCE_S = 1.0
 _ENDED = " has ended"
 """The location shown for a worker that had already ended when it was inspected."""
 _LOST = re.compile(
-    r"(?i)hung up|hang|clos|gone|\blos[et]|died|dead|exit|fail|disconnect|\bleft\b|unreachable"
-    r"|timed out|timeout|respon|answer|crash"
+    r"""(?<![a-z])(?:
+    hung|hang(?:s|ing)?|clos(?:ed?|es|ing)|gone|los(?:e|es|t|ing)|died|dies|dead(?:line)?
+    |exit(?:s|ed|ing)?|fail(?:s|ed|ing|ures?)?|disconnect(?:s|ed|ing|ion)?|left|unreachable
+    |time[ds]?\ ?out|timeouts?|(?:un)?respon(?:d|ds|ded|ding|ses?|sive)
+    |answer(?:s|ed|ing)?|crash(?:es|ed|ing)?
+    )(?![a-z])""",
+    re.VERBOSE | re.IGNORECASE,
 )
 """Words that a script uses for a rank that it has lost."""
-_EVERYDAY = re.compile(r"(?:[\w.]*\.)?(?:StopIteration|StopAsyncIteration|Empty|Full)\b")
-"""Exceptions that programs use to end a loop. Other ranks' calls say more about such a failure."""
+_NAMED_RANK = re.compile(
+    r"""(?<![a-z_])(?<!local[ _-])(?<!group[ _-])(?<!node[ _-])(?<!low[ _-])(?<!lora[ _-])
+    (?<!of\ )(?<!tensor\ )(?<!matrix\ )rank[ #=:]*+(\d++)(?!\w|\.\d)
+    (?![ -]?(?:tensor|array|matri|adapter|approximation|update))""",
+    re.VERBOSE | re.IGNORECASE,
+)
+"""A rank named in a message. Tensors and matrices have ranks as well."""
+_EVERYDAY = re.compile(
+    r"""(?:[\w.]*\.)?(?:
+    StopIteration|StopAsyncIteration|GeneratorExit|CancelledError|Empty|Full
+    |FileNotFoundError|FileExistsError|IsADirectoryError|NotADirectoryError
+    |ImportError|ModuleNotFoundError|NotImplementedError
+    |BlockingIOError|InterruptedError|ProcessLookupError|ChildProcessError
+    )(?:$|:)""",
+    re.VERBOSE,
+)
+"""Exceptions that programs commonly expect and recover from, such as a missing file or module.
+Other ranks' calls say more about such a failure.
+"""
+_TIMEOUT = re.compile(
+    r"(?:socket\.)?(?:TimeoutError|timeout)"
+    r"(?:: (?:timed out|The (?:read|write) operation timed out|\[Errno 110\] .*))?|Empty|Full"
+)
+"""Exceptions that Python raises when a wait for a socket, pipe or queue times out."""
 _COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
 
 
@@ -70,10 +101,12 @@ class Role(Enum):
     STOPPED = "stopped"
 
 
-class Known(NamedTuple):
+@dataclass(frozen=True)
+class Known:
     """The known facts, which are the nonzero exits, the ranks that had exited with code 0 by then,
     and the number of ranks, or 0 if unknown. The `told` field contains the ranks that exited with
-    code 0 but had printed an error.
+    code 0 but had printed an error. A job may have thousands of ranks, so the rules don't compare
+    each rank with all others.
     """
 
     ends: tuple[Failure, ...]
@@ -83,8 +116,56 @@ class Known(NamedTuple):
 
     def with_role(self, *roles: Role) -> list[Failure]:
         """Return the failures with one of these roles, in order of occurrence."""
-        found = [failure for failure in self.ends if role(failure) in roles]
+        found = [failure for failure in self.ends if self._roles[failure.rank] in roles]
         return sorted(found, key=lambda failure: (since(failure), failure.rank))
+
+    def blame_of(self, failure: Failure) -> Blame:
+        """Return whom one of these workers blames."""
+        return self._blames[failure.rank]
+
+    def others_blame(self, failure: Failure, whom: Blame) -> int:
+        """Return how many workers other than this one blame `whom`."""
+        return self._blame_counts[whom] - (self.blame_of(failure) is whom)
+
+    def others_share(self, failure: Failure, handled: str) -> bool:
+        """Return whether another worker was handling the same exception, and failed later or was
+        stopped while doing so.
+        """
+        return self._shared[handled] > (handled in _shared(failure))
+
+    def others_raised(self, failure: Failure, raised: str) -> bool:
+        """Return whether this exception ended another worker."""
+        return self._raised[raised] > (raised == _raised(failure))
+
+    def others_handled(self, failure: Failure) -> bool:
+        """Return whether another worker was handling the same exception as this worker when it lost
+        its peers, or was stopped.
+        """
+        return self._handled_first[_handled_first(failure)] > 1
+
+    @cached_property
+    def _roles(self) -> dict[int, Role]:
+        return {failure.rank: role(failure) for failure in self.ends}
+
+    @cached_property
+    def _blames(self) -> dict[int, Blame]:
+        return {failure.rank: blame.from_failure(failure) for failure in self.ends}
+
+    @cached_property
+    def _blame_counts(self) -> Counter[Blame]:
+        return Counter(map(self.blame_of, self.ends))
+
+    @cached_property
+    def _shared(self) -> Counter[str]:
+        return Counter(text for failure in self.ends for text in _shared(failure))
+
+    @cached_property
+    def _raised(self) -> Counter[str]:
+        return Counter(map(_raised, self.ends))
+
+    @cached_property
+    def _handled_first(self) -> Counter[str]:
+        return Counter(map(_handled_first, self.ends))
 
 
 class Verdict(NamedTuple):
@@ -270,7 +351,7 @@ def own_failure(known: Known) -> Verdict | None:
     root = found[0]
     # A rank that lost a peer was not the first to fail, but a rank that lost some other connection
     # may have been the first.
-    victims = [f for f in known.with_role(Role.VICTIM) if blame.from_failure(f) is Blame.CONNECTION]
+    victims = [f for f in known.with_role(Role.VICTIM) if known.blame_of(f) is Blame.CONNECTION]
     earlier = [failure for failure in victims if since(failure) < since(root)]
     if role(root) is Role.REPORTED:
         handled = handling(root)
@@ -287,19 +368,40 @@ def own_failure(known: Known) -> Verdict | None:
     # These ranks may have failed first and be cleaning up, or be waiting before they try again.
     handlers = [(f, _was_handling(f, known)) for f in known.ends if f is not root and handling(f)]
     handlers = [(failure, why) for failure, why in handlers if why]
+    waited = not earlier and _may_have_waited(root)
     for failure, why in handlers:
-        if _reports_lost(root, failure.rank):
+        if _reports_lost(root, failure.rank) or (waited and _is_in_flight(failure, known)):
             return Verdict("own_failure", Certainty.LIKELY, why, failure, failure)
     if not earlier and handlers:
         return Verdict("own_failure", Certainty.LIKELY, handlers[0][1], root, root)
+    if waited and known.with_role(Role.STOPPED):
+        why = "nothing arrived in time, perhaps because of another rank"
+        return Verdict("own_failure", Certainty.UNKNOWN, why, root, root)
     if not earlier:
-        others = [f for f in known.ends if f is not root and f.stop_signal]
-        seen = all(f.doing is not None for f in others)  # ranks on other nodes may not have been
-        why = f"no other rank had {'failed' if seen else 'exited'}"
-        return Verdict("own_failure", Certainty.PROVEN, why, root, root)
+        had = "had failed" if _are_all_seen(root, known) else "is known to have failed before"
+        return Verdict("own_failure", Certainty.PROVEN, f"no other rank {had}", root, root)
     later = since(root) - since(earlier[0])
     why = f"rank {earlier[0].rank} had lost a connection {later:.1f} s before, perhaps to it"
     return Verdict("own_failure", Certainty.LIKELY, why, root, root)
+
+
+def _are_all_seen(root: Failure, known: Known) -> bool:
+    """Return whether the state of all other ranks is known. The ranks of other nodes may not have
+    been inspected, and a rank that exited with code 0 when it was stopped is not among the ends.
+    """
+    is_complete = len(known.ends) + len(known.succeeded_ranks) >= known.world_size
+    others = [each for each in known.ends if each is not root and each.stop_signal]
+    return is_complete and all(each.doing is not None for each in others)
+
+
+def _may_have_waited(failure: Failure) -> bool:
+    """Return whether a worker's exception reports that nothing arrived in time on a socket, pipe or
+    queue of the script. Whoever should have sent it may be another rank, a server, or a thread.
+    """
+    report = failure.report
+    if report is None or not failure.is_explained:
+        return False
+    return _TIMEOUT.fullmatch(_raised(failure)) is not None
 
 
 def _is_simultaneous(failure: Failure, first: Failure) -> bool:
@@ -316,12 +418,12 @@ def _is_simultaneous(failure: Failure, first: Failure) -> bool:
 
 
 def _reports_lost(failure: Failure, rank: int) -> bool:
-    """Return whether a worker's exception reports, in the script's own words, that it lost a rank.
-    Tensors have ranks as well.
+    """Return whether a worker's exception reports, in the script's own words, that it lost a
+    rank.
     """
     message = failure.report.message if failure.report is not None else ""
-    named = re.search(rf"(?i)(?<!local )(?<!of )\brank[ #=:]*{rank}\b", message)
-    return named is not None and _LOST.search(message) is not None
+    named = any(found[1] == str(rank) for found in _NAMED_RANK.finditer(message))
+    return named and _LOST.search(message) is not None
 
 
 def _may_be_well(failure: Failure, known: Known) -> bool:
@@ -331,12 +433,10 @@ def _may_be_well(failure: Failure, known: Known) -> bool:
     """
     if failure.is_explained and _raised(failure) == handling(failure):
         return False  # that exception was fatal
-    others = [each for each in known.ends if each is not failure]
-    if any(_shares(each, handling(failure)) for each in others):
+    if known.others_share(failure, handling(failure)):
         return True
-    blames = [blame.from_failure(each) for each in others]
-    lost = [each for each in blames if each is Blame.CONNECTION]
-    return Blame.PEER not in blames and not 1 < len(lost) == len(others)
+    lost = known.others_blame(failure, Blame.CONNECTION)
+    return not known.others_blame(failure, Blame.PEER) and not 1 < lost == len(known.ends) - 1
 
 
 def _raised(failure: Failure) -> str:
@@ -350,25 +450,26 @@ def _raised(failure: Failure) -> str:
     return f"{name}: {first}" if first else name
 
 
-def _shares(failure: Failure, handled: str) -> bool:
-    """Return whether a worker was handling the same exception as another worker, and failed later
-    or was stopped while doing so.
+def _shared(failure: Failure) -> set[str]:
+    """Return the exceptions that a worker was handling when it failed with another one, or when it
+    was stopped in a function called from its `except` block.
     """
     report, doing = failure.report, failure.doing
-    if report is not None and report.cause.partition("\n")[0] == handled:
-        return True
-    return doing is not None and doing.works_below and doing.handling == handled
+    found = {report.cause.partition("\n")[0]} if report is not None else set()
+    if doing is not None and doing.works_below:
+        found.add(doing.handling)
+    return found
 
 
 def raised_about_then(known: Known) -> Verdict | None:
     """A rank raised an exception of its own at about the time when it was stopped, and another rank
     had lost its connection to that rank.
     """
-    if not any(blame.from_failure(f) is Blame.PEER for f in known.with_role(Role.VICTIM)):
+    if not any(known.blame_of(f) is Blame.PEER for f in known.with_role(Role.VICTIM)):
         return None
     for failure in sorted(known.ends, key=lambda failure: (failure.at, failure.rank)):
         unknown = failure.stop_signal and had_failed_before(failure) is None
-        if unknown and failure.is_explained and blame.from_failure(failure) is Blame.NOBODY:
+        if unknown and failure.is_explained and known.blame_of(failure) is Blame.NOBODY:
             why = "it may have raised this before it was stopped; another rank had lost a peer"
             return Verdict("raised_about_then", Certainty.LIKELY, why, failure, failure)
     return None
@@ -398,7 +499,7 @@ def other_address(known: Known) -> Verdict | None:
 
 def lost_connection(known: Known) -> Verdict | None:
     """One of the script's own connections was lost, and no other worker had failed."""
-    found = [f for f in known.with_role(Role.VICTIM) if blame.from_failure(f) is Blame.CONNECTION]
+    found = [f for f in known.with_role(Role.VICTIM) if known.blame_of(f) is Blame.CONNECTION]
     if not found:
         return None
     root = found[0]
@@ -426,15 +527,29 @@ def lost_connection(known: Known) -> Verdict | None:
         f.doing is not None and f.doing.place.startswith(_IN) for f in others
     )
     earlier = [f for f in known.ends if f is not root and since(f) < since(root)]
-    handler = next((f for f in known.ends if f is not root and handling(f)), None)
-    if handler is not None:
-        to = f"rank {handler.rank}, which was handling {handling(handler)}"
+    handlers = [f for f in known.ends if f is not root and handling(f)]
+    if cause := next((f for f in handlers if _is_in_flight(f, known)), None):
+        why = f"rank {root.rank} had lost a connection, perhaps to it"
+        return Verdict("lost_connection", Certainty.LIKELY, why, cause, cause)
+    if handlers:
+        to = f"rank {handlers[0].rank}, which was handling {handling(handlers[0])}"
         why, certainty = f"the connection may have been to {to}", Certainty.LIKELY
     elif seen and not (earlier or root.stop_signal):
         why, certainty = "no other rank had failed or ended", Certainty.PROVEN
     else:
         why, certainty = "the connection may have been to another rank", Certainty.LIKELY
     return Verdict("lost_connection", certainty, why, root, root)
+
+
+def _is_in_flight(failure: Failure, known: Known) -> bool:
+    """Return whether the exception that a worker was handling is more likely to end the worker than
+    to be an expected one. Such an exception explains more than a single lost connection, because
+    the worker may have closed the connection in its `finally` block.
+    """
+    handled = handling(failure)
+    if _EVERYDAY.match(handled) or blame.blames_peer(handled):
+        return False
+    return not known.others_share(failure, handled)
 
 
 def _without_code(known: Known, symptom: Failure) -> Verdict | None:
@@ -478,8 +593,7 @@ def failed_in_cleanup(known: Known) -> Verdict | None:
         first = _before_cleanup(failure)
         if first is None or _EVERYDAY.match(_handled_first(failure)):
             continue
-        others = [each for each in known.ends if each is not failure]
-        if any(_handled_first(each) == _handled_first(failure) for each in others):
+        if known.others_handled(failure):
             continue
         report = failure.report
         why = f"it was waiting for its peers while handling {_handled_first(failure)}"
@@ -580,7 +694,7 @@ def _lost_a_peer(known: Known) -> list[Failure]:
     """
     stopped = known.with_role(Role.STOPPED)
     return known.with_role(Role.VICTIM) or [
-        each for each in stopped if each.is_explained and blame.from_failure(each) is Blame.PEER
+        each for each in stopped if each.is_explained and known.blame_of(each) is Blame.PEER
     ]
 
 
@@ -689,8 +803,8 @@ def _was_handling(failure: Failure, known: Known) -> str:
     doing = failure.doing
     if doing is None or not doing.handling:
         return ""
-    others = [each for each in known.ends if each is not failure]
-    if any(_shares(f, doing.handling) or _raised(f) == doing.handling for f in others):
+    handled = doing.handling
+    if known.others_share(failure, handled) or known.others_raised(failure, handled):
         return ""
     at = f" ({doing.handling_where.rpartition('/')[2]})" if doing.handling_where else ""
     return f"rank {failure.rank} was handling {doing.handling}{at}"
@@ -726,9 +840,14 @@ def first_victim(known: Known) -> Verdict | None:
     why = "every failed rank blames another rank"
     says = "no rank appears to have failed on its own"
     first = victims[0]
+    # It may have recovered from that exception.
+    handlers = [f for f in known.ends if f is not first and _before_cleanup(f) is not None]
+    handler = next((f for f in handlers if not known.others_handled(f)), None)
+    detail = f"rank {handler.rank} was handling {_handled_first(handler)}" if handler else ""
     return Verdict(
-        "first_victim", Certainty.UNKNOWN, why, first, first, says=says, joint="; first, "
-    )
+        "first_victim", Certainty.UNKNOWN, why, first, first, says=says, joint="; first, ",
+        detail=detail,
+    )  # fmt: skip
 
 
 def first_stopped(known: Known) -> Verdict:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from relight.base.errors import signal_exit_code, signal_name
 from relight.base.fields import fit
 from relight.base.text import format_duration, format_ranks
-from relight.core.diagnosis import blame, causes
+from relight.core.diagnosis import blame, causes, loaders
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
 from relight.core.diagnosis.excerpts import WIDTH, count_rows, cut, cut_left, excerpt, headline
 from relight.core.diagnosis.last_words import is_error, record
@@ -73,8 +73,6 @@ _OLD_S = 5.0
 """An exception older than this did not cause the exit, even if torch shut down slowly."""
 _SHARED = 256 * 1024
 """Maximum total number of characters in a node's failures, so that they fit into a message."""
-
-_LOADER_EXITED = "the connection was to a DataLoader worker process that had exited"
 
 
 class Diagnosis(NamedTuple):
@@ -188,10 +186,18 @@ class Diagnosis(NamedTuple):
         if own and any(_differs_in_numbers(what_happened(f, many=True), happened) for f in alike):
             happened += f" (numbers of rank {verdict.symptom.rank})"
         if says:
-            return f"{says}{joint}{named} {happened}"
+            return f"{self._probably(says)}{joint}{named} {happened}"
         if verdict.certainty is Certainty.LIKELY:
             return f"probably {named}, which {happened}"
         return f"{named} {happened}"
+
+    def _probably(self, says: str) -> str:
+        """Return `rank 2 was …` as `probably rank 2, which was …` if this is a likely cause."""
+        ranks = format_ranks(self.verdict.ranks)
+        if self.verdict.certainty is not Certainty.LIKELY or not says.startswith(f"{ranks} "):
+            return says
+        predicate = says.removeprefix(f"{ranks} ")
+        return f"probably {ranks}, which {predicate}"
 
     def _reasons(self) -> list[str]:
         """Return lines with more information about the cause."""
@@ -205,19 +211,21 @@ class Diagnosis(NamedTuple):
         ):
             lines.append(verdict.why)
         report = symptom.report
-        if report is not None and report.cause and symptom.is_explained:
+        lost_loader = loaders.lost_one(symptom)
+        if lost_loader:
+            pass  # torch's exceptions about that depend on timing
+        elif report is not None and report.cause and symptom.is_explained:
             at = f" at {report.cause_where}" if report.cause_where else ""
             is_context = any(line.startswith(_IMPLICIT) for line in report.lines)
             link = "while handling" if is_context else "caused by"
             lines.append(f"{link} {report.cause.partition(chr(10))[0]}{at}")
         elif report is not None and report.cause_where and symptom.is_explained:
             lines.append(f"the exception group was raised at {report.cause_where}")
-        if report is not None and symptom.is_explained and blame.lost_a_loader(report.lines):
-            lines.append(_LOADER_EXITED)
         is_crash = report is not None and report.kind is FailureKind.CRASHED
         is_separate = symptom.is_explained and not is_crash
-        if symptom.evidence and (is_separate or _explains_output(symptom)):
-            lines.append(symptom.evidence)
+        evidence = loaders.other_evidence(symptom.evidence)
+        if evidence and (is_separate or lost_loader or _explains_output(symptom)):
+            lines.append(evidence)
         elif symptom.is_explained and self._adds_something(symptom):
             lines.append(f"before that, it printed: {symptom.words}")
         elif symptom.words and report is not None and _explains(report, symptom):
@@ -486,6 +494,8 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
     workers. The description is part of a line and has at most `most` characters.
     """
     report = failure.report
+    if loaders.lost_one(failure):
+        return cut(f"lost a DataLoader worker process, which {loaders.how_lost(failure)}", most)
     if report is not None and failure.is_explained and report.kind is not FailureKind.CRASHED:
         return cut(_exception(report, most), most)
     evidence, by_itself = failure.evidence, causes.ended_by_itself(failure)

@@ -119,8 +119,9 @@ class Hang(NamedTuple):
     def _what(self) -> str:
         mine, waiting = [self.root, *self.same], [g for g in self.others if _waits(g)]
         if not (waiting and _waits(mine)):
-            guess = "probably " if self.is_guess else ""
-            return cut(f"{guess}{_line(mine, hangs=True)}", 3 * WIDTH - 40)
+            is_certain = not self.others or raised_before(self.root) is not None
+            likely = "" if is_certain else "perhaps " if self.is_guess else "probably "
+            return cut(f"{likely}{_line(mine, hangs=True)}", 3 * WIDTH - 40)
         lines = ", ".join(map(_line, (mine, *waiting)))
         return cut(f"ranks are waiting for each other in different calls: {lines}", 3 * WIDTH - 40)
 
