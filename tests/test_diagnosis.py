@@ -17,6 +17,8 @@ NEEDS = {
 KNOWN = {
     "79_hang_busy_loop": "no report: one rank computes and the other waits, as in a long step; "
     "without regular steps before, no time limit tells an endless loop from one",
+    "152_coroutine_closes_in_finally": "the exception of a waiting coroutine can't be seen from "
+    "outside, so the report says that the lost connection may have been to another rank",
 }
 """Faults in the second corpus whose reports are not completely right, with the reasons."""
 

@@ -214,6 +214,47 @@ def test_rank_with_an_exception_in_flight_outranks_a_single_lost_connection() ->
     assert judge(first, both, stopped(2, CLEANS_UP)).root is first
 
 
+def test_lost_connection_may_have_been_to_a_rank_that_printed_an_exception() -> None:
+    """A server prints the exception of a request, closes the connection, and keeps running."""
+    lost = end(1, at=1.0, report=RESET)
+    server = stopped(0, READS, report=PRINTED, went_on=True, printed_s=2.1)
+    verdict = judge(lost, server)
+    assert (verdict.root, verdict.certainty) == (lost, Certainty.LIKELY)
+    assert verdict.why == (
+        "the connection may have been to rank 0; rank 0 had printed ValueError: bad batch at "
+        "/srv/job/train.py:12 in step"
+    )
+    later = server._replace(printed_s=1.9)
+    for other in (later, server._replace(went_on=None)):
+        assert judge(lost, other).certainty is Certainty.PROVEN
+
+
+def test_exceptions_of_waiting_coroutines_are_unseen() -> None:
+    lost = end(1, at=1.0, report=error("0 bytes read on a total of 4 expected bytes",
+                                       "asyncio.exceptions.IncompleteReadError"))  # fmt: skip
+    line = 'File "/usr/lib/python3.11/asyncio/runners.py", line 118, in run'
+    assert judge(lost, stopped(0, READS)).certainty is Certainty.PROVEN
+    verdict = judge(lost, stopped(0, READS._replace(stack=(line,))))
+    assert (verdict.rule, verdict.certainty) == ("lost_connection", Certainty.LIKELY)
+    verdict = judge(end(1, report=error()), stopped(0, READS._replace(stack=(line,))))
+    assert verdict.why == "no other rank is known to have failed before"
+
+
+@pytest.mark.parametrize(
+    ("message", "type_"),
+    [("unpack requires a buffer of 4 bytes", "struct.error"), ("Ran out of input", "EOFError"),
+     ("Expecting value: line 1 column 1 (char 0)", "json.decoder.JSONDecodeError")],
+)  # fmt: skip
+def test_rank_with_an_exception_in_flight_outranks_one_that_received_nothing(
+    message: str, type_: str
+) -> None:
+    """A closed socket returns an empty string."""
+    report = error(message, type_)
+    failed = end(1, at=1.0, report=report)
+    assert judge(failed, stopped(0, CLEANS_UP)).root.rank == 0
+    assert judge(failed, stopped(0, READS)).root is failed
+
+
 def test_rank_in_an_except_block_may_have_failed_before_the_first_exit() -> None:
     first = end(1, at=1.0, report=error("the server hung up"))
     verdict = judge(first, stopped(0, CLEANS_UP))
@@ -378,6 +419,8 @@ def test_rank_that_waited_in_vain_may_not_be_the_cause(message: str, type_: str)
     assert lines[0].startswith("rank 0 raised ")
     assert "  when it failed, rank 1 in read (data.py:41)" in lines
     assert judge(waited).certainty is Certainty.PROVEN
+    told = waited._replace(words="ERROR: the producer has no data")
+    assert judge(told, stopped(1, READS)).certainty is Certainty.PROVEN
     verdict = judge(waited, stopped(1, CLEANS_UP))
     assert (verdict.root.rank, verdict.certainty) == (1, Certainty.LIKELY)
 

@@ -127,6 +127,15 @@ def test_groups_of_equal_size_are_sorted_by_lowest_rank() -> None:
     assert [group.ranks for group in found] == [(0, 2), (1, 3)]
 
 
+def test_folder_of_the_user_may_be_named_torch() -> None:
+    own = Frame("/home/u/examples/torch/train.py", 7, "main")
+    assert place([Frame(f"{LIB}/threading.py", 320, "Condition.wait"), own]) == CodePlace(
+        "wait", own
+    )
+    for file in ("/src/pytorch/torch/nn/x.py", "/src/pytorch/torch/_ops.py"):
+        assert place([Frame(file, 3, "forward"), own]) == CodePlace("forward", own)
+
+
 def test_long_list_of_scattered_ranks_is_shown_as_a_count() -> None:
     assert few_or_many(range(0, 64, 2)) == "32 ranks"
     assert few_or_many([0, 1, 3]) == "ranks 0-1, 3"

@@ -50,7 +50,7 @@ _IN_TORCH = re.compile(r"Socket Timeout|operation timeout|wait timeout", re.IGNO
 _CONNECTION = re.compile(
     r"""Connection(?:Reset|Aborted|Refused)Error | BrokenPipeError | DistNetworkError
     | \bConnection\ (?:reset|closed|aborted|refused)\ by\ (?:remote\ )?peer\b
-    | \bConnection\ closed\b | \bBroken\ pipe\b""",
+    | \bConnection\ closed\b | \bBroken\ pipe\b | \bIncompleteReadError:\ \d+\ bytes\ read\b""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
 _OWN_CONNECTION = re.compile(

@@ -29,6 +29,7 @@ from relight.base.text import format_ranks
 from relight.core.diagnosis import blame
 from relight.core.diagnosis.blame import Blame
 from relight.core.diagnosis.excerpts import headline
+from relight.core.diagnosis.last_words import is_error
 from relight.core.diagnosis.stack_text import NO_CODE, SHUTTING_DOWN, Frame, place
 from relight.core.diagnosis.traceback_lines import frame_of, without_numbers
 from relight.core.failure import AT_EXIT, Failure, FailureKind, WorkerEnd, WorkerState
@@ -81,6 +82,13 @@ _TIMEOUT = re.compile(
     r"(?:: (?:timed out|The (?:read|write) operation timed out|\[Errno 110\] .*))?|Empty|Full"
 )
 """Exceptions that Python raises when a wait for a socket, pipe or queue times out."""
+_NO_DATA = re.compile(
+    r"(?:struct\.)?error: unpack requires a buffer of \d+ bytes|EOFError: Ran out of input"
+    r"|JSONDecodeError: Expecting value: line 1 column 1 \(char 0\)"
+)
+"""Exceptions that Python raises when it decodes an empty string, as received from a closed
+socket.
+"""
 _COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
 
 
@@ -369,8 +377,9 @@ def own_failure(known: Known) -> Verdict | None:
     handlers = [(f, _was_handling(f, known)) for f in known.ends if f is not root and handling(f)]
     handlers = [(failure, why) for failure, why in handlers if why]
     waited = not earlier and _may_have_waited(root)
+    needs_peer = waited or _NO_DATA.fullmatch(_raised(root)) is not None
     for failure, why in handlers:
-        if _reports_lost(root, failure.rank) or (waited and _is_in_flight(failure, known)):
+        if _reports_lost(root, failure.rank) or (needs_peer and _is_in_flight(failure, known)):
             return Verdict("own_failure", Certainty.LIKELY, why, failure, failure)
     if not earlier and handlers:
         return Verdict("own_failure", Certainty.LIKELY, handlers[0][1], root, root)
@@ -386,12 +395,21 @@ def own_failure(known: Known) -> Verdict | None:
 
 
 def _are_all_seen(root: Failure, known: Known) -> bool:
-    """Return whether the state of all other ranks is known. The ranks of other nodes may not have
-    been inspected, and a rank that exited with code 0 when it was stopped is not among the ends.
+    """Return whether it is known of all other ranks whether they had failed. The ranks of other
+    nodes may not have been inspected, and a rank that exited with code 0 when it was stopped is not
+    among the ends.
     """
     is_complete = len(known.ends) + len(known.succeeded_ranks) >= known.world_size
     others = [each for each in known.ends if each is not root and each.stop_signal]
-    return is_complete and all(each.doing is not None for each in others)
+    return is_complete and all(map(_is_seen, others))
+
+
+def _is_seen(failure: Failure) -> bool:
+    """Return whether an exception that a worker was handling would have been seen. The exceptions
+    of waiting coroutines are not.
+    """
+    doing = failure.doing
+    return doing is not None and not any("/asyncio/" in line for line in doing.stack)
 
 
 def _may_have_waited(failure: Failure) -> bool:
@@ -399,7 +417,7 @@ def _may_have_waited(failure: Failure) -> bool:
     queue of the script. Whoever should have sent it may be another rank, a server, or a thread.
     """
     report = failure.report
-    if report is None or not failure.is_explained:
+    if report is None or not failure.is_explained or is_error(failure.words):
         return False
     return _TIMEOUT.fullmatch(_raised(failure)) is not None
 
@@ -524,7 +542,7 @@ def lost_connection(known: Known) -> Verdict | None:
     others = [f for f in known.ends if f is not root and role(f) is Role.STOPPED]
     # A rank that exited with code 0 when it was stopped is not among the ends.
     seen = len(known.ends) >= known.world_size and all(
-        f.doing is not None and f.doing.place.startswith(_IN) for f in others
+        _is_seen(f) and f.doing is not None and f.doing.place.startswith(_IN) for f in others
     )
     earlier = [f for f in known.ends if f is not root and since(f) < since(root)]
     handlers = [f for f in known.ends if f is not root and handling(f)]
@@ -534,11 +552,25 @@ def lost_connection(known: Known) -> Verdict | None:
     if handlers:
         to = f"rank {handlers[0].rank}, which was handling {handling(handlers[0])}"
         why, certainty = f"the connection may have been to {to}", Certainty.LIKELY
+    elif printers := [f for f in others if _had_printed(f, root)]:
+        to = f"rank {printers[0].rank}; {_printed(printers)}"
+        why, certainty = f"the connection may have been to {to}", Certainty.LIKELY
     elif seen and not (earlier or root.stop_signal):
         why, certainty = "no other rank had failed or ended", Certainty.PROVEN
     else:
         why, certainty = "the connection may have been to another rank", Certainty.LIKELY
     return Verdict("lost_connection", certainty, why, root, root)
+
+
+def _had_printed(failure: Failure, root: Failure) -> bool:
+    """Return whether a worker had printed an exception before another worker failed, and kept
+    running, like a server that fails to handle a request.
+    """
+    report = failure.report
+    if report is None or not failure.went_on or failure.printed_s is None:
+        return False
+    is_own = not (report.others or is_by_request(failure) or _EVERYDAY.match(_raised(failure)))
+    return is_own and failure.at - failure.printed_s <= since(root)
 
 
 def _is_in_flight(failure: Failure, known: Known) -> bool:

@@ -27,7 +27,7 @@ _SHOWN, _REASON = 160, 320
 _LIBRARY = re.compile(
     r"""^<(?:frozen|string|stdin|attrs|.*__array_function__) | ^$
     | /lib(?:64)?/python\d(?:\.\d+)?t?/ | /(?:site|dist)-packages/ | /python\d+\.zip/
-    | /torch/ | /relight/worker/""",
+    | /torch/(?:_|(?:autograd|cuda|distributed|nn|optim|utils)/) | /relight/worker/""",
     re.VERBOSE,
 )
 _TORCH = re.compile(r"/torch/")
