@@ -244,7 +244,7 @@ PEER_IS_GONE = "raised RuntimeError: "
         long(GLOO + DDP, "rank 1 raised RuntimeError: mat1 and mat2", 1, "of torch …"),
         (
             TIMEOUT,
-            r"rank 1 was in <module> \(train.py:4\), system call \w+, "
+            r"probably rank 1, which was in <module> \(train.py:4\), system call \w+, "
             "when ranks? (0|2|0, 2) raised DistStoreError: wait timeout after 2000ms",
             1,
             "it was late, or was waiting for something that never arrived",

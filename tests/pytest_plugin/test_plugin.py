@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, clean_environment
 
+from relight.pytest_plugin.marker import Wanted
+from relight.pytest_plugin.reports import ReportedTest
+
 pytest_plugins = ["pytester"]
 Run = Callable[..., pytest.RunResult]
 HEAD = """
@@ -226,6 +229,21 @@ def test_0():
     assert text.count("printed to stderr by rank 1") == 3
     assert text.count("printed to stdout by rank 1") == 3
     assert "it printed nothing" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("rank 1 raised ValueError: bad", {1}),
+        ("ranks 0-1, 3 raised ValueError: bad", {0, 1, 3}),
+        ("probably rank 1, which was in read (data.py:41) when rank 0 raised E", {1}),
+        ("perhaps ranks 2-3 hang in read (data.py:41)", {2, 3}),
+        ("no rank appears to have failed on its own", set()),
+    ],
+)
+def test_blamed_ranks_are_read_from_the_report(line: str, ranks: set[int]) -> None:
+    wanted = Wanted(4, "", False, 0, {})
+    assert ReportedTest([], wanted, 1, f"relight: {line}")._blamed() == ranks
 
 
 def test_rank_still_starting_is_not_blamed(run: Run) -> None:

@@ -17,9 +17,13 @@ from relight.pytest_plugin.rank_reports import RankReports, read
 _STRICT = "[XPASS(strict)]"
 _PHASES = ("setup", "call", "teardown")
 _MAX_LINES = 60
-_VERDICT = ("relight: rank ", "relight: ranks ")
+_VERDICT = tuple(
+    f"relight: {likely}{rank} "
+    for likely in ("", "probably ", "perhaps ")
+    for rank in ("rank", "ranks")
+)
 """The possible beginnings of the launcher's failure report."""
-_BLAMED = re.compile(r"relight: ranks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*) ")
+_BLAMED = re.compile(r"relight: (?:probably |perhaps )?ranks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*),? ")
 """Matches the ranks that are named at the beginning of the launcher's failure report."""
 _UNTRUE = ("  it printed nothing to stderr",)
 """Notes from the launcher that don't apply here, because pytest captures the output."""
