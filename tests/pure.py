@@ -40,6 +40,7 @@ PATHS = (
     "tests/sight/test_last_known.py",
     "tests/sight/test_page_colours.py",
     "tests/sight/test_page_look.py",
+    "tests/sight/test_status_file.py",
     "tests/test_events.py",
     "tests/test_group_put_off.py",
     "tests/test_layers.py",

@@ -4,7 +4,6 @@ the agent's socket, but often share the directory of the job's logs.
 
 import os
 import threading
-from contextlib import suppress
 
 from relight.agent.status import answers
 from relight.agent.status.view import ServedJob
@@ -15,6 +14,8 @@ from relight.host.loop import Timer
 _EVERY_S = 2.0
 _FILES_PER_S = 50
 """Maximum number of files that all agents in a job write per second, on average."""
+_LIMIT_S = 2.0
+"""How long an agent that exits waits for its last snapshot to be saved."""
 
 
 class StatusFile:
@@ -34,15 +35,20 @@ class StatusFile:
         self._save()
 
     def close(self, exit_code: int, reason: str) -> None:
-        """Save the job's last snapshot."""
+        """Save the job's last snapshot, unless the disk is full or its server doesn't respond."""
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._job.end = exit_code, reason
         text = answers.to_text(answers.snapshot(self._job))
-        with self._lock:
-            self._is_closed = True
-            with suppress(OSError):  # the disk may be full, which doesn't affect the job itself
+
+        def write() -> None:
+            with self._lock:  # after the snapshot that is being saved
                 files.replace(self._path, text)
+
+        results: list[object] = []
+        background.call(self._job.loop, write, results.append)
+        self._job.loop.run_until(lambda: bool(results), _LIMIT_S)
 
     def _save(self) -> None:
         self._job.loop.run_guarded(self._start_writing, "saving the job's status")
