@@ -35,6 +35,7 @@ PATHS = (
     "tests/pages/test_pages.py",
     "tests/portable/test_portable.py",
     "tests/runner/test_injected.py",
+    "tests/runner/test_lookup.py",
     "tests/runner/test_options.py",
     "tests/runner/test_settings.py",
     "tests/sight/test_last_known.py",

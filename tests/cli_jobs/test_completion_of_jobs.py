@@ -10,11 +10,11 @@ from conftest import LIMIT_S
 from .conftest import Command
 from .test_completion import shell
 
-OFFERED = {"train", "train-11", "eval.b", "eval.b-12", "sent-x3bk9qwz"}
+OFFERED = {"train", "train-11", "eval.b", "eval.b-12", "sent", "sent-x3bk9qwz"}
 LINES = {
     "relight status ": OFFERED,
     "relight logs -f tra": {"train", "train-11"},
-    "relight delete train sen": {"sent-x3bk9qwz"},
+    "relight delete train sen": {"sent", "sent-x3bk9qwz"},
     "relight logs --role ": set[str](),
 }
 BASH = """

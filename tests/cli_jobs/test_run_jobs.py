@@ -20,9 +20,10 @@ from relight.base.errors import MachineError
 from relight.core.status.snapshot import NodeSnapshot
 from relight.host import user_sockets
 from relight.job.app import AppState
-from relight.job.lookup import find_job
 from relight.processes import running_jobs
 from relight.processes.running_jobs import JobDirectory
+from relight.runner.lookup import find_job
+from relight.schedulers import registry
 from relight.schedulers.run.scheduler import Run
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -159,7 +160,10 @@ def test_cancel_stops_job_and_keeps_its_result(
     assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert "exit code 143: the agent got SIGTERM" in relight("status", "mine").stdout
     assert relight("wait", "mine").returncode != 0
-    assert "(it had already ended)" in relight("cancel", "mine").stderr
+    assert "(it had already ended)" in relight("cancel", job.id).stderr
+    refused = relight("cancel", "mine")
+    assert refused.returncode == 2
+    assert f"mine has already ended: run://relight/{job.id} is CANCELLED" in refused.stderr
     assert relight("delete", "mine").returncode == 0
     assert "no such job: mine" in relight("status", "mine").stderr
     assert relight("list").stderr == "relight: no jobs\n"
@@ -227,7 +231,7 @@ def test_suspended_agent_is_not_mistaken_for_finished_job(
         assert [each.app_id for each in jobs.list({})] == [job.id]
         with pytest.raises(MachineError, match="is not responding"):
             jobs.cancel(job.id)
-        assert find_job("train").app_id == job.id
+        assert find_job(registry.find, "train").app_id == job.id
     finally:
         os.kill(job.pid, signal.SIGCONT)
     find(lambda job: bool(job.ranks))

@@ -25,6 +25,7 @@ from relight.host import gpus
 from relight.inspect import top_rows
 from relight.inspect.top_rows import JobLook, Row, SampleHistory
 from relight.job.app import AppState
+from relight.job.handles import Handle, to_handle
 from relight.job.status import AppStatus, ReplicaStatus
 
 from .conftest import Command
@@ -233,6 +234,9 @@ class FakeRunner:
     def __init__(self, **jobs: AppStatus) -> None:
         self.jobs = {f"run://relight/{name}": status for name, status in jobs.items()}
         self.error = ""
+
+    def find(self, text: str) -> Handle:
+        return to_handle(text)
 
     def list(self, scheduler: str) -> list[Any]:
         return [self._listed(handle, status) for handle, status in self.jobs.items()]

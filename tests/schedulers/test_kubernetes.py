@@ -16,7 +16,7 @@ from netlab import Lab
 from relight.base.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, Role
 from relight.job.components import dist
-from relight.job.lookup import find_job
+from relight.job.handles import to_handle
 from relight.schedulers.api import AppStatus, LogQuery
 from relight.schedulers.kubernetes import replicas
 from relight.schedulers.kubernetes import scheduler as kubernetes
@@ -364,7 +364,7 @@ def test_job_is_found_in_kubeconfig_context_used_to_submit_it(
     config["current-context"] = "another"
     jobs.server.kubeconfig.write_text(json.dumps(config))
     assert app_id == "arn:aws:eks:eu:1:cluster%2Fa@b@ns:job-x1"
-    handle = find_job(f"kubernetes://relight/{app_id}/main/0")
+    handle = to_handle(f"kubernetes://relight/{app_id}/main/0")
     assert (handle.app_id, handle.role) == (app_id, "main")
     other = kubernetes.Kubernetes()
     jobs.until(lambda: other.status([app_id])[app_id].state is SUCCEEDED)

@@ -18,7 +18,6 @@ from typing import Any
 from relight.job import macros
 from relight.job.app import AppDef, Role
 from relight.job.handles import Handle
-from relight.job.lookup import find_job
 from relight.runner.runner import Runner
 from relight.worker import call
 
@@ -56,7 +55,7 @@ def run(
     role = make_role(_ROLE, word, flags, len(hosts), variables)
     options = {**cfg, "hosts": list(hosts), "workspace": directory}
     with Runner() as runner:
-        handle = find_job(runner.submit(AppDef(_ROLE, [role]), scheduler="ssh", cfg=options))
+        handle = runner.find(runner.submit(AppDef(_ROLE, [role]), scheduler="ssh", cfg=options))
         try:
             readers = [
                 threading.Thread(

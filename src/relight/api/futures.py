@@ -18,8 +18,7 @@ from relight.api.function_results import LaunchRefusal, collect, first_exception
 from relight.base.errors import MachineError, RelightError, UsageError, WorkersFailedError
 from relight.job import records
 from relight.job.app import AppState
-from relight.job.handles import Handle
-from relight.job.lookup import find_job
+from relight.job.handles import Handle, to_handle
 from relight.runner import submitted
 from relight.runner.runner import Runner
 from relight.schedulers.api import AppStatus
@@ -231,7 +230,7 @@ def _follow(scheduler: str, watched: list[Future]) -> None:
 
 def _refresh(scheduler: str, futures: Sequence[Future]) -> bool:
     """Update futures, and return whether any of them changed."""
-    ids = {future.handle: find_job(future.handle).app_id for future in futures if future.handle}
+    ids = {future.handle: to_handle(future.handle).app_id for future in futures if future.handle}
     try:
         found = futures[0].runner.scheduler(scheduler).status([*ids.values()]) if ids else {}
     except (RelightError, OSError):
@@ -253,8 +252,9 @@ def attach(handle: str) -> Future:
     """
     if not isinstance(handle, str):
         raise UsageError(f"relight.attach: {handle!r} is not a string", hint="pass future.handle")
+    runner = Runner()
     try:
-        job = find_job(handle)
+        job = runner.find(handle)
     except UsageError as error:
         hint = f"pass future.handle; {error.hint}"
         raise UsageError(f"relight.attach: {error.message}", hint=hint) from None
@@ -269,7 +269,7 @@ def attach(handle: str) -> Future:
             f"{job} was not started with relight.submit or relight.map", hint="see relight list"
         )
     word = function_hosts.attach_marker(record["id"]) if job.scheduler == "ssh" else ""
-    future = Future(Runner(), record["name"], Started(str(job), directory, word))
+    future = Future(runner, record["name"], Started(str(job), directory, word))
     watch(job.scheduler, [future])
     return future
 

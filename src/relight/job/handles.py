@@ -41,6 +41,18 @@ def parse_handle(text: str) -> Handle | None:
     return parse_part(Handle(scheduler, session, app_id), role, replicas)
 
 
+def to_handle(text: str) -> Handle:
+    """Parse a handle, as `parse_handle` does.
+
+    Raises:
+        UsageError: if the text is not a handle.
+    """
+    handle = parse_handle(text)
+    if handle is None:
+        raise UsageError(f"{text!r} is not a job handle", hint=EXAMPLE)
+    return handle
+
+
 def is_whole(text: str) -> bool:
     """Return whether a string is the handle of a whole job rather than a part of one."""
     match = re.fullmatch(_FORM, text)

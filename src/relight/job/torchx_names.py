@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from relight.base.errors import UsageError
 from relight.job import handles
 from relight.job.app import NOTHING, AppDef, AppState, Resource
-from relight.job.lookup import find_job
 from relight.job.resources import named_resources
 
 ALL = "all"
@@ -63,7 +62,7 @@ def parse_app_handle(app_handle: AppHandle) -> ParsedAppHandle:
     Raises:
         UsageError: if the text is not a handle.
     """
-    return ParsedAppHandle(*find_job(app_handle)[:3])
+    return ParsedAppHandle(*handles.to_handle(app_handle)[:3])
 
 
 def materialize_appdef(

@@ -27,11 +27,11 @@ from relight.job import components, handles, launcher_file, records, serial
 from relight.job.app import AppDef, AppState, Role, Workspace
 from relight.job.components import arguments, loading
 from relight.job.handles import SESSION, Handle
-from relight.job.lookup import find_job
 from relight.job.records import new_id
 from relight.job.torchx_names import AppDryRunInfo
 from relight.runner import node_exclusion, options, settings, site_locks, submitted
 from relight.runner.job_env import with_job_env
+from relight.runner.lookup import Purpose, find_job
 from relight.runner.plugin_guard import guarded
 from relight.runner.prepared import Prepared
 from relight.runner.settings import ConfigFile
@@ -233,13 +233,28 @@ class Runner:
         self._audit("submit", handle, app.words[0] if app.words else app.app.name)
         return handle
 
+    def find(self, text: str, purpose: Purpose = Purpose.READ) -> Handle:
+        """Return the job, or the part of a job, that a handle, an id or a name refers to. All
+        methods with a `handle` argument accept the same texts.
+
+        Args:
+            text: a handle; the id or the name of a job submitted from this machine; or the id, the
+                name or the agent's pid of a `relight run` job on this machine.
+            purpose: what the job is looked up for. A name must refer to the only unfinished job of
+                this name or, to read about it, may refer to the newest if all are over.
+
+        Raises:
+            UsageError: if no job or several jobs match.
+        """
+        return find_job(self.scheduler, text, purpose)
+
     def status(self, handle: str | Handle) -> AppStatus:
         """Return a job's status.
 
         Raises:
             UsageError: if the job does not exist.
         """
-        job = _parsed(handle)
+        job = self._parsed(handle)
         found = self.scheduler(job.scheduler).status([job.app_id]).get(job.app_id)
         record = submitted.find_record(job)
         if found is None and record is not None and record.get("state"):
@@ -270,23 +285,23 @@ class Runner:
                 was deleted.
             UsageError: if the job does not exist.
         """
-        start = time.monotonic()
+        job, start = self._parsed(handle), time.monotonic()
         found = None
         while True:
             asked = time.monotonic()
             try:
-                found = self.status(handle)
+                found = self.status(job)
             except UsageError:
                 if found is None:
                     raise
-                raise MachineError(f"{handle} has been deleted") from None
+                raise MachineError(f"{job} has been deleted") from None
             now = time.monotonic()
             if found.state.is_over:
                 return found
             if found.state is AppState.UNKNOWN and not found.replicas:
-                raise MachineError(f"{handle}: {found.message or 'unknown state'}")
+                raise MachineError(f"{job}: {found.message or 'unknown state'}")
             if timeout is not None and now - start >= timeout:
-                raise TimeoutError(f"{handle} is {found.state.name} after {timeout:g} s")
+                raise TimeoutError(f"{job} is {found.state.name} after {timeout:g} s")
             pause = max(min((now - start) / _POLLS, _USUAL_PAUSE_S), (now - asked) * _POLLS)
             pause = min(max(pause, _MIN_PAUSE_S), _MAX_PAUSE_S)
             left = pause if timeout is None else start + timeout - now
@@ -296,7 +311,8 @@ class Runner:
         """Stop a job if it isn't over yet, and return its status.
 
         Raises:
-            UsageError: if the job does not exist, or the handle refers to only part of a job.
+            UsageError: if the job does not exist, or the handle refers to only part of a job, or is
+                a name and all jobs of this name have ended.
         """
         return self.cancel_unless_over(handle)[1]
 
@@ -306,7 +322,7 @@ class Runner:
         Raises:
             UsageError: as for `cancel`.
         """
-        job = submitted.current_handle(_whole(handle, "cancelled"))
+        job = submitted.current_handle(self._whole(handle, "cancelled", Purpose.CANCEL))
         was_over = self.status(job).state.is_over
         if not was_over:
             self.scheduler(job.scheduler).cancel(job.app_id)
@@ -319,7 +335,7 @@ class Runner:
         Raises:
             UsageError: if the job does not exist.
         """
-        job = submitted.current_handle(_whole(handle, "deleted"))
+        job = submitted.current_handle(self._whole(handle, "deleted", Purpose.DELETE))
         record = submitted.find_record(job)
         if record is None:
             self.status(job)
@@ -369,7 +385,7 @@ class Runner:
             UsageError: if the job, replica, rank or attempt does not exist, the scheduler can't
                 identify the rank's lines, or the regex is invalid.
         """
-        job = _parsed(handle)
+        job = self._parsed(handle)
         wanted = compiled(regex)
         query = LogQuery(role or job.role, replica, follow, since, until, stream)
         read = self._reader(job, query, rank, attempt)
@@ -424,7 +440,7 @@ class Runner:
         Raises:
             UsageError: if the job, role or replica does not exist.
         """
-        job = _parsed(handle)
+        job = self._parsed(handle)
         record, why = submitted.find_record(job), ""
         if record is not None and record.get("app") is not None:
             found = [
@@ -467,13 +483,13 @@ class Runner:
         Raises:
             UsageError: if the job does not exist.
         """
-        job = _parsed(handle)
+        job = self._parsed(handle)
         record = submitted.find_record(job)
         if record is None:
             found = self.status(job)
             known = {"message": found.message, "url": found.url}
             return {"handle": str(job), "state": found.state.name, "app": None, **known}
-        return {**record, "state": submitted.state_now(self.scheduler, record).name}
+        return {**record, "state": submitted.states_now(self.scheduler, [record])[0].name}
 
     def describe_native(self, handle: str | Handle) -> Any:
         """Return the scheduler's own description of a job, such as its Kubernetes objects, or None.
@@ -481,9 +497,23 @@ class Runner:
         Raises:
             UsageError: if the job does not exist.
         """
-        job = _parsed(handle)
+        job = self._parsed(handle)
         native = getattr(self.scheduler(job.scheduler), "native", None)
         return None if native is None else native(job.app_id)
+
+    def _parsed(self, handle: str | Handle, purpose: Purpose = Purpose.READ) -> Handle:
+        if not isinstance(handle, str | Handle):
+            raise UsageError(f"{handle!r} is not a job handle")
+        return self.find(handle, purpose) if isinstance(handle, str) else handle
+
+    def _whole(self, handle: str | Handle, what: str, purpose: Purpose) -> Handle:
+        job = self._parsed(handle, purpose)
+        if job.role:
+            raise UsageError(
+                f"{job}/{job.role} is only a part of a job; jobs can only be {what} as a whole",
+                hint=str(job),
+            )
+        return job
 
     def _settings_cfg(self, name: str) -> dict[str, Any]:
         found = self.scheduler(name)
@@ -624,19 +654,3 @@ def _as_the_roles_want(request: Request) -> Request:
         if body != request.body:
             request = request._replace(body=body, text=json.dumps(body, indent=2))
     return request
-
-
-def _parsed(handle: str | Handle) -> Handle:
-    if not isinstance(handle, str | Handle):
-        raise UsageError(f"{handle!r} is not a job handle")
-    return find_job(handle) if isinstance(handle, str) else handle
-
-
-def _whole(handle: str | Handle, what: str) -> Handle:
-    job = _parsed(handle)
-    if job.role:
-        raise UsageError(
-            f"{job}/{job.role} is only a part of a job; jobs can only be {what} as a whole",
-            hint=str(job),
-        )
-    return job

@@ -14,8 +14,7 @@ from relight.base.env import Environment
 from relight.base.errors import RelightError, UsageError
 from relight.job import handles, records, serial
 from relight.job.app import AppDef, AppState
-from relight.job.handles import Handle
-from relight.job.lookup import find_job
+from relight.job.handles import Handle, to_handle
 from relight.job.user import user_name
 from relight.runner.prepared import Prepared
 from relight.schedulers import registry
@@ -92,11 +91,14 @@ def record_state(record: Record | None, found: AppStatus | None) -> None:
             pass  # recording is optional, because the caller already has the status
 
 
-def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
-    """Return a recorded job's state, or UNKNOWN if its scheduler does not respond."""
-    found = _unfinished(find, [record])
-    record_state(record, found.get(record["handle"]))
-    return _state_in(record, found)
+def states_now(find: Callable[[str], Scheduler], found: list[Record]) -> list[AppState]:
+    """Return the states of recorded jobs. A job's state is UNKNOWN if its scheduler does not
+    respond.
+    """
+    statuses = _unfinished(find, found)
+    for record in found:
+        record_state(record, statuses.get(record["handle"]))
+    return [_state_in(record, statuses) for record in found]
 
 
 def listed(
@@ -115,17 +117,14 @@ def listed(
         for record in records.every()
         if record.get("handle") and (not scheduler or registry.same(record["scheduler"], scheduler))
     ]
-    statuses = _unfinished(find, found)
     lines = []
-    for record in found:
-        state = _state_in(record, statuses)
-        record_state(record, statuses.get(record["handle"]))
+    for record, state in zip(found, states_now(find, found), strict=True):
         message = str(record.get("message", ""))
         lines.append((record["handle"], record["name"], state, record["submitted"], message))
     if not scheduler:
         lines += _run_jobs(find, session)
     if scheduler:
-        known = {find_job(record["handle"]).app_id for record in found}
+        known = {to_handle(record["handle"]).app_id for record in found}
         for each in find(scheduler).list(cfg):
             if each.app_id not in known:
                 handle = str(Handle(scheduler, session, each.app_id))

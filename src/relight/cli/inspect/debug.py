@@ -27,8 +27,8 @@ PAGE = Page(
         "Attaches this terminal to pdb in a rank that called breakpoint(). Ctrl-D detaches; the",
         "rank keeps waiting and can be attached again. `continue` runs it to the next breakpoint;",
         "while it runs, ctrl-C detaches.",
-        "PID is an agent (relight run) or a rank. JOB is the handle or id of a job with processes",
-        "on this machine.",
+        "PID is an agent (relight run) or a rank. JOB is the handle, id or name of a job with",
+        "processes on this machine.",
     ),
     (
         Flag("rank", parse_count, None, "K", "which rank, if several are waiting", from_env=False),

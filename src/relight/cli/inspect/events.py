@@ -21,7 +21,6 @@ from relight.events.event_types import SCHEMA, Formed
 from relight.flags.spec import Flag
 from relight.job import handles
 from relight.job.handles import Handle
-from relight.job.lookup import find_job
 from relight.runner import event_log
 from relight.runner.runner import Runner
 
@@ -32,7 +31,7 @@ PAGE = Page(
     (
         "Prints the history of a job, one event per line: generations, worker starts and exits,",
         "restarts and their reasons. --json prints the lines of the event log.",
-        "JOB is a handle or an id; for relight run on this machine also a name or the pid of its",
+        "JOB is a handle, an id or a name; for relight run on this machine also the pid of its",
         "agent. FILE is events.jsonl or its run directory.",
         "--schema documents the events and their fields.",
     ),
@@ -156,7 +155,8 @@ def _is_file(target: str) -> bool:
 def _find_job(target: str) -> Handle | None:
     """Return a job, or None if there is no such job but a directory with that name."""
     try:
-        return find_job(target)
+        with Runner() as runner:
+            return runner.find(target)
     except UsageError:
         if os.path.isdir(target):
             return None

@@ -6,7 +6,6 @@ from relight.base import env
 from relight.base.errors import MachineError, RelightError, UsageError
 from relight.base.values import whole
 from relight.job import handles
-from relight.job.lookup import find_job
 from relight.job.status import AppStatus
 from relight.processes.running_jobs import JobDirectory
 from relight.runner.runner import Runner
@@ -19,7 +18,7 @@ def resolve(target: str, command: str) -> dict[int, int]:
     the ancestor of one.
 
     Args:
-        target: the pid of an agent or of a rank, or the handle or id of a job.
+        target: the pid of an agent or of a rank, or the handle, id or name of a job.
         command: the command's name, for hints.
 
     Raises:
@@ -36,10 +35,13 @@ def resolve(target: str, command: str) -> dict[int, int]:
 
 def _why_missing(pid: str) -> str:
     try:
-        handle = find_job(pid)  # its agent had this pid
-        return f"process {pid} has ended: {handle} is {_status(handle).state.name}"
+        with Runner() as runner:
+            handle = runner.find(pid)
+        if handle.scheduler == handles.RUN:  # its agent had this pid
+            return f"process {pid} has ended: {handle} is {_status(handle).state.name}"
     except RelightError:
-        return f"no such process on this machine: {pid}"
+        pass
+    return f"no such process on this machine: {pid}"
 
 
 def _exists(pid: int) -> bool:
@@ -69,7 +71,8 @@ def _agent_pid(handle: handles.Handle) -> int:
 
 
 def _job_ranks(text: str, command: str) -> dict[int, int]:
-    handle = find_job(text)
+    with Runner() as runner:
+        handle = runner.find(text)
     if handle.role:
         raise UsageError(f"{text} is only a part of a job", hint=f"relight {command} {handle}")
     if handle.scheduler != handles.RUN:

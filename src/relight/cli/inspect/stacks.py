@@ -17,8 +17,8 @@ from relight.core.diagnosis.stack_text import ProcessStack, RankGroup, ThreadSta
 from relight.core.group import node_stacks
 from relight.flags.spec import Flag
 from relight.job import handles
-from relight.job.lookup import find_job
 from relight.processes.running_jobs import JobDirectory
+from relight.runner.runner import Runner
 from relight.stacks import py_spy, rank_processes
 from relight.stacks.dump import take, take_all
 
@@ -28,7 +28,7 @@ PAGE = Page(
         "Shows where the ranks of a job are: one line per place, outliers first, then the Python",
         "stack of each group. Processes may be stopped, deadlocked or blocked: their memory is",
         "read from outside, without stopping them.",
-        "PID is an agent (relight run) or any Python process. JOB is the handle or id of a job:",
+        "PID is an agent (relight run) or any Python process. JOB is a handle, an id or a name:",
         "for relight run the ranks of all nodes, for other jobs those on this machine.",
         "--all, --native and --json are limited to this machine. --native adds C and C++",
         "functions, using py-spy, which stops each process for a moment.",
@@ -108,7 +108,8 @@ def _multi_node_stacks(target: str) -> tuple[str, bool]:
     """Return the result of `_node_stacks` for a multi-node job. For other jobs, the text is
     empty.
     """
-    handle = find_job(target)
+    with Runner() as runner:
+        handle = runner.find(target)
     if handle.scheduler != handles.RUN or handle.role:
         return "", False
     try:

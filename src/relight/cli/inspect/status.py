@@ -23,7 +23,6 @@ from relight.flags.arguments import parse
 from relight.flags.spec import Flag
 from relight.inspect.top_rows import gpus_line, number_lines
 from relight.job import handles
-from relight.job.lookup import find_job
 from relight.processes import agent_processes
 from relight.processes.agent_processes import Running, arguments
 from relight.processes.running_jobs import JobDirectory
@@ -33,8 +32,8 @@ from relight.runner.runner import Runner
 PAGE = Page(
     "status [flags] [JOB]",
     (
-        "Shows the state of a job and its replicas. JOB is its handle or id; for relight run on",
-        "this machine also its name or the pid of its agent.",
+        "Shows the state of a job and its replicas. JOB is its handle, id or name; for relight run",
+        "on this machine also the pid of its agent.",
         "Without JOB: your agents (relight run) on this machine, with the memory used by each and",
         "its workers. PRELOADED is the share of preloaded modules. With --watch-slow-ranks,",
         "stragglers are named if an agent of the job runs on this machine. --web serves a status",
@@ -89,7 +88,7 @@ def main(argv: list[str]) -> int:
             raise UsageError("--roles needs a job", hint=f"relight {PAGE.usage}")
         return _print_agents(as_json=parsed.values["json"])
     with Runner() as runner:
-        handle = find_job(parsed.command[0])
+        handle = runner.find(parsed.command[0])
         found = runner.status(handle)
         if handle.scheduler != handles.RUN:
             logs = event_log.agents(handle, found)

@@ -35,7 +35,6 @@ from relight.inspect.page.metrics import exposition
 from relight.inspect.page.server import PageServer, Served
 from relight.inspect.page.watched_job import WatchedJob
 from relight.job import handles
-from relight.job.lookup import find_job
 from relight.net.ports import no_free_port
 from relight.processes import agent_processes
 from relight.processes.running_jobs import JobDirectory
@@ -61,7 +60,8 @@ def main(parsed: ParsedFlags) -> int:
         )
     if not parsed.command:
         raise UsageError("--web needs a job", hint="see relight list")
-    handle = find_job(parsed.command[0])
+    with Runner() as runner:
+        handle = runner.find(parsed.command[0])
     if handle.scheduler != handles.RUN:
         raise UsageError(
             f"--web shows jobs started with relight run on this machine, not {handle.scheduler} "

@@ -17,7 +17,6 @@ from relight.inspect import top_rows
 from relight.inspect.top_rows import JobLook, SampleHistory
 from relight.job import handles
 from relight.job.app import AppState
-from relight.job.lookup import find_job
 from relight.job.status import AppStatus
 from relight.runner.agent_reports import with_reports
 from relight.runner.runner import Runner
@@ -136,7 +135,7 @@ class WatchedJobs:
 
     def __init__(self, runner: Runner, job: str, scheduler: str) -> None:
         self._runner = runner
-        self._only = find_job(job) if job else None
+        self._only = runner.find(job) if job else None
         if self._only is not None and self._only.role:
             raise UsageError(f"{job} is only a part of a job", hint=f"relight top {self._only}")
         self._scheduler = scheduler
@@ -172,7 +171,7 @@ class WatchedJobs:
         seen = [each.handle for each in self._seen.values() if not each.status.state.is_over]
         running = [job.handle for job in listed if not job.state.is_over]
         every = dict.fromkeys([*running, *seen])
-        return self._statuses([find_job(handle) for handle in every])
+        return self._statuses([handles.to_handle(handle) for handle in every])
 
     def _statuses(self, wanted: Sequence[handles.Handle]) -> dict[str, AppStatus]:
         """Return the jobs' statuses by handle, with a single query per scheduler."""

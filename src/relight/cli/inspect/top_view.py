@@ -27,7 +27,6 @@ from relight.host.gpus import Gpus, gpu_use
 from relight.inspect import top_rows
 from relight.inspect.top_rows import JobLook, Row, SampleHistory
 from relight.job import handles
-from relight.job.lookup import find_job
 
 _LIMIT_S = 60.0
 """The time limit for a command whose output is displayed."""
@@ -284,7 +283,7 @@ class TopView(App[None]):
         if row is None:
             return
         handle, hosts = row.handle, {each.host for each in self._rows if each.handle == row.handle}
-        part = find_job(handle).scheduler == handles.RUN and len(hosts) > 1
+        part = handles.to_handle(handle).scheduler == handles.RUN and len(hosts) > 1
         text = f"Cancel {handle}{' (only the part on this machine)' if part else ''}?"
 
         def answered(yes: bool | None) -> None:

@@ -11,16 +11,17 @@ from relight.cli.jobs.common import (
     say,
     status_object,
 )
-from relight.job.lookup import find_job
+from relight.runner.lookup import Purpose
 from relight.runner.runner import Runner
 
 _MANY = 1000
 PAGE = Page(
     "cancel [flags] JOB …",
-    ("Stops running jobs; their logs and records are kept. JOB is a handle or an id.",),
+    ("Stops running jobs; their logs and records are kept. JOB is a handle, an id or a name.",),
     (JSON, HELP),
     (f"relight cancel {HANDLE}",),
-    "exit code: 0 even if a job had already ended; 2 if a job does not exist",
+    "exit code: 0 even if a job had already ended; 2 if a job does not exist, or if all jobs of a\n"
+    "name have already ended",
 )
 
 
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     """
     parsed = read_arguments(argv, PAGE, 1, _MANY, "a job")
     with Runner() as runner:
-        for handle in [find_job(text) for text in parsed.command]:
+        for handle in [runner.find(text, Purpose.CANCEL) for text in parsed.command]:
             was_over, found = runner.cancel_unless_over(handle)
             if parsed.values["json"]:
                 print_json(status_object(handle, found))

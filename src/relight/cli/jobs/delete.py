@@ -2,7 +2,7 @@
 
 from relight.base.errors import EXIT_OK
 from relight.cli.jobs.common import HANDLE, HELP, Page, read_arguments, say
-from relight.job.lookup import find_job
+from relight.runner.lookup import Purpose
 from relight.runner.runner import Runner
 
 _MANY = 1000
@@ -10,7 +10,7 @@ PAGE = Page(
     "delete [flags] JOB …",
     (
         "Stops jobs and removes their logs, state and record.",
-        "JOB is a handle or an id.",
+        "JOB is a handle, an id or a name.",
     ),
     (HELP,),
     (
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     """
     parsed = read_arguments(argv, PAGE, 1, _MANY, "a job")
     with Runner() as runner:
-        for handle in [find_job(text) for text in parsed.command]:
+        for handle in [runner.find(text, Purpose.DELETE) for text in parsed.command]:
             runner.delete(handle)
             say(f"deleted {handle}")
     return EXIT_OK

@@ -14,7 +14,7 @@ PAGE = Page(
     "describe [flags] JOB",
     (
         "Shows a job's submission: time, origin, command, roles, options, commit. Values whose",
-        "names suggest secrets are hidden. JOB is a handle or an id.",
+        "names suggest secrets are hidden. JOB is a handle, id or name.",
     ),
     (JSON, HELP),
     (

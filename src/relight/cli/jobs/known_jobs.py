@@ -6,23 +6,28 @@ output, names that contain characters not allowed in ids are omitted.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+from relight.base import env
 from relight.base.errors import EXIT_OK
 from relight.job import records
-from relight.job.lookup import run_job_names
-from relight.processes.running_jobs import is_id
+from relight.processes.running_jobs import JobDirectory, is_id
 
 
 def main(_: list[str]) -> int:
     """Print the jobs started with `relight run` on this machine and the jobs submitted from it."""
     found = set[str]()
-    for jobs in (run_job_names, _submitted):
+    for jobs in (_run_jobs, _submitted):
         with suppress(Exception):
-            found |= set(filter(is_id, jobs()))
+            for job in jobs():
+                found |= set(filter(is_id, (job, job.rpartition("-")[0])))
     print("\n".join(sorted(found)))
     return EXIT_OK
+
+
+def _run_jobs() -> Iterable[str]:
+    return JobDirectory(env.read().variables).ids()
 
 
 def _submitted() -> Iterator[str]:

@@ -13,7 +13,6 @@ from relight.cli.jobs.common import HANDLE, HELP, JSON, Follower, Page, read_arg
 from relight.flags.spec import Flag
 from relight.job import handles
 from relight.job.app import AppState
-from relight.job.lookup import find_job
 from relight.runner.event_log import ALL
 from relight.runner.runner import Runner, compiled
 
@@ -57,7 +56,7 @@ PAGE = Page(
     "logs [flags] JOB[/ROLE[/REPLICA,…]]",
     (
         "Prints the output of a job's replicas. If there are several, each line begins with the",
-        "name of its replica. JOB is a handle or an id.",
+        "name of its replica. JOB is a handle, an id or a name.",
     ),
     (
         Flag("follow", None, False, "", "keep printing until the job ends", short="f",
@@ -106,21 +105,20 @@ def main(argv: list[str]) -> int:
     values = parsed.values
     if values["grep"] and values["regex"]:
         raise UsageError("--grep and --regex are mutually exclusive", hint="use --regex for both")
-    text = parsed.command[0]
-    handle = find_job(text)
-    if values["role"]:
-        handle = handle._replace(role=values["role"])
-    if values["replica"]:
-        handle = handle._replace(replicas=_numbers(values["replica"]))
-    if values["rank"] is not None and handle.replicas:
-        raise UsageError(
-            "--rank selects a worker in the whole job and can't be combined with a replica"
-        )
     compiled(values["regex"])
     query = {key: values[key] for key in ("since", "until", "rank", "attempt")}
     query |= {"stream": values["streams"], "last": values["lines"]}
     query["regex"] = values["regex"] or re.escape(values["grep"])
     with Runner() as runner:
+        handle = runner.find(parsed.command[0])
+        if values["role"]:
+            handle = handle._replace(role=values["role"])
+        if values["replica"]:
+            handle = handle._replace(replicas=_numbers(values["replica"]))
+        if values["rank"] is not None and handle.replicas:
+            raise UsageError(
+                "--rank selects a worker in the whole job and can't be combined with a replica"
+            )
         _check_times(runner, handle, query)
         replicas = runner.replicas(handle) if query["rank"] is None else [(handle.role, 0)]
         silent = set(replicas)

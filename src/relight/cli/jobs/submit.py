@@ -26,7 +26,6 @@ from relight.cli.jobs.common import (
 from relight.flags.arguments import parse
 from relight.flags.spec import Flag
 from relight.job.handles import Handle
-from relight.job.lookup import find_job
 from relight.runner.prepared import Prepared
 from relight.runner.runner import HelpAskedError, Runner
 from relight.runner.validation import missing_script
@@ -244,7 +243,7 @@ def _submit(runner: Runner, job: Prepared, values: dict[str, Any]) -> int:
     lives = scheduler.capabilities.survives_caller or bool(job.request.cfg.get("detach"))
     logs = values["log"] or values["tee_logs"] or not lives
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    handle = find_job(runner.submit(job))
+    handle = runner.find(runner.submit(job))
     if not values["json"]:
         print(handle, flush=True)
     try:

@@ -13,7 +13,6 @@ from relight.cli.jobs.common import (
     status_object,
 )
 from relight.flags.spec import Flag
-from relight.job.lookup import find_job
 from relight.runner.runner import Runner
 
 
@@ -30,7 +29,7 @@ def parse_seconds(text: str) -> float:
 
 PAGE = Page(
     "wait [flags] JOB",
-    ("Waits until a job ends. JOB is its handle or id.",),
+    ("Waits until a job ends. JOB is its handle, id or name.",),
     (
         Flag("timeout", parse_seconds, None, "S", "wait at most this many seconds", from_env=False),
         JSON,
@@ -52,7 +51,7 @@ def main(argv: list[str]) -> int:
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "one job")
     with Runner() as runner:
-        handle = find_job(parsed.command[0])
+        handle = runner.find(parsed.command[0])
         try:
             found = runner.wait(handle, parsed.values["timeout"])
         except TimeoutError as error:
