@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from relight.base import fields
 from relight.core.status.charts import Progress
-from relight.core.status.snapshot import RUNNING, NodeSnapshot, RankSnapshot, RankUse
+from relight.core.status.snapshot import RUNNING, Chart, NodeSnapshot, RankSnapshot, RankUse
 from relight.host.waiting import wait_until
 from relight.job.app import AppState
 from relight.job.handles import Handle
@@ -64,8 +66,9 @@ JOB = Handle("slurm", "relight", "7")
 
 
 def save(
-    folder: Path, replica: int, *steps: int, generation: int = 0, started: float = 1.0
-) -> None:
+    folder: Path, replica: int, *steps: int, generation: int = 0, started: float = 1.0,
+    role: str = "main", **fields_: Any,
+) -> None:  # fmt: skip
     """Save the file of an agent whose workers have reached the given steps."""
     ranks = tuple(
         RankSnapshot(2 * replica + k, k, 9, None, 0, "", "", f"at step {step}",
@@ -75,15 +78,15 @@ def save(
     node = NodeSnapshot(
         "j-1", "j", 1, "h", "r", (), "", "main", started, started + 4, RUNNING, generation, 0, 0,
         "", replica, 2, 4, None, "", "", ranks, replica=replica, topology=f"switch {replica}",
-    )  # fmt: skip
-    path = folder / "torchelastic" / "main" / f"r_{replica}_{started}" / "status.json"
+    )._replace(**fields_)  # fmt: skip
+    path = folder / "torchelastic" / role / f"r_{replica}_{started}" / "status.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(fields.to_json(node)))
 
 
-def reports(folder: Path, replicas: int = 2) -> AppStatus:
-    every = tuple(ReplicaStatus("main", k, AppState.RUNNING) for k in range(replicas))
-    found = AppStatus(AppState.RUNNING, replicas=every, url=f"file://{folder}")
+def reports(folder: Path, *roles: str, state: AppState = AppState.RUNNING) -> AppStatus:
+    every = tuple(ReplicaStatus(role, k, state) for role in roles or ["main"] for k in range(2))
+    found = AppStatus(state, replicas=every, url=f"file://{folder}")
     return agent_reports.with_reports(JOB, found)
 
 
@@ -104,6 +107,34 @@ def test_progress_ignores_files_from_before_a_retry(tmp_path: Path) -> None:
     found = reports(tmp_path)
     assert found.progress == Progress(8, 90)
     assert [each.last_line for each in found.replicas] == ["at step 8", ""]
+
+
+def test_role_that_starts_later_does_not_hide_reports_of_others(tmp_path: Path) -> None:
+    save(tmp_path, 0, 8)
+    save(tmp_path, 0, 3, started=100.0, role="evaluator")
+    found = reports(tmp_path, "main", "evaluator")
+    lines = [each.last_line for each in found.replicas]
+    assert lines == ["at step 8", "", "at step 3", ""]
+
+
+def test_host_whose_clock_is_slow_is_shown(tmp_path: Path) -> None:
+    save(tmp_path, 0, 8, started=10.0)
+    save(tmp_path, 1, 7)  # saved at 5 s on this host's clock
+    assert [each.last_line for each in reports(tmp_path).replicas] == ["at step 8", "at step 7"]
+
+
+def test_snapshot_that_ended_before_a_retry_is_ignored(tmp_path: Path) -> None:
+    save(tmp_path, 0, 8, started=6.0)
+    save(tmp_path, 1, 70, state="ended")
+    assert reports(tmp_path).progress == Progress(8, 90)
+
+
+@pytest.mark.parametrize("state", AppState)
+def test_only_unfinished_job_shows_rate(tmp_path: Path, state: AppState) -> None:
+    """Agents that were killed leave snapshots of running workers."""
+    save(tmp_path, 0, 8, charts=(Chart("steps/s", 1.0, 1.0, (2.0, 2.0)),))
+    expected = Progress(8, 90) if state.is_over else Progress(8, 90, 2.0, 40.5)
+    assert reports(tmp_path, state=state).progress == expected
 
 
 def test_progress_ignores_lost_nodes(tmp_path: Path) -> None:

@@ -6,13 +6,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from relight.core.status.charts import job_charts, job_progress
-from relight.core.status.snapshot import STATUS_FILE, NodeSnapshot, RankUse, WholeJob
+from relight.core.status.snapshot import ENDED, STATUS_FILE, NodeSnapshot, RankUse, WholeJob
 from relight.host import files
 from relight.job.handles import RUN, Handle
 from relight.job.status import AppStatus, ReplicaStatus
 from relight.processes.running_jobs import MAX_BYTES, read_snapshot
 from relight.runner import event_log
 
+_CLOCK_DIFFERENCE_S = 10.0
+"""The clocks of a job's hosts are assumed to differ by at most this much."""
 Snapshots = Mapping[tuple[str, int], NodeSnapshot]
 """The latest snapshot of each replica."""
 
@@ -20,7 +22,8 @@ Snapshots = Mapping[tuple[str, int], NodeSnapshot]
 def with_reports(job: Handle, found: AppStatus) -> AppStatus:
     """Return a job's status with the progress, the charts and the account of the first role that
     has any, and with the last line and the resource usage of each replica. The status of jobs whose
-    logs aren't on this machine is returned unchanged.
+    logs aren't on this machine is returned unchanged. A job that is over has no rate, even if its
+    agents were killed and couldn't save their last snapshots.
     """
     if job.scheduler == RUN:
         return found
@@ -33,19 +36,30 @@ def with_reports(job: Handle, found: AppStatus) -> AppStatus:
         whole = _group(node for (name, _), node in latest.items() if name == role)
         progress, charts = progress or job_progress(whole), charts or job_charts(whole)
         account = account or next((node.account for node in whole.nodes if node.node == 0), None)
+    if progress is not None and found.state.is_over:
+        progress = progress._replace(rate=None, remaining_s=None)
     replicas = tuple(_with_report(each, latest) for each in found.replicas)
     return found._replace(progress=progress, charts=charts, account=account, replicas=replicas)
 
 
 def _latest(paths: Iterable[str]) -> Snapshots:
-    """Return each replica's latest snapshot, leaving out those from before a retry of the job."""
+    """Return each replica's latest snapshot, leaving out those from before a retry of its role.
+    Agents that are running are on hosts whose clocks may differ. Other roles may start later.
+    """
     found: dict[tuple[str, int], NodeSnapshot] = {}
     for role, node in _read(paths):
         key = role, node.replica or 0
         if key not in found or found[key].started < node.started:
             found[key] = node
-    began = max((node.started for node in found.values()), default=0.0)
-    return {key: node for key, node in found.items() if node.taken >= began}
+    began = dict[str, float]()
+    for (role, _), node in found.items():
+        began[role] = max(began.get(role, 0.0), node.started)
+
+    def is_current(role: str, node: NodeSnapshot) -> bool:
+        margin_s = 0.0 if node.state == ENDED else _CLOCK_DIFFERENCE_S
+        return node.taken + margin_s >= began[role]
+
+    return {key: node for key, node in found.items() if is_current(key[0], node)}
 
 
 def _read(paths: Iterable[str]) -> Iterator[tuple[str, NodeSnapshot]]:
