@@ -225,6 +225,30 @@ def test_all_replicas_are_stopped_when_one_fails(scheduler: Local) -> None:
     assert marked(marker) == []
 
 
+FAILS = (
+    'until [ -e ready ]; do sleep 0.05; done; printf %s "$PEER" >$TORCHELASTIC_ERROR_FILE; exit 7'
+)
+IS_STOPPED = (
+    "trap 'printf %s \"$OWN\" >$TORCHELASTIC_ERROR_FILE; exit 7' TERM; touch ready; "
+    "while :; do sleep 0.05; done"
+)
+REPORTS = {"OWN": '{"message": "m", "is_own": true}', "PEER": '{"message": "m", "is_own": false}'}
+
+
+def test_failure_reason_names_the_replica_whose_worker_failed(scheduler: Local) -> None:
+    """It isn't always the first one to exit."""
+    command = f"if [ ${{replica_id}} = 0 ]; then {FAILS}; else {IS_STOPPED}; fi"
+    status = wait(scheduler, submit(scheduler, shell(command, replicas=2, env=REPORTS)))
+    assert status.message.startswith("main/1 failed with exit code 7")
+
+
+def test_worker_failure_of_another_role_is_not_the_reason(scheduler: Local) -> None:
+    """Each role is a group of its own."""
+    roles = shell(FAILS, "a", env=REPORTS), shell(IS_STOPPED, "b", env=REPORTS)
+    status = wait(scheduler, submit(scheduler, *roles))
+    assert status.message.startswith("a/0 failed with exit code 7")
+
+
 def test_status_shows_error_file_of_failed_replica(scheduler: Local) -> None:
     """It is shown on one line."""
     record = {"message": {"message": "ValueError: no\ndata", "extraInfo": {"py_callstack": ""}}}

@@ -282,7 +282,10 @@ class Executor:
     def _reason(self) -> str:
         if self._first_failed is None:
             return "its processes could not be killed"
-        ended = [k for k, state in enumerate(self._states) if state["exitcode"]]
+        # The agents of a role report the same failure. Other roles may have failed afterwards.
+        role = self._states[self._first_failed]["role"]
+        ended = [k for k, each in enumerate(self._states) if each["exitcode"]]
+        ended = [k for k in ended if self._states[k]["role"] == role]
         causes = (k for k in ended if error_files.names_own_worker(self._error_file(k)))
         number = next(causes, self._first_failed)
         state = self._states[number]
