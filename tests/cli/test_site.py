@@ -178,6 +178,24 @@ def test_effective_settings_list_each_value_with_its_origin(
     assert ["qos", "default"] in [line.split() for line in shown]
 
 
+def test_effective_settings_include_those_under_aliases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = written(
+        tmp_path,
+        'locked = ["schedulers.local_cwd.prepend_cwd"]\n[schedulers.local_cwd]\n'
+        "prepend_cwd = true\n",
+    )
+    (tmp_path / ".relightconfig").write_text("[local]\nlog_dir = a\n[local_cwd]\nlog_dir = b\n")
+    files, site = str(tmp_path / ".relightconfig"), str(tmp_path / "config.toml")
+    for name, log_dir in (("local", "a"), ("local_cwd", "b")):
+        shown = effective_settings.lines(env, [name], every=False)
+        lines = [line.split() for line in shown]
+        assert ["prepend_cwd", "True", site, "(locked)"] in lines
+        assert ["log_dir", log_dir, files] in lines
+
+
 def test_run_and_launch_read_site_config(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:

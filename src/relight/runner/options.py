@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
+from relight.flags.site import Site
 from relight.job.components import decoding
+from relight.schedulers import registry
 from relight.schedulers.api import Locks, Option
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
@@ -28,6 +30,22 @@ class SiteOptions(NamedTuple):
     values: Mapping[str, Any] = {}
     locked: Collection[str] = ()
     path: str = ""
+
+
+def site_options(site: Site, own: str, name: str) -> SiteOptions:
+    """Return a scheduler's options from the site's file, under any of its names.
+
+    Args:
+        site: the site's configuration.
+        own: the scheduler's own name.
+        name: the name that the user chose, which may be an alias. It takes precedence.
+    """
+    names = dict.fromkeys((own, *registry.aliases(name), name))
+    return SiteOptions(
+        {k: v for each in names for k, v in site.schedulers.get(each, {}).items()},
+        frozenset().union(*(site.locked_options(each) for each in names)),
+        site.path,
+    )
 
 
 _FORM = "-cfg name=value,name2=a;b, and -cfg 'name=\"--a=1;--b=2\"' for values with ="

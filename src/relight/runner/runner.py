@@ -527,12 +527,9 @@ class Runner:
         messages), and the scheduler's options from the site's file.
         """
         where = f"the settings ({', '.join(self.settings.files)})" if self.settings.files else ""
-        site, names = self.settings.site, (found.name, name)
-        every = dict.fromkeys((found.name, *registry.aliases(name), name))
-        of_site = options.SiteOptions(
-            {k: v for each in every for k, v in site.schedulers.get(each, {}).items()},
-            frozenset().union(*(site.locked_options(each) for each in every)),
-            site.path,
+        of_site, names = (
+            options.site_options(self.settings.site, found.name, name),
+            (found.name, name),
         )
         sections = {k: v for each in names for k, v in self.settings.section(each).items()}
         return sections, where, of_site

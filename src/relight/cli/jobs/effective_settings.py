@@ -1,7 +1,7 @@
 """`relight configure --show`: the values in effect on this machine, with their sources."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import RelightError
@@ -11,7 +11,6 @@ from relight.flags.site import CONF, PER_JOB, Site
 from relight.flags.spec import FLAGS
 from relight.flags.usage import shown_default
 from relight.runner import options, settings, site_locks
-from relight.runner.options import SiteOptions
 from relight.schedulers import registry
 from relight.schedulers.api import Option
 
@@ -90,20 +89,27 @@ def _conf_settings(given: Sequence[tuple[str, str]], site: Site, variable: str) 
 
 
 def _scheduler_settings(name: str, files: Files, site: Site) -> list[Setting]:
-    known = [option._replace(required=False) for option in registry.find(name).options]
-    of_site = SiteOptions(site.schedulers.get(name, {}), site.locked_options(name), site.path)
-    layers: dict[str, Mapping[str, Any]] = {}
-    for path, sections in files.items():
-        layers[path] = sections.get(name, {})
-        options.resolve(name, known, {}, layers[path], path, of_site)  # rejects invalid values
-    layers[site.path] = of_site.values
+    """Return a scheduler's options. Like in `Runner`, an alias takes precedence over the
+    scheduler's own name.
+    """
+    scheduler = registry.find(name)
+    known = [option._replace(required=False) for option in scheduler.options]
+    of_site = options.site_options(site, scheduler.name, name)
+    layers = [
+        (path, sections.get(each, {}))
+        for each in dict.fromkeys((name, scheduler.name))
+        for path, sections in files.items()
+    ]
+    for path, section in layers:
+        options.resolve(name, known, {}, section, path, of_site)  # rejects invalid values
+    layers.append((site.path, of_site.values))
     found = []
     for option in known:
-        values = {path: options.named(option, section) for path, section in layers.items()}
-        origin = next((path for path, value in values.items() if value is not None), _DEFAULT)
-        default = "" if option.default is None else option.default
+        values = [(options.named(option, section), path) for path, section in layers]
+        default = "" if option.default is None else option.default, _DEFAULT
+        value, origin = next((each for each in values if each[0] is not None), default)
         locked = options.named(option, dict.fromkeys(of_site.locked, True)) is not None
-        found.append(Setting(option.name, str(values.get(origin, default)), origin, locked))
+        found.append(Setting(option.name, str(value), origin, locked))
     return found
 
 
