@@ -225,6 +225,21 @@ def test_failing_nvidia_smi_is_run_only_once(
     assert text is None or calls.read_text() == "call\n"
 
 
+@pytest.mark.parametrize(
+    ("reported", "shown"),
+    [("loss=nan", "▁█   nan"), ("loss=inf", "▁█   inf"), ("lr=1", "▁█   0.5")],
+)
+def test_latest_value_that_is_not_a_number_is_shown_after_chart(reported: str, shown: str) -> None:
+    """The chart has a gap."""
+    use = RankUse(1.0, 1.0, 1, reported=(reported,))
+    status = AppStatus(
+        AppState.RUNNING,
+        replicas=[ReplicaStatus("main", 0, use=use), ReplicaStatus("main", 1)],
+        charts=(Chart("loss", 0.0, 1.0, (0.25, 0.5, None, None)),),
+    )
+    assert top_rows.number_lines(status) == [f"loss {shown}"]
+
+
 # The jobs that are shown.
 
 

@@ -3,11 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 from relight.base.fields import printable
 from relight.base.text import format_duration, format_size, pluralize
-from relight.core.status.charts import sparkline
+from relight.core.status.charts import numbers_in, sparkline
 from relight.core.status.rates import Uses
 from relight.core.status.snapshot import Chart
 from relight.host.gpus import Gpu, GpuUse
@@ -275,13 +276,22 @@ def number_lines(status: AppStatus) -> list[str]:
         if progress.remaining_s is not None:
             text += f", about {format_duration(progress.remaining_s)} left"
         lines.append(text)
-    if charts := [_chart(each) for each in status.charts if len(each.values) > 1]:
+    latest: dict[str, float] = {}
+    for each in reversed(status.replicas):  # the lowest rank wins, as in charts
+        latest |= numbers_in(each.use.reported if each.use is not None else ())
+    if charts := [
+        _chart(each, latest.get(each.name)) for each in status.charts if len(each.values) > 1
+    ]:
         lines.append("   ".join(charts))
     return lines
 
 
-def _chart(chart: Chart) -> str:
+def _chart(chart: Chart, latest: float | None) -> str:
+    """Format a chart with its last known value. NaN and infinity, which a chart doesn't contain,
+    are only known if they are the latest value.
+    """
     last = next((value for value in reversed(chart.values) if value is not None), None)
+    last = latest if latest is not None and not isfinite(latest) else last
     shown = "" if last is None else f" {last:.3g}"
     return f"{printable(chart.name, lines=False)} {sparkline(chart.values, _SPARKLINE)}{shown}"
 
