@@ -240,6 +240,23 @@ def test_latest_value_that_is_not_a_number_is_shown_after_chart(reported: str, s
     assert top_rows.number_lines(status) == [f"loss {shown}"]
 
 
+def test_table_waits_for_second_sample_of_agents(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Agents of submitted jobs save a sample only every two seconds."""
+    monkeypatch.setattr(command, "_BETWEEN_S", 0.0)
+    uses = [RankUse(at, at, 1, step=int(10 * at)) for at in (1.0, 1.0, 1.0, 3.0)]
+
+    def look() -> list[JobLook]:
+        replica = ReplicaStatus("main", 0, AppState.RUNNING, use=uses.pop(0))
+        return [JobLook("local://relight/a-1", AppStatus(AppState.RUNNING, replicas=[replica]))]
+
+    assert command._print_once(look, "rank", "") == 0
+    heads, row = capsys.readouterr().out.splitlines()[-2:]
+    assert heads.split()[:4] == ["REPLICA", "STATE", "STEP", "STEP/S"]
+    assert row.split()[:4] == ["main/0", "RUNNING", "30", "10"]
+
+
 # The jobs that are shown.
 
 

@@ -57,6 +57,8 @@ _BETWEEN_S = 1.0
 """The interval between two samples. Printing a single table takes two samples, because rates are
 computed from their difference.
 """
+_LIMIT_S = 5.0
+"""The maximum time until the second sample. The agents of a submitted job save one every 2 s."""
 
 
 def main(argv: list[str]) -> int:
@@ -88,9 +90,12 @@ def _print_once(look: Callable[[], list[JobLook]], order: str, words: str) -> in
     looks = SampleHistory()
     found = look()
     looks.rows(found)
-    if any(each.use is not None for job in found for each in job.status.replicas):
+    first, end = _seen_at(found), time.monotonic() + _LIMIT_S
+    while any(_seen_at(found).get(key) == at for key, at in first.items()):
         time.sleep(_BETWEEN_S)
         found = look()
+        if time.monotonic() >= end:
+            break
     here = Gpus().look()
     rows = looks.rows(found, partial(gpu_use, here))
     if not found:
@@ -105,6 +110,16 @@ def _print_once(look: Callable[[], list[JobLook]], order: str, words: str) -> in
         print()
         print("\n".join(common.table(lines, heads)))
     return EXIT_OK
+
+
+def _seen_at(jobs: Sequence[JobLook]) -> dict[tuple[str, str, int], float]:
+    """Return when the usage of each running replica was sampled."""
+    return {
+        (job.handle, each.role, each.replica): each.use.seen_at
+        for job in jobs
+        for each in job.status.replicas
+        if each.use is not None and not each.state.is_over
+    }
 
 
 def _view() -> ModuleType:
