@@ -1,11 +1,13 @@
-"""The request to Docker for an app, without a daemon."""
+"""The request to Docker for an app, and a job's status, without a daemon."""
 
+import io
 import json
 import os
 import re
 import shlex
 import socket
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from relight.base.errors import MachineError, UsageError
 from relight.job import launcher_file
 from relight.job.app import (
     AppDef,
+    AppState,
     BindMount,
     DeviceMount,
     Resource,
@@ -25,8 +28,9 @@ from relight.job.app import (
     Role,
     VolumeMount,
 )
+from relight.schedulers.docker import replicas
 from relight.schedulers.docker import scheduler as docker
-from relight.schedulers.docker.request import build_request, container_names
+from relight.schedulers.docker.request import Label, build_request, container_names
 
 NO_VARIABLES = Environment({})
 EFA = "vpc.amazonaws.com/efa"
@@ -345,3 +349,40 @@ def test_error_includes_the_invalid_docker_host(host: str, monkeypatch: pytest.M
     ) as caught:
         docker.Docker().list()
     assert "\n" not in caught.value.message
+
+
+class Daemon:
+    """A client of a daemon whose containers have an agent's error file."""
+
+    def __init__(self, **reports: bool) -> None:
+        self.reports = reports
+
+    def get_archive(self, container_id: str, path: str) -> tuple[list[bytes], dict[str, int]]:
+        """Return the error file. The failure is the same for all agents."""
+        report = {"message": "m", "headline": "rank 1 failed", "is_own": self.reports[container_id]}
+        text, packed = json.dumps(report).encode(), io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            entry = tarfile.TarInfo(path)
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text))
+        return [packed.getvalue()], {"size": len(text)}
+
+
+@pytest.mark.parametrize("mark", ["", replicas.STOPPED])
+def test_failure_reason_names_the_replica_whose_worker_failed(mark: str) -> None:
+    """It isn't always the first one to exit, and may have been stopped for another's failure."""
+    daemon, labels = Daemon(one=False, two=True, three=False), {Label.ROLE: "main"}
+    found = [
+        replicas.with_cause(
+            daemon,
+            replicas.Container(
+                name, name, mark if number else "", {**labels, Label.REPLICA: str(number)},
+                AppState.CANCELLED if mark and number else AppState.FAILED, 0.0, 7, 0, "",
+            ),
+        )
+        for number, name in enumerate(daemon.reports)
+    ]  # fmt: skip
+    status = replicas.status(found)
+    assert status.message == "main/1 failed with exit code 7: rank 1 failed"
+    states = [AppState.FAILED, AppState.FAILED, AppState.CANCELLED if mark else AppState.FAILED]
+    assert [replica.state for replica in status.replicas] == states

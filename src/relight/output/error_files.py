@@ -38,8 +38,16 @@ def names_own_worker(path: str) -> bool:
     """Return whether an agent's error file says that one of the agent's own workers failed. All
     agents in a job report the same failure.
     """
-    record = _load(path)
-    return record is not None and record.get("is_own") is True
+    return is_of_own_worker(_text(path))
+
+
+def is_of_own_worker(text: str) -> bool:
+    """Return whether the text of an agent's error file says that one of its own workers failed."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and record.get("is_own") is True
 
 
 def failure_line(text: str) -> str:

@@ -34,7 +34,8 @@ _STATES = {
 
 class Container(NamedTuple):
     """A container. The `mark` field is the suffix that was added to its name if it was stopped on
-    request, or empty.
+    request, or empty. The `is_cause` field is whether its agent reports that one of its own workers
+    failed. All agents of a role report the same failure.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Container(NamedTuple):
     exitcode: int | None
     restarts: int
     error: str
+    is_cause: bool = False
 
     @property
     def role(self) -> str:
@@ -82,8 +84,8 @@ def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, 
         app_id = listed["Labels"][Label.APP_ID]
         if app_ids is None or app_id in app_ids:
             replica = _replica(client, listed)
-            if replica is not None and app_ids is not None and replica.state is AppState.FAILED:
-                replica = replica._replace(error=replica.error or _cause(client, replica))
+            if replica is not None and app_ids is not None and replica.exitcode:
+                replica = with_cause(client, replica)
             if replica is not None:
                 found.setdefault(app_id, []).append(replica)
     for replicas in found.values():
@@ -121,7 +123,8 @@ def verdict(found: Sequence[Container]) -> tuple[AppState, str]:
         failed = [replica for replica in its if replica.state is AppState.FAILED]
         least = int(its[0].labels.get(Label.MIN_REPLICAS, len(its)))
         if failed and len(its) - len(failed) < least:
-            return AppState.FAILED, _failure_reason(failed[0])
+            cause = next((replica for replica in failed if replica.is_cause), failed[0])
+            return AppState.FAILED, _failure_reason(cause)
     left = [state for state in states if not state.is_over]
     if left:
         return (AppState.RUNNING if AppState.RUNNING in left else left[0]), ""
@@ -191,21 +194,29 @@ def _error(inspected: Mapping[str, Any]) -> str:
     return " ".join(str(state.get("Error") or "").split())
 
 
-def _cause(client: Any, replica: Container) -> str:
-    """Return the error from the replica's error file. Not every program writes an error file, so
-    the fallback is the last line on stderr. The result is empty if there is neither.
+def with_cause(client: Any, replica: Container) -> Container:
+    """Add the error from the replica's error file. Not every program writes an error file, so the
+    fallback is the last line on stderr. A replica that caused the failure has failed, even if it
+    was about to exit when it was stopped.
     """
     import docker
 
     try:
-        text = error_files.failure_line(_error_file(client, replica.id))
+        report = _error_file(client, replica.id)
+        is_cause = error_files.is_of_own_worker(report)
+        if replica.mark == STOPPED and is_cause:
+            replica = replica._replace(state=AppState.FAILED)
+        if replica.state is not AppState.FAILED:
+            return replica
+        replica = replica._replace(is_cause=is_cause)
+        text = replica.error or error_files.failure_line(report)
         if not text:
             # Docker's `tail` option counts lines from both streams, even if only one is requested.
             said = client.logs(replica.id, stdout=False, stderr=True, tail=_LINES)
             text = last_words(said.decode(errors="replace").splitlines(), replica.exitcode)
     except docker.errors.APIError:  # the container is being removed, or uses a different log driver
-        return ""
-    return " ".join(text.split())[:_LINE_LIMIT]
+        return replica
+    return replica._replace(error=" ".join(text.split())[:_LINE_LIMIT])
 
 
 def _error_file(client: Any, container_id: str) -> str:
