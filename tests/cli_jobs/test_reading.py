@@ -306,11 +306,13 @@ def test_describe_shows_submitted_command_and_user(relight: Command, place: Path
 
 def test_describe_expands_macros(relight: Command, submitted: Submitted) -> None:
     """The record keeps the macros, so that the job can be submitted again."""
-    handle = submitted("utils.sh", "echo", "${app_id}", "${replica_id}", "$${${rank0_env}:=x}")
+    handle = submitted(
+        "utils.sh", "--num_replicas=2", "echo", "${app_id}", "${replica_id}", "$${${rank0_env}:=x}"
+    )
     text = relight("describe", handle).stdout
     app_id = handle.strip().rpartition("/")[2]
     runs = next(line for line in text.splitlines() if line.startswith("  runs "))
-    assert app_id in runs and "REPLICA" in runs and "${RELIGHT_RANK0_HOST:=x}" in runs
+    assert app_id in runs and "0..1" in runs and "${RELIGHT_RANK0_HOST:=x}" in runs
     assert "${app_id}" not in runs
     record = json.loads(relight("describe", "--json", handle).stdout)
     assert "${app_id}" in " ".join(record["app"]["roles"][0]["args"])

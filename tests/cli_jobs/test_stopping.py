@@ -6,7 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from conftest import LIMIT_S
+
+from relight.cli.jobs import cancel
+from relight.job.app import AppState
+from relight.job.handles import Handle, to_handle
+from relight.job.status import AppStatus
+from relight.runner.lookup import Purpose
 
 from .conftest import Command
 
@@ -34,6 +41,31 @@ def test_cancel_stops_processes_and_keeps_logs_and_record(
     again = relight("cancel", "--json", handle)
     assert (again.returncode, json.loads(again.stdout)["state"]) == (0, "CANCELLED")
     assert relight("wait", handle).returncode == 143
+
+
+class StoppingRunner:
+    """A runner whose scheduler doesn't wait until a cancelled job has ended."""
+
+    def __enter__(self) -> "StoppingRunner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def find(self, text: str, purpose: Purpose) -> Handle:
+        assert purpose is Purpose.CANCEL
+        return to_handle(text)
+
+    def cancel_unless_over(self, _: Handle) -> tuple[bool, AppStatus]:
+        return False, AppStatus(AppState.RUNNING)
+
+
+def test_cancel_says_that_job_is_still_stopping(
+    monkeypatch: pytest.MonkeyPatch, here: Command
+) -> None:
+    monkeypatch.setattr(cancel, "Runner", StoppingRunner)
+    stderr = here("cancel", "slurm://relight/77").stderr
+    assert stderr.startswith("relight: slurm://relight/77 RUNNING (it is being stopped; ")
 
 
 def test_cancelling_ended_job_changes_nothing(relight: Command, submitted: Submitted) -> None:

@@ -38,6 +38,8 @@ def main(argv: list[str]) -> int:
             if parsed.values["json"]:
                 print_json(status_object(handle, found))
             else:
-                had_ended = " (it had already ended)" if was_over else ""
-                say(f"{handle} {found.state.name}{had_ended}")
+                note = " (it had already ended)" if was_over else ""
+                if not found.state.is_over:  # not every scheduler waits for the replicas to exit
+                    note = f" (it is being stopped; relight wait {handle} waits until it has ended)"
+                say(f"{handle} {found.state.name}{note}")
     return EXIT_OK

@@ -87,7 +87,8 @@ def _lines(found: dict[str, Any], images: bool) -> Iterator[str]:
     known |= {"img_root": found["directory"]} if not images else {}
     for role in found["app"]["roles"]:
         yield ""
-        yield from _role(role, images, {**known, "replica_id": "REPLICA"})
+        last = role["num_replicas"] - 1
+        yield from _role(role, images, {**known, "replica_id": f"0..{last}" if last else "0"})
 
 
 def _role(role: dict[str, Any], images: bool, macro: Mapping[str, str]) -> Iterator[str]:
