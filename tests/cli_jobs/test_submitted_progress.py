@@ -14,7 +14,7 @@ from relight.host.waiting import wait_until
 from relight.job.app import AppState
 from relight.job.handles import Handle
 from relight.job.status import AppStatus, ReplicaStatus
-from relight.runner import agent_reports
+from relight.runner import agent_reports, event_log
 
 from .conftest import Command
 
@@ -141,6 +141,13 @@ def test_progress_ignores_lost_nodes(tmp_path: Path) -> None:
     save(tmp_path, 0, 8, generation=2)
     save(tmp_path, 1, 3, generation=1)
     assert reports(tmp_path).progress == Progress(8, 90)
+
+
+@pytest.mark.parametrize("scheme", ["file:", "file://"])
+def test_log_directory_is_shown_as_its_scheduler_names_it(tmp_path: Path, scheme: str) -> None:
+    save(tmp_path, 0, 8)
+    (path,) = event_log.paths_below(JOB, f"{scheme}{tmp_path}", "status.json")
+    assert path == str(tmp_path / "torchelastic/main/r_0_1.0/status.json")
 
 
 def test_unreadable_status_file_is_ignored(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def paths_below(job: Handle, url: str, name: str) -> list[str]:
 
 
 def _pattern_below(job: Handle, url: str, name: str) -> str:
-    folder = url.removeprefix("file:").replace("//", "/", 1)
+    folder = url.removeprefix("file:").removeprefix("//")
     role = escape(job.role) if job.role else "*"
     return os.path.join(escape(folder), _LOGS_BELOW, role, "*", name)
 
