@@ -8,15 +8,18 @@ from conftest import Launch
 
 from relight.base.env import Environment
 from relight.base.errors import MachineError, UsageError
+from relight.base.values import PreemptionSource
+from relight.cli import doctor
 from relight.cli.jobs import effective_settings
 from relight.flags import site as sites
 from relight.flags.arguments import parse, to_spec
 from relight.flags.site import Site
 from relight.flags.spec import FLAGS, LaunchSpec
+from relight.job.app import AppDef, Role
 from relight.rendezvous import conf
-from relight.runner import options, settings, site_locks
+from relight.runner import options, settings
 from relight.runner.options import SiteOptions
-from relight.schedulers import registry
+from relight.runner.runner import Runner
 from relight.schedulers.api import Option
 
 TEXT = """
@@ -250,6 +253,11 @@ def test_exit_code_rules_from_site_config(tmp_path: Path) -> None:
     assert (spec(site).fail_on, spec(site).restart_on) == ((2, 152), (75,))
 
 
+def test_site_list_of_preemption_signals(tmp_path: Path) -> None:
+    site = sites.load(written(tmp_path, "[run]\non-preempt = ['SIGUSR1', 'SIGUSR2']\n"))
+    assert spec(site).on_preempt == PreemptionSource((10, 12))
+
+
 def test_site_list_for_repeatable_flag_is_like_repeating_the_flag(tmp_path: Path) -> None:
     site = sites.load(written(tmp_path, "[run]\nwatch-metric = ['loss: ([0-9]+)', 'lr: (.*)']\n"))
     assert spec(site).watch_metric == ("loss: ([0-9]+)", "lr: (.*)")
@@ -277,8 +285,21 @@ def test_unknown_locked_name_is_reported(
     path = tmp_path / "config.toml"
     note = f"{path}: locked: there is no {locked}, so this has no effect; {suggestion}"
     assert effective_settings.lines(env, ["slurm"], every=False)[-1] == note
-    site = sites.load(env)
-    assert list(site_locks.unknown(site, {"slurm": registry.find("slurm").options})) == [note]
+
+
+def test_unknown_locked_name_is_reported_to_administrators_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = written(tmp_path, "locked = ['hang-timout', 'schedulers.local.detach']\n")
+    with Runner("s", env=env) as runner:
+        job = runner.dryrun(AppDef("job", [Role("r", "i", entrypoint="true")]), scheduler="local")
+    assert not [note for note in job.notes if "locked" in note]
+    monkeypatch.setenv("RELIGHT_CONFIG_DIR", str(tmp_path))
+    doctor.main([])
+    said = capsys.readouterr().out
+    assert f"warning  {tmp_path}/config.toml: locked: there is no hang-timout, so this" in said
+    assert "-> did you mean hang-timeout?" in said
 
 
 def test_site_values_in_lists_and_tables_become_text(tmp_path: Path) -> None:

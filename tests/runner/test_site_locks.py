@@ -151,12 +151,57 @@ def test_sbatch_variable_does_not_bypass_locked_partition(
 
 
 @pytest.mark.parametrize(
+    "words", ["--gres=gpu:1", "--gres fpga,gpu:a100:2", "--tres-per-task=gres/gpu=1"]
+)
+def test_generic_resources_do_not_bypass_locked_gpus(site: Path, words: str) -> None:
+    text = locked("slurm", gpu_type="'a100'")
+    with pytest.raises(UsageError, match=r"slurm's option gpu_type is locked to a100"):
+        submitted(site, text, "slurm", app(), sbatch=[words])
+    for other in ("--gres=shard:1", "--gres craynetwork:1", "--gres=tmpfs:10G"):
+        assert submitted(site, text, "slurm", app(), sbatch=[other])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "variable", "same", "other"),
+    [
+        ("exclusive", "true", "SBATCH_EXCLUSIVE", "exclusive", "user"),
+        ("requeue", "true", "SBATCH_REQUEUE", "1", None),
+        ("requeue", "false", "SBATCH_NO_REQUEUE", "1", None),
+        ("requeue", "false", "SBATCH_REQUEUE", None, "1"),
+        ("gpu_type", "'a100'", "SBATCH_GRES", "shard:1", "gpu:1"),
+    ],
+)
+def test_sbatch_variable_may_repeat_the_locked_value(
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    value: str,
+    variable: str,
+    same: str | None,
+    other: str | None,
+) -> None:
+    text = locked("slurm", **{option: value})
+    if same is not None:
+        monkeypatch.setenv(variable, same)
+        assert submitted(site, text, "slurm", app())
+    if other is not None:
+        monkeypatch.setenv(variable, other)
+        with pytest.raises(UsageError, match=rf"^{variable}={other}: slurm's option {option} is"):
+            submitted(site, text, "slurm", app())
+
+
+@pytest.mark.parametrize(
     ("option", "value", "cfg"),
     [
         ("port", "22", {"ssh_args": "-p 2222"}),
         ("port", "22", {"ssh_args": "-C -o 'Port=2222'"}),
         ("identity", "'/k'", {"ssh_args": "-i /own"}),
         ("identity", "'/k'", {"ssh_args": "-oIdentityFile=/own"}),
+        ("port", "22", {"ssh_args": "-vp2222"}),
+        ("port", "22", {"ssh_args": "-Co '\"Port\" 2222'"}),
+        ("port", "22", {"ssh_args": "-F own"}),
+        ("hosts", "['a']", {"ssh_args": "-o HostName=b"}),
+        ("hosts", "['a']", {"ssh_args": "-v b"}),
     ],
 )
 def test_ssh_arguments_do_not_bypass_locked_option(
@@ -165,7 +210,39 @@ def test_ssh_arguments_do_not_bypass_locked_option(
     text = locked("ssh", **{option: value})
     with pytest.raises(UsageError, match=rf"^-cfg ssh_args=.*: ssh's option {option} is locked"):
         submitted(site, text, "ssh", app(), hosts=["a"], **cfg)
-    assert submitted(site, text, "ssh", app(), hosts=["a"], ssh_args="-C -o IPQoS=none")
+    for words in ("-C -o IPQoS=none", "-L 1:a:2 -J p"):
+        assert submitted(site, text, "ssh", app(), hosts=["a"], ssh_args=words)
+
+
+@pytest.mark.parametrize("cfg", [{"hosts": ["a", "b:2222"]}, {"hostfile": "nodes"}])
+def test_port_of_host_does_not_bypass_locked_port(site: Path, cfg: dict[str, Any]) -> None:
+    (site.parent / "nodes").write_text("b:2222")
+    text = locked("ssh", port="22")
+    with pytest.raises(UsageError, match=r"^-cfg \w+: b:2222: ssh's option port is locked to 22"):
+        submitted(site, text, "ssh", app(), **cfg)
+    assert submitted(site, text, "ssh", app(), hosts=["a:22"])
+    own = locked("ssh", port="22", hosts="['a:2222']")
+    assert submitted(site, own, "ssh", app())
+
+
+class Preprocessed(Role):
+    """A role that changes the scheduler's request."""
+
+    def pre_proc(self, scheduler: str, dryrun_info: Any) -> Any:
+        body = dryrun_info.request
+        body["script"] = body["script"].replace("--partition=gpu", "--partition=debug")
+        return dryrun_info
+
+
+def test_pre_proc_does_not_bypass_locked_option(site: Path) -> None:
+    job = AppDef("job", [Preprocessed("main", "img", entrypoint="true")])
+    with pytest.raises(UsageError) as caught:
+        submitted(site, locked("slurm", partition="'gpu'"), "slurm", job)
+    assert caught.value.message == (
+        f"pre_proc of a role changes the request: slurm's option partition is locked to gpu by "
+        f"{site}"
+    )
+    assert submitted(site, locked("local", detach="false"), "slurm", job, partition="gpu")
 
 
 @pytest.mark.parametrize("name", ["docker", "local_docker"])

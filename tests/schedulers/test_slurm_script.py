@@ -184,6 +184,20 @@ def test_list_options_accept_semicolons_as_separators(tmp_path: Path) -> None:
         assert f"#SBATCH --{name}={value.replace(';', ',')}" in lines
 
 
+def test_log_file_of_user_takes_precedence(tmp_path: Path) -> None:
+    """The command line of sbatch takes precedence over the options in a script."""
+
+    def command(*words: str) -> list[str]:
+        cfg = {"sbatch": list(words), "job_dir": str(tmp_path)}
+        found: list[str] = Slurm().render(AppDef("main", (ddp(),)), cfg, "main-x7").body["command"]
+        return found[1:-1]
+
+    log = f"--output={tmp_path}/main-x7/slurm/batch.log"
+    assert command("--nice") == ["--parsable", log]
+    for words in ("--output=mine.log", "-o mine.log", "--nice --out mine.log"):
+        assert command(words) == ["--parsable"]
+
+
 def test_each_job_in_an_array_has_its_own_id_and_directory() -> None:
     """One of the jobs has the array's own SLURM_JOB_ID, with which Slurm's commands would affect
     the whole array. The launcher is stored only once.

@@ -17,6 +17,7 @@ from relight.base.values import parse_interval
 from relight.doctor.gathering import GatherSettings, gather
 from relight.flags import site, suggestions
 from relight.flags.arguments import ParsedFlags, parse
+from relight.flags.site import Site
 from relight.flags.spec import FLAGS, Flag, LaunchSpec, check
 from relight.flags.usage import flag_lines
 from relight.health import endpoint, inspection
@@ -57,7 +58,8 @@ def main(argv: list[str]) -> int:
         RelightError: if the command line is invalid.
     """
     env = environment.read()
-    parsed = parse(argv, env, DOCTOR_FLAGS, site.load(env))
+    of_site = site.load(env)
+    parsed = parse(argv, env, DOCTOR_FLAGS, of_site)
     if parsed.values["help"]:
         print(usage())
         return EXIT_OK
@@ -68,7 +70,7 @@ def main(argv: list[str]) -> int:
     seen = inspection.read(env, known)
     verdict = _network(spec, env, wait_s, {**known, **inspection.collect_facts(seen)})
     alone = spec.runs_locally() and not spec.rdzv_endpoint.host
-    found = [*verdict.findings, *machine.judge(seen, alone=alone)]
+    found = [*verdict.findings, *machine.judge(seen, alone=alone), *_unknown_locks(of_site)]
     if parsed.values["json"]:
         _print_json(seen, verdict, found)
     else:
@@ -158,6 +160,15 @@ def _network(spec: LaunchSpec, env: Environment, wait_s: float, known: dict[str,
             port = DEFAULT_ENDPOINT_PORT if each.port is None else each.port
             found += endpoint.judge(endpoint.examine(each.host, port, 2.0))
     return Verdict(tuple(found), ())
+
+
+def _unknown_locks(of_site: Site) -> list[Finding]:
+    if not of_site.locked:
+        return []
+    from relight.runner import site_locks  # loads the schedulers
+
+    found = site_locks.unknown(of_site)
+    return [Finding(WARNING, what, of_site.path, "", hint) for what, hint in found]
 
 
 def _print(found: list[Finding], verdict: Verdict, *, verbose: bool) -> None:

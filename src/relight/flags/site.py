@@ -19,8 +19,8 @@ A locked flag without a value stays at relight's default. Locking prevents mista
 deliberate changes, because users can set the variable.
 
 Names that this version does not know are ignored, because the nodes of a cluster may run different
-versions. `relight configure --show` lists them, and `relight submit` prints a note about an unknown
-name in `locked`.
+versions. `relight configure --show` lists them. `relight doctor` also reports unknown names in
+`locked`.
 """
 
 import os
@@ -47,7 +47,7 @@ _SECTIONS = ("run", "schedulers", "components", "submit", "locked")
 _SUBMIT = ("component", "scheduler", "workspace")
 _LISTS = frozenset(
     ("restart-on", "fail-on", "health-check", "signals-to-handle", "preload", "redirects", "tee",
-     "local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters")
+     "local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters", "on-preempt")
 )  # fmt: skip
 """Flags whose value is a list, separated by commas."""
 

@@ -29,7 +29,7 @@ from relight.job.components import arguments, loading
 from relight.job.handles import SESSION, Handle
 from relight.job.records import new_id
 from relight.job.torchx_names import AppDryRunInfo
-from relight.runner import node_exclusion, options, settings, site_locks, submitted
+from relight.runner import node_exclusion, options, settings, submitted
 from relight.runner.job_env import with_job_env
 from relight.runner.lookup import Purpose, find_job
 from relight.runner.plugin_guard import guarded
@@ -177,8 +177,10 @@ class Runner:
         )
 
         app_id = app_id or new_id(app.name)
-        request = _as_the_roles_want(found.render(app, values, app_id))
-        self._check_locks(name, found, app, values)
+        rendered = found.render(app, values, app_id)
+        request = _as_the_roles_want(rendered)
+        is_changed = request.body != rendered.body
+        self._check_locks(name, found, app, values, is_changed=is_changed)
         return Prepared(
             scheduler=name,
             session=self.session,
@@ -547,8 +549,6 @@ class Runner:
         given = dict(options.parse(cfg) if isinstance(cfg, str) else cfg)
         settings = self._load_settings(name, found)
         values, notes = options.resolve(name, found.options, given, *settings)
-        if self.settings.site.locked:
-            notes += site_locks.unknown(self.settings.site, {name: found.options})
         if workspace:
             from relight.job import workspaces
 
@@ -563,17 +563,25 @@ class Runner:
         return values, notes
 
     def _check_locks(
-        self, name: str, found: Scheduler, app: AppDef, values: Mapping[str, Any]
+        self,
+        name: str,
+        found: Scheduler,
+        app: AppDef,
+        values: Mapping[str, Any],
+        *,
+        is_changed: bool,
     ) -> None:
         """Reject a job that changes what a locked option sets in another way, such as with words
-        for sbatch.
+        for sbatch, or that may do so because a role has changed its request.
         """
         site = self._load_settings(name, found)[2]
-        bypasses = getattr(found, "bypasses", None)
-        if bypasses is None or not site.locked:
+        if not site.locked:
             return
         locks = options.locks(name, found.options, site)
-        for what, option in bypasses(app, values, locks):
+        ways = list(getattr(found, "bypasses", lambda *_: ())(app, values, locks))
+        if is_changed:
+            ways += [("pre_proc of a role changes the request", each) for each in locks.names]
+        for what, option in ways:
             to = "" if values[option] is None else f" to {values[option]}"
             raise UsageError(
                 f"{what}: {name}'s option {option} is locked{to} by {site.path}",

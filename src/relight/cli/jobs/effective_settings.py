@@ -1,6 +1,6 @@
 """`relight configure --show`: the values in effect on this machine, with their sources."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from relight.base.env import Environment
@@ -12,7 +12,6 @@ from relight.flags.spec import FLAGS
 from relight.flags.usage import shown_default
 from relight.runner import options, settings, site_locks
 from relight.schedulers import registry
-from relight.schedulers.api import Option
 
 Files = Mapping[str, Mapping[str, Mapping[str, str]]]
 """The sections of each settings file, keyed by path. The first file takes precedence."""
@@ -57,7 +56,7 @@ def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[s
         found += _table(group, shown)
     unknown = [*site.ignored, *_unknown_schedulers(site)]
     found += [f"ignored in {site.path}: {', '.join(unknown)}"] if unknown else []
-    found += site_locks.unknown(site, _options(groups))
+    found += [f"{site.path}: {what}; {hint}" for what, hint in site_locks.unknown(site)]
     return found or ["no values are set; all options have their defaults"]
 
 
@@ -120,11 +119,6 @@ def _section_settings(name: str, files: Files, site: Site) -> list[Setting]:
         for key, value in sections.get(name, {}).items():
             found[key] = Setting(key, value, path)
     return list(found.values())
-
-
-def _options(names: Iterable[str]) -> dict[str, Sequence[Option]]:
-    known = (*registry.names(), *registry.ALIASES)
-    return {name: registry.find(name).options for name in names if name in known}
 
 
 def _unknown_schedulers(site: Site) -> list[str]:

@@ -1,15 +1,19 @@
 """Finds what sets a locked option in another way: words for sbatch, and sbatch's variables, which
 take precedence over the options in a script.
 
-Source: sbatch(1).
+Source: sbatch(1), and Slurm's slurm_opt.c.
 """
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from relight.schedulers.api import Locks
 
+_GPUS = ("gpus", "G", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-task")
+_GPU_VARIABLES = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK",
+                  "SBATCH_GPUS_PER_SOCKET", "SBATCH_GRES", "SBATCH_TRES_PER_TASK")  # fmt: skip
 _FLAGS: Mapping[str, tuple[str, ...]] = {
     "partition": ("partition", "p"),
     "time": ("time", "t", "time-min"),
@@ -23,8 +27,8 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     "exclude": ("exclude", "x"),
     "exclusive": ("exclusive", "oversubscribe", "s"),
     "mem": ("mem", "mem-per-cpu", "mem-per-gpu"),
-    "gpus": ("gpus", "G", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres"),
-    "gpu_type": ("gpus", "G", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres"),
+    "gpus": _GPUS,
+    "gpu_type": _GPUS,
     "signal": ("signal",),
     "image": ("container", "container-id", "container-image"),
     "container": ("container", "container-id", "container-image"),
@@ -40,14 +44,16 @@ _VARIABLES = {
     "constraint": ("SBATCH_CONSTRAINT", "SBATCH_CLUSTER_CONSTRAINT"),
     "exclusive": ("SBATCH_EXCLUSIVE",),
     "mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
-    "gpus": ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES"),
-    "gpu_type": ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES"),
+    "gpus": _GPU_VARIABLES,
+    "gpu_type": _GPU_VARIABLES,
     "signal": ("SBATCH_SIGNAL",),
     "image": ("SBATCH_CONTAINER", "SBATCH_CONTAINER_ID"),
     "container": ("SBATCH_CONTAINER", "SBATCH_CONTAINER_ID"),
     "requeue": ("SBATCH_REQUEUE", "SBATCH_NO_REQUEUE"),
     "array": ("SBATCH_ARRAY_INX",),
 }
+_OF_ANY_KIND = ("gres", "tres-per-task", "SBATCH_GRES", "SBATCH_TRES_PER_TASK")
+"""The flags and variables whose value lists resources of any kind, not only GPUs."""
 _WITHOUT_VALUE = "HIKOQVWhksv"
 """sbatch's short flags without a value, which can precede another one in a word: -Hp gpu."""
 
@@ -65,15 +71,33 @@ def bypasses(
     words = () if locks.sets("sbatch", cfg) else cfg.get("sbatch") or ()
     for option in locks.names:
         for word in words:
-            if any(_is_meant(given, flag) for given in _words(word) for flag in _flags(option)):
+            if any(sets_flag(word, flag) for flag in _FLAGS.get(option, ())):
                 yield f"-cfg sbatch={word}", option
         for name in _VARIABLES.get(option, ()):
-            if name in variables and variables[name] != str(cfg.get(option)):
+            if name in variables and _changes(name, variables[name], cfg.get(option)):
                 yield f"{name}={variables[name]}", option
 
 
-def _flags(option: str) -> tuple[str, ...]:
-    return _FLAGS.get(option, ())
+def _changes(name: str, value: str, locked: Any) -> bool:
+    """Return whether a variable changes an option's value."""
+    if name in ("SBATCH_REQUEUE", "SBATCH_NO_REQUEUE"):  # the value has no effect
+        return bool(locked) is (name == "SBATCH_NO_REQUEUE")
+    if name == "SBATCH_EXCLUSIVE":
+        return not locked or value.lower() not in ("", "exclusive")
+    return _concerns(name, value) and value != str(locked)
+
+
+def _concerns(name: str, value: str) -> bool:
+    return name not in _OF_ANY_KIND or bool(re.search(r"\bgpu\b", value))
+
+
+def sets_flag(text: str, flag: str) -> bool:
+    """Return whether a line of sbatch options sets a flag."""
+    words = _words(text)
+    return any(
+        _is_meant(word, flag) and _concerns(flag, word.partition("=")[2] or following)
+        for word, following in zip(words, [*words[1:], ""], strict=True)
+    )
 
 
 def _words(text: str) -> list[str]:

@@ -50,6 +50,7 @@ _POLL_S = 0.25
 _STOP_LIMIT_S = 60.0
 _LOST = "its node was lost"
 
+_OUTPUT = ("output", "o")
 _LISTS = ("partition", "nodelist", "exclude", "mail-type")
 _CLUSTER_VARIABLES = ("SLURM_CLUSTERS", "SLURM_CONF", "SLURM_JWT")
 """Environment variables that Slurm's commands use to find the cluster."""
@@ -179,9 +180,11 @@ class Slurm:
             )
         path = os.path.join(folder, "job.sbatch")
         indices = script.indices(app, cfg)
-        log = script.log_path(folder, is_array=bool(indices))
+        log = [f"--output={script.log_path(folder, is_array=bool(indices))}"]
+        if any(locks.sets_flag(x, flag) for x in cfg.get("sbatch") or () for flag in _OUTPUT):
+            log = []  # the command line would take precedence over the user's file
         body = {
-            "command": ["sbatch", "--parsable", f"--output={log}", path],
+            "command": ["sbatch", "--parsable", *log, path],
             "directory": folder,
             "roles": {role.name: role.num_replicas for role in app.roles},
             "array": indices,

@@ -49,14 +49,12 @@ from relight.schedulers.api import (
 )
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessScheduler, layout, streams
 from relight.schedulers.processes.orders import ReplicaPlan, to_text
-from relight.schedulers.ssh import hosts, link, remote_checks
+from relight.schedulers.ssh import hosts, link, locks, remote_checks
 from relight.schedulers.ssh.hosts import SshHost
 from relight.schedulers.ssh.orders import Check, LinkOrder, RemoteReplica, Remove, RunReplica
 
 _FILE = "ssh.json"
 _MAX_GRACE_S = 30.0
-_SSH_FLAGS = {"port": ("-p", "port"), "identity": ("-i", "identityfile")}
-"""ssh's flag and its keyword for -o, by option."""
 _LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -89,22 +87,10 @@ class Ssh(ProcessScheduler):
     capabilities = Capabilities(retries=True, survives_caller=False)
 
     def bypasses(
-        self, _app: AppDef, cfg: Mapping[str, Any], locks: Locks
+        self, _app: AppDef, cfg: Mapping[str, Any], site_locks: Locks
     ) -> Iterator[tuple[str, str]]:
         """Yield what sets a locked option in another way. See `Locks`."""
-        words = "" if locks.sets("ssh_args", cfg) else cfg.get("ssh_args") or ""
-        given = shlex.split(words)
-        settings = [  # -oPort=1, and -o Port=1
-            (word[2:] or following).strip().lower()
-            for word, following in zip(given, [*given[1:], ""], strict=True)
-            if word.startswith("-o")
-        ]
-        for option, (flag, keyword) in _SSH_FLAGS.items():
-            is_set = any(word.startswith(flag) for word in given)
-            if option in locks.names and (is_set or any(x.startswith(keyword) for x in settings)):
-                yield f"-cfg ssh_args={words}", option
-        if "hosts" in locks.names and cfg.get("hostfile") and not locks.sets("hostfile", cfg):
-            yield f"-cfg hostfile={cfg['hostfile']}", "hosts"
+        return locks.bypasses(cfg, site_locks)
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return an app's commands and the hosts to run them on. See `Scheduler.render`."""
