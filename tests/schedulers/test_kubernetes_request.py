@@ -15,6 +15,7 @@ from relight.job import launcher_file
 from relight.job.app import AppDef, AppState, BindMount, DeviceMount, Resource, Role, VolumeMount
 from relight.job.components import dist
 from relight.job.overlays import JOIN, set_overlay
+from relight.schedulers.api import ReplicaStatus
 from relight.schedulers.kubernetes import request
 from relight.schedulers.kubernetes import scheduler as kubernetes
 from relight.schedulers.kubernetes.kinds import KINDS
@@ -232,20 +233,59 @@ def test_failed_index_does_not_turn_success_of_elastic_role_into_failure() -> No
     job = find_object("Job", objects(ddp(j="2:3x8")))
     failed = {"type": "Failed", "status": "True", "reason": "FailedIndexes", "message": "x"}
     job["status"] = {"succeeded": 2, "failedIndexes": "2", "conditions": [failed]}
-    assert KINDS["job"].verdict(job) == (AppState.SUCCEEDED, "")
+    assert KINDS["job"].verdict(job, ()) == (AppState.SUCCEEDED, "")
     failed["reason"] = "PodFailurePolicy"
-    assert KINDS["job"].verdict(job) == (AppState.FAILED, "x")
+    assert KINDS["job"].verdict(job, ()) == (AppState.FAILED, "x")
     failed["reason"], job["status"]["succeeded"] = "FailedIndexes", 1
-    assert KINDS["job"].verdict(job) == (AppState.FAILED, "x")
+    assert KINDS["job"].verdict(job, ()) == (AppState.FAILED, "x")
     rigid = find_object("Job", objects(ddp(j="3x8")))
     rigid["status"] = {**job["status"], "succeeded": 2}
-    assert KINDS["job"].verdict(rigid) == (AppState.FAILED, "x")
+    assert KINDS["job"].verdict(rigid, ()) == (AppState.FAILED, "x")
+
+
+def test_failed_index_does_not_turn_success_of_elastic_jobset_into_failure() -> None:
+    """The failure policy of a JobSet can't ignore a failed Job."""
+    jobset = find_object("JobSet", objects(ddp(j="2:3x8"), kind="jobset"))
+    failed = {"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "x"}
+    jobset["status"] = {"conditions": [failed]}
+    role = next(iter(KINDS["jobset"].roles(jobset)))
+    ended = [
+        ReplicaStatus(role, number, state)
+        for number, state in enumerate((AppState.SUCCEEDED, AppState.SUCCEEDED, AppState.FAILED))
+    ]
+    assert KINDS["jobset"].verdict(jobset, ended) == (AppState.SUCCEEDED, "")
+    assert KINDS["jobset"].verdict(jobset, ended[1:]) == (AppState.FAILED, "x")
+    rigid = find_object("JobSet", objects(ddp(j="3x8"), kind="jobset"))
+    assert KINDS["jobset"].verdict({**rigid, "status": jobset["status"]}, ended)[1] == "x"
+
+
+@pytest.mark.parametrize(
+    ("join_timeout", "tries"), [("", 6), ("600", 6), ("60", 3), ("5", 3), ("3600", 11)]
+)
+def test_pods_of_elastic_role_are_recreated_until_the_join_timeout(
+    join_timeout: str, tries: int
+) -> None:
+    """The delays of the Job controller are 10 s, 20 s, 40 s ... and 10 minutes at most."""
+    app = ddp(j="2:5x8")
+    if join_timeout:
+        app.roles[0].env["PET_RDZV_CONF"] = f"join_timeout={join_timeout}"
+    assert find_object("Job", objects(app))["spec"]["backoffLimitPerIndex"] == tries
+    assert find_object("Job", objects(ddp(j="5x8")))["spec"]["backoffLimitPerIndex"] == 3
+
+
+def test_unfit_pod_of_elastic_volcano_job_is_recreated_after_a_delay() -> None:
+    """Each time uses up a retry, and the pod may be scheduled to the same node again."""
+    volcano = find_object("Job", objects(ddp(j="2:3x8"), kind="volcano"))["spec"]
+    container = volcano["tasks"][0]["template"]["spec"]["containers"][0]
+    code = next(x["value"] for x in container["env"] if x["name"] == "RELIGHT_UNFIT_EXIT_CODE")
+    policy = {"exitCode": int(code), "action": "RestartPod", "timeout": "5m"}
+    assert policy in volcano["policies"]
+    rigid = find_object("Job", objects(ddp(j="3x8"), kind="volcano"))["spec"]
+    assert not [each for each in rigid["policies"] if "timeout" in each]
 
 
 def test_only_unfit_pod_of_elastic_role_has_its_own_exit_code() -> None:
     assert variables(objects(ddp(j="2:3x8")))["RELIGHT_UNFIT_EXIT_CODE"] == "75"
-    volcano = find_object("Job", objects(ddp(j="2:3x8"), kind="volcano"))
-    assert "RELIGHT_UNFIT_EXIT_CODE" in str(volcano["spec"]["tasks"])
     assert "RELIGHT_UNFIT_EXIT_CODE" not in variables(objects(ddp(j="3x8")))
 
 

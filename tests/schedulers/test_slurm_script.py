@@ -431,7 +431,7 @@ srun: launch/slurm: _step_signal: Terminating StepId=1.0
 srun: error: n4: task 3: Segmentation fault (core dumped)
 srun: error: Unable to create step for job 1: Job/step already completing or completed
 """
-    assert states.task_ends(text) == [
+    assert states.task_ends(text)[0] == [
         TaskEnd(2, "n3", -9, lost=True),
         TaskEnd(0, "n1", 7, lost=False),
         TaskEnd(1, "n2", 7, lost=False),

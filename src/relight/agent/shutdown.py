@@ -19,7 +19,13 @@ from relight.agent.agent_config import AgentConfig
 from relight.agent.group import LocalLink
 from relight.agent.node import Node
 from relight.agent.worker_group import AgentContext, GenerationResult, WorkerGroup
-from relight.base.errors import EXIT_MACHINE, EXIT_PREEMPTED, signal_exit_code, signal_name
+from relight.base.errors import (
+    EXIT_MACHINE,
+    EXIT_PREEMPTED,
+    UNFIT_CODE_VARIABLE,
+    signal_exit_code,
+    signal_name,
+)
 from relight.core.group.messages import JobEnded, NodeLeaving, NodeReady
 from relight.events.event_types import NotRestarting
 
@@ -29,11 +35,6 @@ if TYPE_CHECKING:
 
 _TELL_S = 3.0
 """How long a leaving node tries to report the reason to the group."""
-_UNFIT_CODE = "RELIGHT_UNFIT_EXIT_CODE"
-"""A scheduler sets this variable to the exit code for a node that fails its health check while the
-job continues without it. The scheduler then starts the node again without counting a failure. The
-variable also keeps the exit code of a failed worker from ending the job on the other nodes.
-"""
 
 
 class Leaving:
@@ -87,7 +88,7 @@ class Leaving:
         env, node = self._job.command.env, self._node
         reason = f"its health check failed: {unfit.why}"
         leaves = f"the node is leaving: {reason}"
-        code, node.is_unfit = env.get(_UNFIT_CODE), True
+        code, node.is_unfit = env.get(UNFIT_CODE_VARIABLE), True
         self._journal.say(health_check.explain(unfit))
         if outcome.failures and node.workers is not None:
             end = self._give_up(node.workers, outcome, reason, "the health check failed")
@@ -101,7 +102,7 @@ class Leaving:
         return self._unfit_exit_code(), leaves
 
     def _unfit_exit_code(self) -> int:
-        code = self._job.command.env.get(_UNFIT_CODE)
+        code = self._job.command.env.get(UNFIT_CODE_VARIABLE)
         return int(code) if code.isdecimal() and self._node.others_formed else EXIT_MACHINE
 
     def as_preempted(

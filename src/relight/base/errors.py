@@ -30,6 +30,11 @@ EXIT_HUNG = 124
 """The exit code that timeout(1) uses."""
 EXIT_SIGNAL_BASE = 128
 """A process that was killed by signal n has exit code 128 + n, as in every shell."""
+UNFIT_CODE_VARIABLE = "RELIGHT_UNFIT_EXIT_CODE"
+"""A scheduler sets this variable to the exit code for a node that fails its health check while the
+job continues without it. The scheduler then starts the node again without counting a failure. The
+variable also keeps the exit code of a failed worker from ending the job on the other nodes.
+"""
 _PLACES = 10
 
 

@@ -14,14 +14,14 @@ The failure limit is set per index, because pods otherwise can't find out how ma
 has been tried (Kubernetes 1.29, KEP 3850).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from relight.base.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_PREEMPTED
 from relight.job.app import AppDef, AppState, Role
-from relight.schedulers.api import time_limit_s
-from relight.schedulers.kubernetes import pods
+from relight.schedulers.api import ReplicaStatus, time_limit_s
+from relight.schedulers.kubernetes import pods, run_times
 from relight.schedulers.kubernetes.kind import (
     Maker,
     Verdict,
@@ -43,9 +43,11 @@ _TRANSIENT = [EXIT_GROUP, EXIT_MACHINE, 129, 130, 137, 143]
 failed, a machine rejected something, or a signal ended the agent. Such pods are recreated a few
 times.
 """
-_TRIES, _ELASTIC_TRIES = 3, 6
-"""How many times such a pod is recreated. The delay starts at 10 s and doubles (backoff_utils.go),
-so in an elastic role, the group has formed or its join timeout is over before an index fails.
+_TRIES = 3
+"""The least number of times that such a pod is recreated."""
+_DELAY_S, _MAX_DELAY_S = 10, 600
+"""The delay before a pod is recreated doubles each time (DefaultJobPodFailureBackOff and
+MaxJobPodFailureBackOff in pkg/controller/job).
 """
 
 
@@ -85,7 +87,7 @@ class IndexedJob:
         role = (each["metadata"].get("labels") or {}).get(pods.ROLE, "")
         return {role: each["spec"].get("completions") or 0}
 
-    def verdict(self, each: Object) -> Verdict:
+    def verdict(self, each: Object, _replicas: Sequence[ReplicaStatus], /) -> Verdict:
         """Derive the verdict from a Job's conditions."""
         state, message = by_conditions(
             each, ("Complete", "SuccessCriteriaMet"), ("Failed", "FailureTarget")
@@ -98,7 +100,7 @@ class IndexedJob:
 def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     """Return the specification of a role's Job."""
     size, is_elastic = role.num_replicas, least(role) < role.num_replicas
-    tries = _ELASTIC_TRIES if is_elastic else _TRIES
+    tries = _elastic_tries(role) if is_elastic else _TRIES
     found: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": size,
@@ -119,16 +121,31 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
     return {**found, "template": pods.template(app, with_unfit_code(role), cfg, place)}
 
 
+def _elastic_tries(role: Role) -> int:
+    """Return how many times a pod of an elastic role is recreated. An index must not fail before
+    the group has formed or its join timeout is over.
+    """
+    tries, delay_s, left_s = 0, _DELAY_S, run_times.join_timeout_s(role)
+    while left_s > 0:
+        tries, left_s = tries + 1, left_s - delay_s
+        delay_s = min(2 * delay_s, _MAX_DELAY_S)
+    return max(_TRIES, tries)
+
+
 def _has_succeeded(job: Object) -> bool:
     """Return whether the Job controller has marked the Job as failed although enough replicas of an
     elastic role succeeded. This happens if all other indexes failed.
     """
-    policy: Mapping[str, Any] = job["spec"].get("successPolicy") or {}
-    rule: Mapping[str, Any] = next(iter(policy.get("rules") or ()), {})
     status = job.get("status") or {}
     reasons = {each.get("reason") for each in status.get("conditions") or ()}
-    succeeded = status.get("succeeded") or 0
-    return "FailedIndexes" in reasons and succeeded >= rule.get("succeededCount", succeeded + 1)
+    least = succeeded_count(job["spec"])
+    return "FailedIndexes" in reasons and (status.get("succeeded") or 0) >= least
+
+
+def succeeded_count(spec: Mapping[str, Any]) -> int:
+    """Return how many replicas must succeed, given a Job's specification."""
+    rules = (spec.get("successPolicy") or {}).get("rules") or [{}]
+    return int(rules[0].get("succeededCount", spec["completions"]))
 
 
 def _rules(role: Role) -> list[dict[str, Any]]:

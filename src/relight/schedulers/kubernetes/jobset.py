@@ -4,12 +4,14 @@ as a whole.
 Source: the jobset.x-k8s.io/v1alpha2 API in JobSet 0.12.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from relight.job.app import AppDef, Role
+from relight.job.app import AppDef, AppState, Role
+from relight.schedulers.api import ReplicaStatus
 from relight.schedulers.kubernetes import pods
-from relight.schedulers.kubernetes.job import IndexedJob, spec
+from relight.schedulers.kubernetes.job import IndexedJob, spec, succeeded_count
 from relight.schedulers.kubernetes.kind import (
     Maker,
     Verdict,
@@ -65,9 +67,25 @@ class JobSet(IndexedJob):
             for job in jobs
         }
 
-    def verdict(self, each: Object) -> Verdict:
-        """Derive the verdict from a JobSet's conditions."""
-        return by_conditions(each, ("Completed",), ("Failed",))
+    def verdict(self, each: Object, replicas: Sequence[ReplicaStatus], /) -> Verdict:
+        """Derive the verdict from a JobSet's conditions. A JobSet also fails if one of its Jobs has
+        failed although enough replicas of an elastic role succeeded (see `IndexedJob`). A failure
+        policy can't prevent that, because its actions only fail or restart a JobSet.
+        """
+        state, message = by_conditions(each, ("Completed",), ("Failed",))
+        if state is AppState.FAILED and _has_succeeded(each, replicas):
+            return AppState.SUCCEEDED, ""
+        return state, message
+
+
+def _has_succeeded(jobset: Object, replicas: Sequence[ReplicaStatus]) -> bool:
+    """Return whether each role has as many succeeded replicas as it needs."""
+    succeeded = Counter(each.role for each in replicas if each.state is AppState.SUCCEEDED)
+    return all(
+        succeeded[job["template"]["metadata"]["labels"][pods.ROLE]]
+        >= succeeded_count(job["template"]["spec"])
+        for job in jobset["spec"]["replicatedJobs"]
+    )
 
 
 def _metadata(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """The interface for a kind of Kubernetes object that creates pods, such as a Job."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from relight.base.errors import EXIT_PREEMPTED, UsageError
+from relight.base.errors import EXIT_PREEMPTED, UNFIT_CODE_VARIABLE, UsageError
 from relight.job import launcher_file
 from relight.job.app import NOTHING, AppDef, AppState, Role
+from relight.schedulers.api import ReplicaStatus
 from relight.schedulers.kubernetes.names import label_value
 from relight.schedulers.kubernetes.pods import ROLE, VOLCANO, MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
@@ -17,7 +18,6 @@ individual pods.
 """
 QUEUE = "kueue.x-k8s.io/queue-name"
 NEVER = -1
-_UNFIT_CODE = "RELIGHT_UNFIT_EXIT_CODE"
 
 
 class Maker(NamedTuple):
@@ -63,8 +63,8 @@ class Kind(Protocol):
     def roles(self, each: Object) -> dict[str, int]:
         """Return an object's roles and their numbers of replicas."""
 
-    def verdict(self, each: Object) -> Verdict:
-        """Derive the verdict from an object's status."""
+    def verdict(self, each: Object, replicas: Sequence[ReplicaStatus], /) -> Verdict:
+        """Derive the verdict from an object's status and from its replicas."""
 
     def cancelling(self, each: Object) -> tuple[str, list[dict[str, Any]]]:
         """Return the subresource to patch (an empty string for the object itself), and a JSON patch
@@ -146,14 +146,14 @@ def least(role: Role) -> int:
     return role.num_replicas if role.min_replicas is None else role.min_replicas
 
 
-def with_unfit_code(role: Role) -> Role:
+def with_unfit_code(role: Role, code: int = EXIT_PREEMPTED) -> Role:
     """Return the role with a variable for its agents. In an elastic job, an agent whose node fails
-    its health check while the others train exits with 75. The pod is then recreated without
+    its health check while the others train exits with this code. The pod is then recreated without
     counting a failure.
     """
     if least(role) == role.num_replicas or not launcher_file.starts_relight(role):
         return role
-    return replace(role, env={_UNFIT_CODE: str(EXIT_PREEMPTED), **role.env})
+    return replace(role, env={UNFIT_CODE_VARIABLE: str(code), **role.env})
 
 
 def only_role(kind: Kind, app: AppDef) -> Role:

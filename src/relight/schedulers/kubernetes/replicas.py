@@ -114,7 +114,7 @@ def _verdict(
     why = next((f"{x.role}/{x.replica}: {x.error}" for x in by_cause(replicas) if x.error), "")
     if (each["metadata"].get("annotations") or {}).get(CANCELLED):
         return AppState.CANCELLED, "it was cancelled"
-    state, message = kind.verdict(each)
+    state, message = kind.verdict(each, replicas)
     if state is AppState.FAILED:
         return state, why or message
     if state is AppState.PENDING and no_pods:

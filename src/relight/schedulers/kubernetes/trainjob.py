@@ -4,12 +4,13 @@ The runtime determines what happens to failed pods. Source: the trainer.kubeflow
 Kubeflow Trainer 2.3.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from relight.base.errors import UsageError
 from relight.job.app import AppDef, Role
+from relight.schedulers.api import ReplicaStatus
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.job import IndexedJob
 from relight.schedulers.kubernetes.kind import (
@@ -127,6 +128,6 @@ class TrainJob:
         role = (each["metadata"].get("labels") or {}).get(pods.ROLE, "")
         return {role: each["spec"]["trainer"].get("numNodes") or 1}
 
-    def verdict(self, each: Object) -> Verdict:
+    def verdict(self, each: Object, _replicas: Sequence[ReplicaStatus], /) -> Verdict:
         """Derive the verdict from a TrainJob's conditions."""
         return by_conditions(each, ("Complete",), ("Failed",))

@@ -5,14 +5,14 @@ small. Source: the batch.volcano.sh/v1alpha1 API in Volcano 1.16 and, for its be
 controller in pkg/controllers/job.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from relight.base.errors import EXIT_PREEMPTED
 from relight.job import launcher_file
 from relight.job.app import AppDef, AppState, Role
-from relight.schedulers.api import time_limit_s
+from relight.schedulers.api import ReplicaStatus, time_limit_s
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.kind import (
     Maker,
@@ -28,6 +28,10 @@ from relight.schedulers.kubernetes.store import Object, ObjectKind
 _ENDED_FROM_OUTSIDE = (EXIT_PREEMPTED, 143)
 """The exit codes of an agent in an evicted pod, after SIGTERM with and without a saved
 checkpoint.
+"""
+_UNFIT_CODE, _UNFIT_DELAY = 76, "5m"
+"""The exit code of an agent on an unfit node, and the delay before its pod is recreated. Without a
+delay, a pod that is scheduled to the same node again would use up the retries.
 """
 _RESTARTS = 1000
 """The maximum number of evictions for a job without retries. There is a maximum because Volcano
@@ -102,7 +106,7 @@ class Volcano:
             for task in each["spec"].get("tasks") or ()
         }
 
-    def verdict(self, each: Object) -> Verdict:
+    def verdict(self, each: Object, _replicas: Sequence[ReplicaStatus], /) -> Verdict:
         """Derive the verdict from a Job's phase."""
         state = (each.get("status") or {}).get("state") or {}
         return _PHASES.get(state.get("phase") or ""), str(state.get("message") or "")
@@ -129,12 +133,14 @@ def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
     if retries > 0 and not all(map(launcher_file.starts_relight, app.roles)):
         return [{"event": event, **restart} for event in ("PodEvicted", "PodFailed")]
     again = [{"exitCode": code, "action": "RestartPod"} for code in _ENDED_FROM_OUTSIDE]
+    if any(least(role) < role.num_replicas for role in app.roles):
+        again.append({"exitCode": _UNFIT_CODE, "action": "RestartPod", "timeout": _UNFIT_DELAY})
     failed = restart if retries > 0 else {"action": "TerminateJob"}
     return [*again, {"event": "PodFailed", **failed}]
 
 
 def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
-    template = pods.template(app, with_unfit_code(role), cfg, place)
+    template = pods.template(app, with_unfit_code(role, _UNFIT_CODE), cfg, place)
     if seconds := time_limit_s(cfg):  # set on pods, because a Volcano Job lacks a time limit
         template["spec"].setdefault("activeDeadlineSeconds", seconds)
     return {

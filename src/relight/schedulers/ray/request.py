@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from relight import __version__
-from relight.base.errors import EXIT_MACHINE, MachineError, UsageError
+from relight.base.errors import EXIT_MACHINE, UNFIT_CODE_VARIABLE, MachineError, UsageError
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, Role
 from relight.job.user import user_name
@@ -186,7 +186,7 @@ def _role(
     # The exit code of an agent on an unfit node must not be that of its failed worker, because the
     # others continue.
     is_elastic = role.min_replicas not in (None, size)
-    unfit = {"RELIGHT_UNFIT_EXIT_CODE": str(EXIT_MACHINE)} if is_elastic else {}
+    unfit = {UNFIT_CODE_VARIABLE: str(EXIT_MACHINE)} if is_elastic else {}
     return {
         "name": role.name,
         "file": _file(role.name),

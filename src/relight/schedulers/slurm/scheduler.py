@@ -520,14 +520,13 @@ def _replicas(
         ReplicaStatus(role, k, state, part.hosts[k] if k < len(part.hosts) else "", code)
         for k in range(number)
     ]
-    lost = states.lost_hosts(said)
+    ends, lost = states.task_ends(said)
     blank = [
         each._replace(state=AppState.FAILED, exitcode=None, error=_LOST)
         if each.host in lost
         else each
         for each in blank
     ]
-    ends = states.task_ends(said)
     cause = next((end for end in ends if not end.lost), None)
     for end in ends:
         if end.task >= len(blank):

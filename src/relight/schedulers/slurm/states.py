@@ -328,8 +328,10 @@ _SIGNALS = {"Hangup": 1, "Interrupt": 2, "Quit": 3, "Aborted": 6, "Bus error": 7
             "Alarm clock": 14, "Terminated": 15, "Out Of Memory": 9}  # fmt: skip
 
 
-def task_ends(text: str) -> list[TaskEnd]:
-    """Parse from srun's stderr how each task ended, in order of failure."""
+def task_ends(text: str) -> tuple[list[TaskEnd], set[str]]:
+    """Parse from srun's stderr how each task ended, in order of failure, and which hosts the step
+    has lost.
+    """
     ends: list[TaskEnd] = []
     lost: set[str] = set()
     for line in text.splitlines():
@@ -343,18 +345,13 @@ def task_ends(text: str) -> list[TaskEnd]:
             for index, task in enumerate(_task_numbers(match[2])):
                 host = hosts[index] if index < len(hosts) else match[1]
                 ends.append(TaskEnd(task, host, exitcode, host in lost))
-    return ends
+    return ends, lost
 
 
 def _task_numbers(text: str) -> Iterable[int]:
     for part in text.split(","):
         low, _, high = part.partition("-")
         yield from range(int(low), int(high or low) + 1)
-
-
-def lost_hosts(text: str) -> set[str]:
-    """Return the hosts that a step has lost, according to srun's stderr."""
-    return {host for match in _LOST.finditer(text) for host in expand_hosts(match[1])}
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
