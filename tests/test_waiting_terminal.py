@@ -126,7 +126,8 @@ def test_lonely_node_says_how_to_start_others_and_what_it_waited_for(
     agent = start(*TWO_NODES, f"--rdzv-endpoint={tmp_path}", script(""))
     assert agent.stderr is not None
     while (line := agent.stderr.readline()) != (
-        b"relight: hint: start the other nodes with the same command\n"
+        b"relight: hint: no other node has connected yet; if you start the nodes by hand, run the "
+        b"same command on each\n"
     ):
         assert line, "the agent ended"
     agent.send_signal(signal.SIGTERM)

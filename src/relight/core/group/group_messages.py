@@ -134,10 +134,13 @@ def only_this_machine(where: str, addresses: Sequence[str]) -> str:
 
 def start_other_nodes(ordered: bool) -> str:
     """Return the line for the coordinator's host if no other node has connected. `ordered` means
-    that each node has a node rank.
+    that each node has a node rank. A scheduler may be starting the other nodes.
     """
-    own = ", each with its own --node-rank" if ordered else ""
-    return f"hint: start the other nodes with the same command{own}"
+    own = ", with its own --node-rank" if ordered else ""
+    return (
+        "hint: no other node has connected yet; if you start the nodes by hand, run the same "
+        f"command on each{own}"
+    )
 
 
 def coming_back(missing: int, generation: int) -> str:
