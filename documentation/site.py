@@ -32,6 +32,8 @@ SHOWN = (
 """The parts of the repository that are on the site."""
 MESSAGES = "messages.md"
 """A page that only exists on the site; it is generated from the source."""
+API_REFERENCE = "api_reference.md"
+"""Another one. Its template in this directory lists modules for mkdocstrings."""
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#]+\.md)\)")
 
 
@@ -74,12 +76,18 @@ def build(out: Path) -> str:
         for entry in SHOWN:
             (source / entry).symlink_to(ROOT / entry)
         (source / MESSAGES).write_text(messages.page())
+        template = ROOT / "documentation" / API_REFERENCE
+        (source / API_REFERENCE).write_text(template.read_text())
         config = Path(name) / "mkdocs.yml"
         settings = {
             "INHERIT": str(ROOT / "documentation" / "mkdocs.yml"),
             "docs_dir": str(source),
             "site_dir": str(out),
-            "nav": [*navigation(), {"All messages": MESSAGES}],
+            "nav": [
+                *navigation(),
+                {"All messages": MESSAGES},
+                {"Signatures and docstrings": API_REFERENCE},
+            ],
             "plugins": {"mkdocstrings": {"handlers": {"python": {"paths": [str(ROOT / "src")]}}}},
         }
         config.write_text(json.dumps(settings))  # JSON is valid YAML

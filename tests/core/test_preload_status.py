@@ -22,8 +22,8 @@ from relight.core.status.preload_status import (
         ),
         (
             PreloadStatus(IMPORTING, "", 1843, 412, "torch._dynamo", 75.4),
-            "preload: 412 of 1843 modules imported in 1 min 15 s, now torch._dynamo; restarts are "
-            "cold until all are",
+            "preload: 412 of 1843 modules imported in 1 min 15 s, now torch._dynamo; restarts stay "
+            "cold until all are imported",
         ),
         (PreloadStatus(READY, "", 1843, 1843), "preload: restarts are warm, 1843 modules imported"),
         (

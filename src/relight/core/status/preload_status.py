@@ -44,7 +44,8 @@ def describe(status: PreloadStatus) -> list[str]:
         took = format_duration(status.seconds)
         now = f", now {status.importing}" if status.importing else ""
         text = (
-            f"{status.imported} of {known} imported in {took}{now}; restarts are cold until all are"
+            f"{status.imported} of {known} imported in {took}{now}; restarts stay cold until all "
+            "are imported"
         )
     elif status.state == READY:
         text = f"restarts are warm, {known} imported"
