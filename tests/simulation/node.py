@@ -531,6 +531,12 @@ def gather(
     return tuple(failures), ()
 
 
+def listen(interruption: Any) -> None:
+    """Handle what `relight.agent.preemption.Interruption._listen` would, but only stop signals."""
+    for number in interruption._spec.signals_to_handle:
+        interruption._loop.on_signal(number, interruption._on_signal)
+
+
 def has_memory(group: Any) -> bool:
     """Return what `relight.agent.worker_group.WorkerGroup._has_memory` would."""
     return group._memory is not None or group._services.loop.process.world.recoverable

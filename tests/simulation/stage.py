@@ -110,11 +110,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
         "Consoles": node.Consoles, "Scratch": node.Scratch, "StorePort": node.Store,
         "raise_limit": lambda: None, "Node": node.WatchedNode,
     },
-    "relight.agent.preemption": {
-        "listen": lambda loop, spec, on_stop, *_: [
-            loop.on_signal(number, on_stop) for number in spec.signals_to_handle
-        ],
-    },
+    "relight.agent.preemption": {"Interruption._listen": node.listen},
     "relight.agent.node": {"_READY_S": 1.0},
     "relight.agent.worker_group": {"Logs": node.Logs, "WorkerGroup._has_memory": node.has_memory},
     "relight.processes.shared_pages": {"WorkerMemory": memory.Memory},

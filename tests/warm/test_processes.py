@@ -484,7 +484,9 @@ def test_warm_process_match_ignores_signals_reserved_by_libc(
     facts = []
     for mask in ("0000000181001000", "0000000001001000"):
         monkeypatch.setattr(
-            fork_compat, "_read", lambda name, mask=mask: f"SigIgn:\t{mask}\n" * (name == "status")
+            fork_compat,
+            "content",
+            lambda path, mask=mask: f"SigIgn:\t{mask}\n" * path.endswith("status"),
         )
         facts.append(fork_compat.collect())
     assert facts[0] == facts[1] and facts[0]["ignored signals"] == "SIGPIPE SIGXFSZ"

@@ -20,7 +20,6 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
@@ -109,18 +108,28 @@ class Role(Enum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True)
 class Known:
-    """The known facts, which are the nonzero exits, the ranks that had exited with code 0 by then,
-    and the number of ranks, or 0 if unknown. The `told` field contains the ranks that exited with
-    code 0 but had printed an error. A job may have thousands of ranks, so the rules don't compare
-    each rank with all others.
+    """The known facts. A job may have thousands of ranks, so the rules don't compare each rank with
+    all others.
+
+    Args:
+        ends: the nonzero exits.
+        succeeded_ranks: the ranks that had exited with code 0 by then.
+        world_size: the number of ranks, or 0 if unknown.
+        told: the ranks that exited with code 0 but had printed an error.
     """
 
-    ends: tuple[Failure, ...]
-    succeeded_ranks: tuple[int, ...] = ()
-    world_size: int = 0
-    told: tuple[Failure, ...] = ()
+    def __init__(
+        self,
+        ends: tuple[Failure, ...],
+        succeeded_ranks: tuple[int, ...] = (),
+        world_size: int = 0,
+        told: tuple[Failure, ...] = (),
+    ) -> None:
+        self.ends = ends
+        self.succeeded_ranks = succeeded_ranks
+        self.world_size = world_size
+        self.told = told
 
     def with_role(self, *roles: Role) -> list[Failure]:
         """Return the failures with one of these roles, in order of occurrence."""

@@ -30,9 +30,9 @@ _OBSERVED = re.compile(
 )
 """The agent's own evidence (`describe`)."""
 _CRASHES = {
-    "segmentation fault": signal.SIGSEGV,
-    "bus error": signal.SIGBUS,
-    "floating-point exception": signal.SIGFPE,
+    "segmentation fault": "SIGSEGV",
+    "bus error": "SIGBUS",
+    "floating-point exception": "SIGFPE",
 }
 _CRASHED = re.compile(rf"ERROR: Unexpected ({'|'.join(_CRASHES)}) encountered in worker\.")
 """Messages that a crashing DataLoader process prints."""
@@ -82,7 +82,7 @@ def how_lost(failure: Failure) -> str:
         if found["signal"]:
             return f"was killed by {_signals().get(found['signal'], found['signal'])}"
     if (crashed := _CRASHED.search("\n".join([failure.words, *failure.last_lines]))) is not None:
-        return f"was killed by {_CRASHES[crashed[1]].name}"
+        return f"was killed by {_CRASHES[crashed[1]]}"
     return "exited or was killed"
 
 
