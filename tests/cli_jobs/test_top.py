@@ -487,11 +487,13 @@ def test_cancel_key_asks_for_confirmation(monkeypatch: pytest.MonkeyPatch) -> No
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:
+        await played.until(pilot, lambda: played.view._row() is not None)
         for answer in ("n", "escape", "y"):
             await pilot.press("c")
-            assert isinstance(played.view.screen, ConfirmScreen)
+            await played.until(pilot, lambda: isinstance(played.view.screen, ConfirmScreen))
             assert not played.commands
             await pilot.press(answer)
+            await played.until(pilot, lambda: not isinstance(played.view.screen, ConfirmScreen))
         await played.until(pilot, lambda: played.commands)
 
     played.play(keys)
