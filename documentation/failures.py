@@ -106,7 +106,7 @@ _HEAD = """\
 <!-- written by python -m documentation.failures -->
 
 When a job fails, the first line that begins with `relight: rank`, `relight: probably rank` or
-`relight: error` states the reason. Search this page for the text of that line; `…` stands for a
+`relight: error` states the reason. Search this page for the text of that line; `…` replaces a
 name or a number. Parts of the reports below that differ between machines are shortened.
 
 A report starts with the cause: what happened, where in the code, and on which node. The traceback,

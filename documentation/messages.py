@@ -17,7 +17,7 @@ _HEAD = """\
 # All messages
 
 Every error with which a command of relight ends before or while it works, from its source, with the
-hint that follows it. `…` stands for a name or a number. A job whose *workers* failed is in the
+hint that follows it. `…` replaces a name or a number. A job whose *workers* failed is in the
 [failure guide](docs/failure-guide.md).
 
 """

@@ -52,7 +52,7 @@ if os.environ["RANK"] == "1":
     read()
 time.sleep(600)
 """,
-        "probably rank 1 is stopped (SIGSTOP) in read (train.py:4)",
+        "rank 1 is stopped (SIGSTOP) in read (train.py:4)",
     ),
 }
 

@@ -104,6 +104,12 @@ def test_hang_suspect_is_labelled_a_guess_if_ranks_are_evenly_split() -> None:
     assert rendered(stopped(0, *READ))[0] == "rank 0 hangs in read (data.py:41)"
 
 
+def test_stopped_rank_is_reported_as_a_fact() -> None:
+    halted = stopped(1, *READ)._replace(doing=doing(process(*READ, state="T")))
+    lines = rendered(stopped(0, *REDUCE), halted)
+    assert lines[0] == "rank 1 is stopped (SIGSTOP) in read (data.py:41)"
+
+
 def test_hang_report_lists_exited_ranks_separately() -> None:
     assert "all ranks are at the same place" in rendered(stopped(0, *READ))
     lines = rendered(stopped(0, *READ), succeeded=(2, 1))

@@ -529,12 +529,9 @@ class Runner:
         messages), and the scheduler's options from the site's file.
         """
         where = f"the settings ({', '.join(self.settings.files)})" if self.settings.files else ""
-        of_site, names = (
-            options.site_options(self.settings.site, found.name, name),
-            (found.name, name),
-        )
+        names = found.name, name
         sections = {k: v for each in names for k, v in self.settings.section(each).items()}
-        return sections, where, of_site
+        return sections, where, options.site_options(self.settings.site, *names)
 
     def _audit(self, *what: str) -> None:
         from relight.runner import audit

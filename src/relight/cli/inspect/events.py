@@ -153,7 +153,7 @@ def _is_file(target: str) -> bool:
 
 
 def _find_job(target: str) -> Handle | None:
-    """Return a job, or None if there is no such job but a directory with that name."""
+    """Return a job, or None if only a directory has that name."""
     try:
         with Runner() as runner:
             return runner.find(target)

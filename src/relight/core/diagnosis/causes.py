@@ -63,7 +63,7 @@ _NAMED_RANK = re.compile(
     (?![ -]?(?:tensor|array|matri|adapter|approximation|update))""",
     re.VERBOSE | re.IGNORECASE,
 )
-"""A rank named in a message. Tensors and matrices have ranks as well."""
+"""A rank named in a message, as opposed to the rank of a tensor or matrix."""
 _EVERYDAY = re.compile(
     r"""(?:[\w.]*\.)?(?:
     StopIteration|StopAsyncIteration|GeneratorExit|CancelledError|Empty|Full

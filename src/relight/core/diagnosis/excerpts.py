@@ -114,9 +114,8 @@ def headline(report: ErrorReport, most: int) -> str:
 def cut(text: str, size: int) -> str:
     """Truncate a string to at most `size` characters, and mark removed text with an ellipsis. The
     string is truncated after the last sentence or, failing that, after the last word that ends in
-    its second half. A string is never truncated at a colon, because the
-    reason follows the colon. If an address would be lost, text before the address is removed
-    instead.
+    its second half. A string is never truncated at a colon, because the reason follows the colon.
+    If an address would be lost, text before the address is removed instead.
     """
     if len(text) <= size:
         return text

@@ -119,7 +119,9 @@ class Hang(NamedTuple):
     def _what(self) -> str:
         mine, waiting = [self.root, *self.same], [g for g in self.others if _waits(g)]
         if not (waiting and _waits(mine)):
-            is_certain = not self.others or raised_before(self.root) is not None
+            doing, raised = self.root.doing, raised_before(self.root)
+            stopped = doing is not None and stack_text.is_stopped(doing)
+            is_certain = not self.others or raised is not None or stopped
             likely = "" if is_certain else "perhaps " if self.is_guess else "probably "
             return cut(f"{likely}{_line(mine, hangs=True)}", 3 * WIDTH - 40)
         lines = ", ".join(map(_line, (mine, *waiting)))

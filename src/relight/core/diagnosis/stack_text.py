@@ -287,6 +287,11 @@ def is_halted(doing: WorkerState) -> bool:
     return doing.place.startswith(tuple(_STATES.values()))
 
 
+def is_stopped(doing: WorkerState) -> bool:
+    """Return whether a signal or a debugger had stopped a worker."""
+    return doing.place.startswith((_STATES["T"], _STATES["t"]))
+
+
 def receives(text: str) -> bool:
     """Return whether processes are waiting for data from a socket, or for a connection.
 
