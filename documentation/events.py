@@ -205,7 +205,9 @@ event is sent to the handler that is set with `PET_EVENT_LOG_HANDLER` or with `e
 the [site's configuration](site.md):
 
 ```text
-{{"v": 1, "n": 1, "t": 71201.2, "time": 1767323045.1, "event": "UserAction", "action": "submit",
+{{"v": {
+    event_types.SCHEMA
+}, "n": 1, "t": 71201.2, "time": 1767323045.1, "event": "UserAction", "action": "submit",
  "job": "slurm://relight/7141", "detail": "dist.ddp", "agent": {{"user": "ada", "host": "login1",
  "version": "0.1.0", "scheduler": "", "scheduler_job": ""}}}}
 ```

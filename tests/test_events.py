@@ -51,7 +51,7 @@ def test_event_json_has_name_and_all_fields(event: event_types.Event) -> None:
     line = json.loads(event_types.format_line(event_types.LoggedEvent(7, 1.5, 2.5, event)))
     fields = json.loads(json.dumps(event._asdict()))
     assert line == {
-        "v": 1, "n": 7, "t": 1.5, "time": 2.5, "event": type(event).__name__, **fields,
+        "v": 2, "n": 7, "t": 1.5, "time": 2.5, "event": type(event).__name__, **fields,
     }  # fmt: skip
     assert describe(event)
 

@@ -132,6 +132,16 @@ def test_job_is_named_after_function() -> None:
     assert repr(future) == f"<relight.Future pow {future.handle} SUCCEEDED>"
 
 
+def test_map_accepts_a_sequence_that_only_has_items() -> None:
+    """An example is a map-style Dataset."""
+
+    class Items:
+        def __getitem__(self, index: int) -> int:
+            return [4, 5][index]
+
+    assert [each.result() for each in relight.map(abs, Items())] == [4, 5]  # type: ignore[arg-type]
+
+
 def test_map_runs_at_most_requested_number_of_jobs_at_once(helpers: Any, tmp_path: Path) -> None:
     place = str(tmp_path / "place")
     futures = relight.map(helpers.alone, [place] * 2, at_once=1)

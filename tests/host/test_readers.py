@@ -247,16 +247,21 @@ def test_dump_in_place_of_a_traceback_is_found(loop: FastLoop, tmp_path: Path) -
     dump = b"\nobject address  : 0x7f51b2fa87c0\nobject refcount : 3\n"
     found: list[str] = []
     path = tmp_path / "stderr.log"
-    path.write_bytes(dump)
+    path.touch()
     tail = FileTail(str(path), None, on_traceback=lambda: found.append("file"))
-    tail.read()
-    tail.close()
     ours, theirs = channel(-1)
     reader = PipeReader(loop, ours, None, on_traceback=lambda: found.append("pipe"))
-    os.write(theirs, dump)
+    for part in (dump[:9], dump[9:]):  # the agent may read in between
+        with path.open("ab") as file:
+            file.write(part)
+        tail.read()
+        expected = reader.size + os.write(theirs, part)
+        loop.until(lambda: reader.size == expected)  # noqa: B023
+    assert sorted(found) == ["file", "pipe"]
+    tail.close()
     os.close(theirs)
     loop.until(lambda: reader.done)
-    assert found == ["file", "pipe"]
+    assert sorted(found) == ["file", "pipe"]
 
 
 def test_hidden_file_is_read_from_near_its_end(loop: FastLoop, tmp_path: Path) -> None:

@@ -138,6 +138,26 @@ def test_invalid_report_is_rejected_with_its_argument(call: str, message: str) -
     assert str(caught.value) == message
 
 
+class FailingTensor:
+    """A tensor whose conversion to a number fails. Printing it fails as well."""
+
+    def __init__(self, size: int) -> None:
+        self.numel = lambda: size
+
+    def __float__(self) -> float:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def __repr__(self) -> str:
+        raise AssertionError
+
+
+def test_report_passes_on_the_error_of_a_device() -> None:
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        relight.worker.report(loss=FailingTensor(1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"report\(loss=…\): expected a number, got 3 of them"):
+        relight.worker.report(loss=FailingTensor(3))  # type: ignore[arg-type]
+
+
 def test_other_workers_are_unaffected_if_one_overwrites_checkpoint_agreement(
     tmp_path: Path,
 ) -> None:

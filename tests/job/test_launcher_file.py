@@ -244,6 +244,15 @@ def test_damaged_launcher_in_cache_is_replaced(builds: list[bytes], tmp_path: Pa
     assert path.read_bytes() == content
 
 
+def test_cached_launcher_that_others_could_have_written_is_not_used(
+    builds: list[bytes], tmp_path: Path
+) -> None:
+    rebuild()
+    (tmp_path / "relight" / "launcher").chmod(0o666)
+    rebuild()
+    assert len(builds) == 2
+
+
 def test_launcher_of_another_version_in_cache_is_replaced(
     builds: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

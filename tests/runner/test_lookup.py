@@ -169,11 +169,19 @@ def test_job_that_scheduler_has_forgotten_does_not_make_name_ambiguous(jobs: Job
     assert jobs.find_job("train", Purpose.CANCEL) == "local://relight/train-y4c"
 
 
-def test_job_in_unknown_state_can_be_cancelled_by_name(jobs: Jobs) -> None:
+@pytest.mark.parametrize("purpose", [Purpose.READ, Purpose.CANCEL])
+def test_job_in_unknown_state_is_preferred_to_one_that_has_ended(
+    jobs: Jobs, purpose: Purpose
+) -> None:
     """Its scheduler may just not respond at the moment."""
     jobs.submit("train-x3b", AppState.UNKNOWN)
-    jobs.submit("train-y4c", AppState.SUCCEEDED)
-    assert jobs.find_job("train", Purpose.CANCEL) == "local://relight/train-x3b"
+    jobs.submit("train-y4c", AppState.FAILED)
+    assert jobs.find_job("train", purpose) == "local://relight/train-x3b"
+
+
+def test_name_with_a_space_is_found_as_it_stands_in_the_id(jobs: Jobs) -> None:
+    jobs.submit("My-Job-x3b", name="My Job")
+    assert jobs.find_job("My-Job") == "local://relight/My-Job-x3b"
 
 
 def test_pid_that_equals_scheduler_id_refers_to_unfinished_job(jobs: Jobs) -> None:

@@ -151,14 +151,28 @@ def test_sbatch_variable_does_not_bypass_locked_partition(
 
 
 @pytest.mark.parametrize(
-    "words", ["--gres=gpu:1", "--gres fpga,gpu:a100:2", "--tres-per-task=gres/gpu=1"]
+    "words",
+    [
+        "--gres=gpu:1",
+        "--gres fpga,gpu:a100:2",
+        "--tres-per-task=gres/gpu=1",
+        "--gres=shard:1",
+        "--gres=none",
+    ],
 )
 def test_generic_resources_do_not_bypass_locked_gpus(site: Path, words: str) -> None:
     text = locked("slurm", gpu_type="'a100'")
     with pytest.raises(UsageError, match=r"slurm's option gpu_type is locked to a100"):
         submitted(site, text, "slurm", app(), sbatch=[words])
-    for other in ("--gres=shard:1", "--gres craynetwork:1", "--gres=tmpfs:10G"):
+    for other in ("--gres craynetwork:1", "--gres=tmpfs:10G"):
         assert submitted(site, text, "slurm", app(), sbatch=[other])
+
+
+def test_other_gres_flag_does_not_replace_locked_one(site: Path) -> None:
+    """The last one takes effect."""
+    text = locked("slurm", gpus="'gres'", gpu_type="'a100'")
+    with pytest.raises(UsageError, match=r"slurm's option \w+ is locked"):
+        submitted(site, text, "slurm", app(), sbatch=["--gres=tmpfs:10G"])
 
 
 @pytest.mark.parametrize(
@@ -168,7 +182,7 @@ def test_generic_resources_do_not_bypass_locked_gpus(site: Path, words: str) -> 
         ("requeue", "true", "SBATCH_REQUEUE", "1", None),
         ("requeue", "false", "SBATCH_NO_REQUEUE", "1", None),
         ("requeue", "false", "SBATCH_REQUEUE", None, "1"),
-        ("gpu_type", "'a100'", "SBATCH_GRES", "shard:1", "gpu:1"),
+        ("gpu_type", "'a100'", "SBATCH_GRES", "tmpfs:1", "gpu:1"),
     ],
 )
 def test_sbatch_variable_may_repeat_the_locked_value(
@@ -199,6 +213,7 @@ def test_sbatch_variable_may_repeat_the_locked_value(
         ("identity", "'/k'", {"ssh_args": "-oIdentityFile=/own"}),
         ("port", "22", {"ssh_args": "-vp2222"}),
         ("port", "22", {"ssh_args": "-Co '\"Port\" 2222'"}),
+        ("port", "22", {"ssh_args": "-o =Port=2222"}),
         ("port", "22", {"ssh_args": "-F own"}),
         ("hosts", "['a']", {"ssh_args": "-o HostName=b"}),
         ("hosts", "['a']", {"ssh_args": "-v b"}),

@@ -260,7 +260,8 @@ def test_failed_index_does_not_turn_success_of_elastic_jobset_into_failure() -> 
 
 
 @pytest.mark.parametrize(
-    ("join_timeout", "tries"), [("", 6), ("600", 6), ("60", 3), ("5", 3), ("3600", 11)]
+    ("join_timeout", "tries"),
+    [("", 6), ("600", 6), ("60", 3), ("5", 3), ("3600", 11), ("1" + "0" * 400, 3339)],
 )
 def test_pods_of_elastic_role_are_recreated_until_the_join_timeout(
     join_timeout: str, tries: int

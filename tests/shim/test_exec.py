@@ -1,5 +1,6 @@
 """Under `relight exec`, whatever would start torchrun starts relight."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,21 @@ def test_exec_runs_script_without_shebang_in_shell(tmp_path: Path) -> None:
     (tmp_path / "plain.sh").write_text("echo $1\n")
     (tmp_path / "plain.sh").chmod(0o755)
     assert execute(tmp_path, "./plain.sh", "hello").stdout == "hello\n"
+
+
+def test_exec_rejects_program_for_another_processor(tmp_path: Path) -> None:
+    """It is not passed to the shell, which would print its bytes."""
+    (tmp_path / "program").write_bytes(b"\x7fELF\x01\x02\x01" + bytes(64))
+    (tmp_path / "program").chmod(0o755)
+    done = execute(tmp_path, "./program")
+    assert done.stderr.endswith("./program was built for another type of processor\n")
+
+
+def test_exec_names_system_error(tmp_path: Path) -> None:
+    program = shutil.copy("/bin/true", tmp_path)
+    with open(program, "ab"):
+        done = execute(tmp_path, "./true")
+    assert done.stderr.endswith("can't run ./true: Text file busy\n")
 
 
 def test_exec_names_missing_interpreter(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ The job runs `relight run`, whose workers load the pickled call from the job's d
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -133,11 +133,13 @@ def map(
     """
     __tracebackhide__ = True
     for each in iterables:
-        if not isinstance(each, Iterable):
+        try:
+            iter(each)
+        except TypeError:
             raise UsageError(
                 f"relight.map: {each!r} is not iterable",
                 hint="pass a list with one item per job, as for the built-in map",
-            )
+            ) from None
     columns = [list(each) for each in iterables]
     if len({len(each) for each in columns}) != 1:
         lengths = ", ".join(str(len(each)) for each in columns) or "none"

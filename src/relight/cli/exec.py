@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from typing import NoReturn
 
 import relight
 from relight.agent import not_found
@@ -56,16 +57,27 @@ def main(argv: list[str]) -> int:
     if program is None:
         raise not_found.no_program(words[0], variables["PATH"])
     try:
-        try:
-            os.execve(program, words, variables)
-        except OSError as error:
-            if error.errno != errno.ENOEXEC:
-                raise
-        # A script without a `#!` line: like execvp(3), run it with the shell.
-        os.execve("/bin/sh", ["sh", program, *words[1:]], variables)
+        _execute(program, words, variables)
     except OSError as error:
-        reason = exit_evidence.missing_interpreter(program, Environment(variables))
+        reason, env = "", Environment(variables)
+        if error.errno == errno.ENOEXEC:
+            reason = exit_evidence.unknown_format(program, env)
+        elif error.errno == errno.ENOENT:
+            reason = exit_evidence.missing_interpreter(program, env)
         raise MachineError(f"can't run {program}: {reason or error.strerror}") from None
+
+
+def _execute(program: str, words: list[str], variables: dict[str, str]) -> NoReturn:
+    """Replace this process with a program. Like execvp(3), run a script without a `#!` line with
+    the shell.
+    """
+    try:
+        os.execve(program, words, variables)
+    except OSError as error:
+        is_binary = exit_evidence.is_binary(program, Environment(variables))
+        if error.errno != errno.ENOEXEC or is_binary:
+            raise
+    os.execve("/bin/sh", ["sh", program, *words[1:]], variables)
 
 
 def with_shim(variables: Mapping[str, str]) -> dict[str, str]:

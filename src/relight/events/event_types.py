@@ -9,7 +9,7 @@ each field.
 
 from typing import Any, NamedTuple
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the event log format. It is incremented when a field or an event is removed or
 changes its meaning, but not when one is added.
 """

@@ -120,14 +120,19 @@ def build() -> bytes:
 
 
 def _cached(path: str, key: bytes) -> bytes | None:
-    """Return the cached file if it is complete and has this key, or None otherwise."""
+    """Return the cached file if it is complete and has this key, or None otherwise. A file that
+    another user could have written is not used, because it is executed on all nodes.
+    """
     try:
         with files.opened(path) as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                return None
             content = file.read()
     except OSError:
         return None
-    head, found = content[:_HEAD], content[_HEAD:]
-    return found if head == key + hashlib.sha256(found).digest() else None
+    head, launcher = content[:_HEAD], content[_HEAD:]
+    return launcher if head == key + hashlib.sha256(launcher).digest() else None
 
 
 def _cache(path: str, key: bytes, content: bytes) -> None:

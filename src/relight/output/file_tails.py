@@ -102,8 +102,9 @@ class FileTail:
         data = os.pread(self.fd, _CHUNK, self._position)
         self._position += len(data)
         if self._on_traceback is not None:
-            new, self._before = self._before + data, data[-len(TRACEBACK) + 1 :]
-            if TRACEBACK in new or DUMPED in data:
+            new, first = self._before + data, max(0, len(self._before) - len(DUMPED) + 1)
+            self._before = data[-len(TRACEBACK) + 1 :]
+            if TRACEBACK in new or DUMPED in new[first:]:
                 self._on_traceback()
         if self._copy is not None:
             self._copy(data)

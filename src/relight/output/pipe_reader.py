@@ -205,7 +205,7 @@ class PipeReader:
             self._newlines = self.tail.count(b"\n", at)
             tell()
             return
-        if DUMPED in data:
+        if DUMPED in self.tail[max(0, len(self.tail) - len(data) - len(DUMPED) + 1) :]:
             tell()
         if self._head:
             self._newlines += data.count(b"\n")

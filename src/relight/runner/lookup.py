@@ -78,7 +78,9 @@ def _find(find: Callable[[str], Scheduler], word: str, purpose: Purpose) -> Hand
         return handles[0]
     matches = _matches(find, with_id) + _run_matches(find, directory, run_with_id)
     if not matches:
-        matches = _matches(find, [job for job in jobs if job["name"] == word])
+        # A name with spaces can be given as it stands in the id.
+        names = [(job, (job["name"], job["id"].rpartition("-")[0])) for job in jobs]
+        matches = _matches(find, [job for job, both in names if word in both])
         named = [job for job, (name, _, _) in run_jobs.items() if name == word]
         matches += _run_matches(find, directory, named)
     if matches:
@@ -90,15 +92,15 @@ def _find(find: Callable[[str], Scheduler], word: str, purpose: Purpose) -> Hand
 
 
 def _choose(word: str, matches: Sequence[_Match], purpose: Purpose) -> Handle:
-    """Choose one of the jobs that match. A job whose state is unknown counts as unfinished if it
-    is to be cancelled and no other job is unfinished.
+    """Choose one of the jobs that match. A job whose state is unknown counts as unfinished if no
+    other job is.
     """
     newest = sorted(matches, key=lambda each: each.since, reverse=True)
     alive = [each for each in newest if not each.state.is_over]
     known = [each for each in alive if each.state is not AppState.UNKNOWN]
     left = newest if purpose is Purpose.DELETE else known or alive
     if purpose is Purpose.READ:
-        left = list({each.group: each for each in reversed(known)}.values()) or newest[:1]
+        left = list({each.group: each for each in reversed(left)}.values()) or newest[:1]
     if not left:
         last = newest[0]
         raise UsageError(

@@ -287,7 +287,7 @@ class Runner:
                 was deleted.
             UsageError: if the job does not exist.
         """
-        job, start = self._parsed(handle), time.monotonic()
+        start, job = time.monotonic(), self._parsed(handle)
         found = None
         while True:
             asked = time.monotonic()

@@ -115,7 +115,7 @@ def listed(
     found = [
         record
         for record in records.every()
-        if record.get("handle") and (not scheduler or registry.same(record["scheduler"], scheduler))
+        if not scheduler or registry.same(record["scheduler"], scheduler)
     ]
     lines = []
     for record, state in zip(found, states_now(find, found), strict=True):

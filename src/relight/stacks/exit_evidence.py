@@ -22,6 +22,7 @@ from relight.core.workers.worker_command import (
 )
 
 _SHM = "/dev/shm"  # noqa: S108
+_ELF = b"\x7fELF"
 _SMALL = 64 << 20
 """Docker's default size of /dev/shm."""
 _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
@@ -147,7 +148,7 @@ def missing_interpreter(program: str, env: Environment) -> str:
     """
     path, first = _first_line(program, env)
     if not first.startswith(b"#!"):
-        return f"{path} needs a dynamic loader that is missing" if first[:4] == b"\x7fELF" else ""
+        return f"{path} needs a dynamic loader that is missing" if first[:4] == _ELF else ""
     named = re.split(rb"[ \t]", first[2:].strip(b" \t\n"), maxsplit=1)[0]
     if not named or os.path.exists(named):
         return ""
@@ -157,12 +158,17 @@ def missing_interpreter(program: str, env: Environment) -> str:
     return f"the interpreter on the first line of {path}, {interpreter}, does not exist"
 
 
+def is_binary(program: str, env: Environment) -> bool:
+    """Return whether a program is compiled. The arguments are those of `missing_interpreter`."""
+    return _first_line(program, env)[1].startswith(_ELF)
+
+
 def unknown_format(program: str, env: Environment) -> str:
     """Explain that the kernel can't execute a program. The arguments are those of
     `missing_interpreter`.
     """
     path, first = _first_line(program, env)
-    if first.startswith(b"\x7fELF"):
+    if first.startswith(_ELF):
         return f"{path} was built for another type of processor"
     return "" if first.startswith(b"#!") else f"{path} needs a first line such as #!/bin/sh"
 

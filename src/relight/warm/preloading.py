@@ -15,8 +15,9 @@ a generation's workers. Otherwise, the workers start cold. At most one warm spaw
     auto            the modules are those that an earlier job with the same script imported
                     (warm/import_profile). Without such a job, the first worker is watched, and the
                     warm spawner starts after its first optimizer step, at the lowest priority
-    background      the same as auto, except that everything begins after the first step
-                    (`warm/background.py`), and that processes from other jobs are not used
+    background      the same as auto, except that everything begins once the script's imports are
+                    complete, usually after the first step (`warm/background.py`), and that
+                    processes from other jobs are not used
     more            with auto, the first worker of each generation is watched. If it imports modules
                     that the warm spawner lacks, and if it pays off (core/workers/import_ahead), a
                     second warm spawner imports them all. It replaces the first one between two

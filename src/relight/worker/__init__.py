@@ -153,8 +153,15 @@ def report(**values: float) -> None:
     for name, value in values.items():
         try:
             numbers[name] = float(value)
-        except (TypeError, ValueError, RuntimeError):  # torch raises a RuntimeError
+        except (TypeError, ValueError):
             raise TypeError(f"report({name}={value!r}): expected a number") from None
+        except RuntimeError:
+            # From a tensor with several elements. For one with a single element, it is the error of
+            # an earlier call to the device, such as a failed assertion in a CUDA kernel.
+            size = getattr(value, "numel", lambda: 1)()
+            if size == 1:
+                raise
+            raise TypeError(f"report({name}=…): expected a number, got {size} of them") from None
     shared_words_writer.report(_page or _open(), numbers)
 
 

@@ -8,6 +8,7 @@ rendezvous/conf.py).
 import math
 import re
 
+from relight.base.values import MAX_SECONDS
 from relight.job.app import Role
 
 _SHUTDOWN_S, _CHECKPOINT_S, _JOIN_S = 30.0, 120.0, 600.0
@@ -29,8 +30,8 @@ def grace_s(role: Role) -> int:
 
 
 def join_timeout_s(role: Role) -> float:
-    """Return how long agents wait for a missing node."""
-    return _parse(_JOIN, _text(role), _JOIN_S)
+    """Return how long agents wait for a missing node. They reject longer times than this limit."""
+    return min(_parse(_JOIN, _text(role), _JOIN_S), MAX_SECONDS)
 
 
 def _text(role: Role) -> str:

@@ -69,9 +69,12 @@ def bypasses(
         variables: the environment in which sbatch runs.
     """
     words = () if locks.sets("sbatch", cfg) else cfg.get("sbatch") or ()
+    # sbatch's last --gres replaces the others, including the one in the script.
+    replaced = "gres" if cfg.get("gpus") == "gres" else ""
     for option in locks.names:
         for word in words:
-            if any(sets_flag(word, flag) for flag in _FLAGS.get(option, ())):
+            flags = _FLAGS.get(option, ())
+            if any(sets_flag(word, flag, of_any_kind=flag == replaced) for flag in flags):
                 yield f"-cfg sbatch={word}", option
         for name in _VARIABLES.get(option, ()):
             if name in variables and _changes(name, variables[name], cfg.get(option)):
@@ -88,14 +91,20 @@ def _changes(name: str, value: str, locked: Any) -> bool:
 
 
 def _concerns(name: str, value: str) -> bool:
-    return name not in _OF_ANY_KIND or bool(re.search(r"\bgpu\b", value))
+    """Return whether a value may change a request for GPUs. Shards and `mps` are parts of GPUs, and
+    `none` cancels a request.
+    """
+    return name not in _OF_ANY_KIND or bool(re.search(r"\b(?:gpu|shard|mps|none)\b", value))
 
 
-def sets_flag(text: str, flag: str) -> bool:
-    """Return whether a line of sbatch options sets a flag."""
+def sets_flag(text: str, flag: str, *, of_any_kind: bool = False) -> bool:
+    """Return whether a line of sbatch options sets a flag. With `of_any_kind`, values that don't
+    concern GPUs count as well.
+    """
     words = _words(text)
     return any(
-        _is_meant(word, flag) and _concerns(flag, word.partition("=")[2] or following)
+        _is_meant(word, flag)
+        and (of_any_kind or _concerns(flag, word.partition("=")[2] or following))
         for word, following in zip(words, [*words[1:], ""], strict=True)
     )
 

@@ -49,7 +49,7 @@ def _keywords(words: str) -> set[str]:
     found = {_ANY} if others else set()
     for flag, value in flags:
         if flag == "-o":  # Port=1, Port 1
-            found.add("".join(re.findall(r"^[\s\"]*(\w+)", value)).lower())
+            found.add("".join(re.findall(r"^[\s\"=]*(\w+)", value)).lower())
         else:
             found.add(_ANY if flag == "-F" else _FLAGS.get(flag, ""))
     return found
