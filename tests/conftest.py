@@ -280,6 +280,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     def run(
         *words: str | Path, stdin: str = "", **variables: str
     ) -> "subprocess.CompletedProcess[str]":
+        on_term = signal.getsignal(signal.SIGTERM)  # some commands set it
         with monkeypatch.context() as patch:
             for name in os.environ.keys() - clean_environment().keys():
                 patch.delenv(name)
@@ -290,6 +291,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
                 code = main([*map(str, words)])
             except SystemExit as end:  # raised by --help
                 code = int(end.code or 0)
+            finally:
+                signal.signal(signal.SIGTERM, on_term)
         return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
     return run

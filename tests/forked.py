@@ -117,7 +117,8 @@ def run(
     """Run a relight command line to its end, with nothing on stdin.
 
     Raises:
-        subprocess.TimeoutExpired: If it runs longer. It is then killed.
+        subprocess.TimeoutExpired: If it, or a process that holds its output, runs longer. The
+            launcher is then killed.
     """
     (stdin, end), (ours_out, stdout), (ours_err, stderr) = (os.pipe() for _ in range(3))
     texts = {ours_out: "", ours_err: ""}
@@ -134,11 +135,12 @@ def run(
         reader.start()
     try:
         code = process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    for reader in readers:
-        reader.join(timeout)
+        for reader in readers:  # until every process that relight has left behind has ended
+            reader.join(timeout)
+    finally:
+        process.kill()  # if it runs: it is in a session of its own, which ^C doesn't reach
+    if any(reader.is_alive() for reader in readers):
+        raise subprocess.TimeoutExpired(words, timeout)
     return subprocess.CompletedProcess(words, code, texts[ours_out], texts[ours_err])
 
 

@@ -242,8 +242,10 @@ class _Console:
         given = {name: [os.fstat(fd).st_dev, os.fstat(fd).st_ino] for name, fd in fds.items()}
         try:
             process: Started
-            if forked.fits(case.variables) and not (PORTABLE and launcher == RELIGHT):
-                _, module, *words = argv[argv.index("-m") :]
+            _, module, *words = argv[argv.index("-m") :]
+            # These settings, and `launch`, also concern how relight starts.
+            as_usual = PORTABLE or case.under or words[:1] == ["launch"]
+            if forked.fits(case.variables) and not (as_usual and launcher == RELIGHT):
                 process = forked.Forked(
                     str(module), words, work, environment, list(fds.values()), case.under
                 )

@@ -29,10 +29,11 @@ class Disk:
         """Released at the start of each write."""
 
     def replace(self, path: str, text: str) -> None:
+        error = self.error
         self.writes.release()
         self.responds.wait(LIMIT_S)
-        if self.error is not None:
-            raise self.error
+        if error is not None:
+            raise error
         REAL_REPLACE(path, text)
 
 

@@ -8,10 +8,11 @@ rendezvous/conf.py).
 import math
 import re
 
-from relight.base.values import MAX_SECONDS
 from relight.job.app import Role
 
 _SHUTDOWN_S, _CHECKPOINT_S, _JOIN_S = 30.0, 120.0, 600.0
+_MAX_S = 2e6
+"""The launcher rejects longer times."""
 _MARGIN_S = 10
 """Additional time for the agent to exit after its workers have exited."""
 _NUMBER = r"(\d+(?:\.\d+)?)"
@@ -30,8 +31,8 @@ def grace_s(role: Role) -> int:
 
 
 def join_timeout_s(role: Role) -> float:
-    """Return how long agents wait for a missing node. They reject longer times than this limit."""
-    return min(_parse(_JOIN, _text(role), _JOIN_S), MAX_SECONDS)
+    """Return how long agents wait for a missing node."""
+    return _parse(_JOIN, _text(role), _JOIN_S)
 
 
 def _text(role: Role) -> str:
@@ -40,7 +41,7 @@ def _text(role: Role) -> str:
 
 def _parse(pattern: re.Pattern[str], text: str, default: float) -> float:
     match = pattern.search(text)
-    return float(match[1]) if match else default
+    return min(float(match[1]), _MAX_S) if match else default
 
 
 def _number(text: str | None, default: float) -> float:
