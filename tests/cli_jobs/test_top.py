@@ -18,7 +18,7 @@ from relight.base.errors import MachineError, UsageError
 from relight.cli import inspect as cli
 from relight.cli.inspect import top as command
 from relight.cli.inspect import top_view
-from relight.cli.inspect.top_view import ConfirmScreen, OutputScreen, TopView
+from relight.cli.inspect.top_view import _LOOKING, ConfirmScreen, OutputScreen, TopView
 from relight.core.status.charts import Progress
 from relight.core.status.snapshot import Chart, RankUse
 from relight.host import gpus
@@ -433,7 +433,7 @@ class Played:
     def play(self, keys: Callable[[Pilot[None]], Awaitable[None]], **options: Any) -> None:
         async def run() -> None:
             async with self.view.run_test(**options) as pilot:
-                await self.until(pilot, lambda: "looking" not in self.summary)
+                await self.until(pilot, lambda: self.summary and _LOOKING not in self.summary)
                 await keys(pilot)
 
         asyncio.run(asyncio.wait_for(run(), LIMIT_S))
@@ -487,7 +487,6 @@ def test_cancel_key_asks_for_confirmation(monkeypatch: pytest.MonkeyPatch) -> No
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:
-        await played.until(pilot, lambda: played.view._row() is not None)
         for answer in ("n", "escape", "y"):
             await pilot.press("c")
             await played.until(pilot, lambda: isinstance(played.view.screen, ConfirmScreen))
