@@ -1,7 +1,7 @@
-"""A coordinator stepping down, over real sockets and a real loop."""
+"""A coordinator that steps down or is suspended, over real sockets and a real loop."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from ends import OPEN_TO_ALL, Ends, Log
@@ -24,26 +24,49 @@ def ends() -> Iterator[Ends]:
     both.close()
 
 
-def coordinate(ends: Ends) -> Coordinator:
+TWO_NODES = GroupSettings(2, 2, 0)
+
+
+class Elected(Finder):
+    """The finder of a host whose votes have expired while `votes` is False."""
+
+    votes = True
+
+    def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
+        del has_lost_nodes
+        return self.votes
+
+
+def coordinate(ends: Ends, finder: Finder | None = None) -> Coordinator:
     sock = socket.create_server(("127.0.0.1", 0))
     ends.address = sock.getsockname()
     coordinator = Coordinator(
-        ends.loop, sock, OPEN_TO_ALL, Finder(), lambda client: client.close(), ends.refused.append
-    )
+        ends.loop, sock, OPEN_TO_ALL, finder or Finder(), lambda client: client.close(),
+        ends.refused.append,
+    )  # fmt: skip
     ends.opened.append(coordinator)
     return coordinator
 
 
-def join(ends: Ends, job: str) -> tuple[Connection, Log]:
-    """Return the connection of a node that has joined a job, and its owner."""
+def join(
+    ends: Ends, job: str, settings: GroupSettings = ONE_NODE, node: str = "n", number: int = 1
+) -> tuple[Connection, Log]:
+    """Return a node's connection, over which it has sent its Join, and the connection's owner."""
     log = Log()
-    hello = fields.plain(Hello(job=job, settings=ONE_NODE))
+    hello = fields.plain(Hello(job=job, settings=settings))
     connection = dial(ends.loop, ends.address, log, hello, OPEN_TO_ALL)
     ends.opened.append(connection)
-    node = Join(f"node of {job}", "h", "127.0.0.1", 1, "default", -1, 1, 1, 0, {}, None)
     ends.until(lambda: log.hellos)
-    connection.send(fields.to_json(node))
+    message = Join(
+        f"{node} of {job}", "h", "127.0.0.1", 1, "default", -1,
+        settings.min_nodes, settings.max_nodes, 0, {}, None,
+    )  # fmt: skip
+    connection.send(fields.to_json(message._replace(connection=number)))
     return connection, log
+
+
+def ready(connection: Connection) -> None:
+    connection.send(fields.to_json(NodeReady(NO_GENERATION, 1, (), ())))
 
 
 def kinds(log: Log) -> list[str]:
@@ -56,7 +79,7 @@ def test_nodes_in_ended_job_stay_connected_until_notified(ends: Ends) -> None:
     """
     coordinator = coordinate(ends)
     succeeds, told = join(ends, "ended")
-    succeeds.send(fields.to_json(NodeReady(NO_GENERATION, 1, (), ())))
+    ready(succeeds)
     ends.until(lambda: "generationformed" in kinds(told))
     generation = fields.message(GenerationFormed, told.messages[-1]).generation.id
     succeeds.send(fields.to_json(WorkersSucceeded(generation)))
@@ -80,3 +103,52 @@ def test_nodes_in_running_job_can_rejoin_after_coordinator_steps_down(ends: Ends
     _, after = join(ends, "runs")
     ends.until(lambda: after.messages)
     assert coordinator.others == 1
+
+
+def test_deferred_generation_is_not_sent_to_node_that_rejoins_without_it(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the coordinator's votes have expired, it defers what would form a generation. A node
+    that reconnects first has already reported that it runs no workers, so it must not start any
+    for that generation.
+    """
+    finder = Elected()
+    coordinator = coordinate(ends, finder)
+    other, told = join(ends, "runs", TWO_NODES, "other")
+    ready(other)
+    before, _ = join(ends, "runs", TWO_NODES)
+    ends.until(lambda: len(coordinator.groups["runs"].membership.members) == 2)
+    finder.votes = False
+    ready(before)
+    ends.settle()  # deferred
+    accept = coordinator.opened
+
+    def elected_again(connection: Connection, hello: fields.Message) -> None:
+        finder.votes = True
+        accept(connection, hello)
+
+    monkeypatch.setattr(coordinator, "opened", elected_again)
+    after, rejoined = join(ends, "runs", TWO_NODES, number=2)
+    ready(after)
+    ends.until(lambda: "stopworkers" in kinds(told))
+    ends.settle()
+    assert "generationformed" not in kinds(rejoined)
+
+
+def test_node_that_joins_while_votes_have_expired_is_redirected(ends: Ends) -> None:
+    """Otherwise its Join would be deferred, and the group would never learn if its connection ends
+    before that.
+    """
+    finder = Elected()
+    coordinator = coordinate(ends, finder)
+    log = Log()
+    hello = fields.plain(Hello(job="runs", settings=ONE_NODE))
+    connection = dial(ends.loop, ends.address, log, hello, OPEN_TO_ALL)
+    ends.opened.append(connection)
+    ends.until(lambda: coordinator.others)
+    finder.votes = False
+    node = Join("n", "h", "127.0.0.1", 1, "default", -1, 1, 1, 0, {}, None)
+    connection.send(fields.to_json(node))
+    ends.until(lambda: log.reasons)
+    assert kinds(log) == ["redirect"]
+    assert coordinator.others == 0

@@ -193,8 +193,7 @@ class Coordinator:
             self._finder.take_connection(connection, settings)
             return
         if not self.coordinates():
-            connection.send(fields.to_json(Redirect(self._finder.coordinator_index())))
-            connection.close()
+            self._redirect(connection)
             return
         if sender or settings is None:
             self._refuse(connection, "it is not a relight agent")
@@ -237,6 +236,15 @@ class Coordinator:
         if isinstance(heard, Join):
             if peer.node not in ("", heard.node):
                 raise Malformed("a second node")
+            if not self.coordinates():  # the group would handle it only after a delay
+                if connection in self._peers.by_connection:
+                    self.closed(connection, "this process isn't the coordinator")
+                self._redirect(connection)
+                return
+            # Earlier events come first, while `recipients` still has the previous connection. If
+            # one of them formed a generation and the agent received it over the new connection, it
+            # would start workers of which its Join and NodeReady, already sent, say nothing.
+            peer.group.handle_deferred()
             older = self._peers.by_node.get((peer.group, heard.node))
             absent = self._absent.get((peer.group, heard.node))
             latest = older or absent
@@ -305,6 +313,10 @@ class Coordinator:
         if address not in LOCAL_HOSTS and not is_loopback(address):
             return address
         return self.seen_address or address or "127.0.0.1"
+
+    def _redirect(self, connection: Connection) -> None:
+        connection.send(fields.to_json(Redirect(self._finder.coordinator_index())))
+        connection.close()
 
     def _refuse(self, connection: Connection, reason: str) -> None:
         end = JobEnded(EXIT_USAGE, f"the coordinator refuses this node: {reason}", (), None)

@@ -121,7 +121,12 @@ class Group:
                 self._deferred_events.append(event)
             self._alarm.set_after(_RETRY_S)
             return
-        events, self._deferred_events = [*self._deferred_events, event], []
+        self.handle_deferred()
+        self._on_event(event)
+
+    def handle_deferred(self) -> None:
+        """Process the events that were deferred while this process wasn't the coordinator."""
+        events, self._deferred_events = self._deferred_events, []
         for each in events:
             self._on_event(each)
 
