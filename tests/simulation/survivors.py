@@ -55,6 +55,8 @@ class Recoverables:
 
     def _later(self, local_rank: int, page: memoryview) -> None:
         seconds = self._random.choice((0.1, 1.0, 10.0)) * self._random.random()
+        if self._world.hang_timeout is not None:  # a longer silence may count as a hang
+            seconds = min(seconds, self._world.hang_timeout.silent_s / 2)
         self._world.after(seconds, self._advance, local_rank, page)
 
     def _advance(self, local_rank: int, page: memoryview) -> None:
