@@ -183,6 +183,19 @@ def test_launcher_file_contains_only_the_launcher() -> None:
     assert others == launcher_file.FOR_SSH | launcher_file.COMMANDS
 
 
+def test_stub_lists_the_names_that_the_package_loads_on_access() -> None:
+    stub = ast.parse((ROOT / "__init__.pyi").read_text())
+    listed = {
+        alias.name: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(TOP)
+        for alias in node.names
+    }
+    assert listed == {
+        name: f"{TOP}.{module}" for name, module in vars(relight)["_FROM_MODULE"].items()
+    }
+
+
 def test_schedulers_do_not_import_each_other() -> None:
     """The registry loads schedulers by name. Code shared by several schedulers is in a folder that
     only schedulers may import.

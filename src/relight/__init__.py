@@ -1,24 +1,11 @@
 """relight launches distributed training and keeps it alive.
 
 Importing this package does not import any of its modules. Launching must take only milliseconds,
-and training scripts that use `relight.worker` should not have to load the launcher.
+and training scripts that use `relight.worker` should not have to load the launcher. Type checkers
+read `__init__.pyi`.
 """
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from relight.api.embedding import RunResult as RunResult
-    from relight.api.embedding import RunSpec as RunSpec
-    from relight.api.embedding import run as run
-    from relight.api.function import launch as launch
-    from relight.api.futures import Future as Future
-    from relight.api.futures import attach as attach
-    from relight.api.submission import map as map
-    from relight.api.submission import submit as submit
-
 __version__ = "0.1.0"
-
 
 _FROM_MODULE = {
     "Future": "api.futures",
@@ -32,7 +19,7 @@ _FROM_MODULE = {
 }
 
 
-def __getattr__(name: str) -> "Any":
+def __getattr__(name: str) -> object:
     if name in _FROM_MODULE:
         from importlib import import_module
 
