@@ -169,7 +169,7 @@ class _Candidate(Seeker):
         match result:
             case CoordinatorHere():
                 self.say(f"coordinating {self._meeting.who} on port {self._port}")
-            case CoordinatorAt(address, _, who):
+            case CoordinatorAt(address=address, who=who):
                 self.say(f"waiting: {who} is coordinating {self._meeting.who}")
                 look = partial(_refuses, address)
                 background.call(self._loop, look, self._on_look)

@@ -274,8 +274,8 @@ def _register(spec: LaunchSpec, conf: Mapping[str, str]) -> "LeaderLock":
 
 
 def _static_hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
-    host, port, others = spec.rdzv_endpoint
-    if others:
+    host, port = spec.rdzv_endpoint.host, spec.rdzv_endpoint.port
+    if spec.rdzv_endpoint.others:
         raise UsageError(
             "the static rendezvous has a single host, node rank 0",
             hint="--rdzv-backend=c10d accepts several hosts in --rdzv-endpoint",

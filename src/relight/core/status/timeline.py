@@ -157,9 +157,9 @@ def failures(nodes: Iterable[Sequence[TimedEvent]]) -> list[Happened]:
     for records in nodes:
         for at, event, _ in records:
             match event:
-                case Restarting(_, _, reason, budget):
+                case Restarting(reason=reason, budget=budget):
                     text = f"{reason}; {budget}" if budget else reason
-                case Ended(exit_code, reason) if exit_code:
+                case Ended(exit_code=exit_code, reason=reason) if exit_code:
                     text = f"the end, exit code {exit_code}: {reason}"
                 case _:
                     continue
@@ -196,13 +196,13 @@ class _Drawing:
                 self._alive += stayed
                 if self._phase == SPAWN:
                     self._begin(RUNNING, at)
-            case StoreReached(_, workers, ranks) if self._phase in _AT_WORK:
+            case StoreReached(workers=workers, world_size=ranks) if self._phase in _AT_WORK:
                 if self._phase == RUNNING:
                     self.bars[-1] = self.bars[-1]._replace(phase=IMPORTS)
                 self._begin(RUNNING if workers >= ranks else INIT, at)
-            case StepsReported(_, _, first, _):
+            case StepsReported(first=first):
                 self.split(first + offset, PRODUCTIVE)
-            case CheckpointFound(_, saved):
+            case CheckpointFound(saved=saved):
                 self.marks.append(Mark(saved, CHECKPOINT, "the last checkpoint"))
                 if any(bar.phase == TEARDOWN for bar in self._generation_bars()):
                     self.split(saved, LOST)
@@ -212,7 +212,7 @@ class _Drawing:
                 self._begin(TEARDOWN, at)
             case WorkersFrozen(frozen) if self._is_at_work:
                 self._begin(FROZEN if frozen else RUNNING, at)
-            case Ended(_, reason):
+            case Ended(reason=reason):
                 self._end(at)
                 self.marks.append(Mark(at, END, reason))
 

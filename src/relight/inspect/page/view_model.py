@@ -68,7 +68,7 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
         actions: the actions that the page offers.
     """
     own = reading.job.nodes[0]
-    lanes, generations, failures = reading.history
+    history = reading.history
     return {
         "job": _job(reading),
         "lanes": [
@@ -79,15 +79,15 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
                 "marks": [[mark.at, mark.kind, hidden(mark.text)]
                           for mark in each.marks[-_MAX_MARKS:]],
             }
-            for name, each in lanes.items()
+            for name, each in history.lanes.items()
         ],
         "generations": [
             {**row._asdict(), "cause": hidden(row.cause)}
-            for row in generations[-_MAX_GENERATIONS:]
+            for row in history.generations[-_MAX_GENERATIONS:]
         ],
         "failures": [
             {"at": each.at, "text": hidden(each.text)}
-            for each in failures[-_MAX_FAILURES:]
+            for each in history.failures[-_MAX_FAILURES:]
         ],
         "charts": [[hidden(chart.name), *chart[1:]] for chart in job_charts(reading.job)],
         "ranks": [_row(node, rank, reading) for node, rank in ranked_workers(reading.job)],
