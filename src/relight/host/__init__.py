@@ -2,6 +2,15 @@
 module whose functions differ between operating systems. On Linux, it is `linux`. On macOS, it is
 `portable`, which uses only features that are available there. No other module makes this choice. On
 any other operating system, using `system` raises UsageError.
+
+    loop.py               the agent's event loop; background.py: calls that may block
+    devices.py, gpus.py, gpu_errors.py, numa.py   accelerators and CPUs
+    oom_detector.py, kernel_log.py, free_memory.py   out-of-memory kills, and free memory
+    files.py, tail.py, scratch.py, checkpoints.py   files and directories; waiting.py: polling
+    process_handle.py, priority.py, descriptors.py, user_sockets.py   processes, limits and sockets
+    env_fingerprint.py, job_origin.py, user.py   versions, and whose job this is
+
+A function that differs between systems needs a version in both `linux` and `portable`.
 """
 
 import sys

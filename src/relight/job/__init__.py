@@ -3,6 +3,16 @@
 
 Importing this package is cheap, because only the types of job descriptions are loaded immediately.
 All other names are loaded on first use.
+
+    app.py, status.py, states.py   jobs, roles and replicas, and their states
+    components/           functions that build a job from a command line (dist.ddp)
+    resources.py, mounts.py, macros.py, overlays.py   the parts of a role
+    workspaces.py         which files are sent with a job; patterns.py: which are left out
+    records.py, handles.py   submitted jobs, and the names that refer to them
+    serial.py             an app as JSON
+    launcher_file.py      relight in one file, for images and hosts without it
+
+To add a field to roles, start in `app`, then add it to each scheduler's `request` module.
 """
 
 from typing import TYPE_CHECKING, Any  # agents that show their job load this too
