@@ -1,6 +1,8 @@
 """What manifests need on a real cluster beyond the schemas, each with its source."""
 
 import json
+import os
+import subprocess
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 
 from relight.base.errors import UsageError
 from relight.flags.spec import DEFAULT_GRACE_S
-from relight.job import launcher_file
+from relight.job import launcher_file, macros
 from relight.job.app import AppDef, BindMount, DeviceMount, Role
 from relight.job.components import dist
 from relight.rendezvous.conf import Conf
@@ -103,6 +105,39 @@ def test_volcano_max_retry_is_never_zero() -> None:
     pkg/webhooks/admission/jobs/mutate).
     """
     assert maker(kind="volcano")["spec"]["maxRetry"] > 0
+
+
+def test_volcano_does_not_complete_job_because_one_role_succeeded() -> None:
+    """The field minSuccess counts the pods of all tasks (runningState in
+    pkg/controllers/job/state/running.go), so three readers would end the training.
+    """
+    trainer = Role("trainer", "img", entrypoint="true", num_replicas=2)
+    reader = Role("reader", "img", entrypoint="true", num_replicas=3, min_replicas=1)
+    spec = maker(AppDef("job", [trainer, reader]), kind="volcano")["spec"]
+    assert "minSuccess" not in spec
+    assert [task["minAvailable"] for task in spec["tasks"]] == [2, 1]
+
+
+# torchrun in the pods
+
+
+@every_kind
+@pytest.mark.parametrize(("replica", "host"), [("0", "localhost"), ("1", "elsewhere")])
+def test_torchrun_listens_on_replica_0_before_its_name_is_in_the_dns(
+    kind: str, replica: str, host: str
+) -> None:
+    """At its start, torchrun compares the endpoint with its own addresses, and only then
+    (_matches_machine_hostname in torch/distributed/elastic/rendezvous/utils.py).
+    """
+    app = main_role(args=["-c", f"echo $${{{macros.rank0_env}:=none}}"], num_replicas=2)
+    app.roles[0].entrypoint = "sh"
+    spec = maker(app, kind=kind)["spec"]
+    words = spec["trainer"]["command"] if kind == "trainjob" else (
+        pod(app, kind=kind)["containers"][0]["command"]
+    )  # fmt: skip
+    variables = {"RELIGHT_REPLICA_ID": replica, "RELIGHT_RANK0_HOST": "elsewhere", **os.environ}
+    said = subprocess.run(words, env=variables, stdout=subprocess.PIPE, check=True).stdout
+    assert said.decode() == f"{host}\n"
 
 
 # The launcher

@@ -53,6 +53,10 @@ def command(task: dict[str, Any], replica: int) -> list[str]:
     words = [
         word.replace("$(RELIGHT_REPLICA_ID)", str(replica)) for word in container(task)["command"]
     ]
+    if "_RANK0_HOST=localhost" in " ".join(
+        words[2:3]
+    ):  # replica 0's own host is `localhost`, as in TorchX
+        words = words[4:]
     return [re.sub(r"\$\{\w+:=localhost\}", "RANK0", word) for word in words]
 
 

@@ -42,10 +42,17 @@ before it pulls the image.
 _TELL_END = (
     'case "${{RELIGHT_PREEMPTIONS:-0}}${{RELIGHT_REQUEUES:-0}}" in 00) '
     f"export RELIGHT_END_TIME=$(($(stat -c %Y {_START}/pod 2>/dev/null || date +%s) + {{0}}));; "
-    'esac; exec "$@"'
+    "esac"
 )
 """A shell command that exports the job's deadline, because a recreated pod doesn't know when the
 job started.
+"""
+_NAME_LOCALHOST = (
+    f'[ "${_REPLICA_ENV}" != 0 ] || export {_RANK0_ENV}=localhost TORCHX_RANK0_HOST=localhost'
+)
+"""A shell command that names the host of replica 0 `localhost` in that replica, as in TorchX.
+torchrun only listens there if its endpoint is its own host, and a pod that has just started may not
+find its own name in the DNS.
 """
 _REPLICA = "\0replica\0"
 """A placeholder for the replica number, used until everything else has been escaped."""
@@ -103,9 +110,11 @@ def template(
     if brings:
         own = launcher_file.wrapped(own, LAUNCHER)
     seconds = time_limit_s(cfg)
-    if seconds:
-        words = ["-c", _escape(_TELL_END.format(seconds)), "sh", own.entrypoint, *own.args]
-        own = replace(own, entrypoint="sh", args=words)
+    first = [_NAME_LOCALHOST] if _needs_localhost(app, role) else []
+    first += [_TELL_END.format(seconds)] if seconds else []
+    if first:
+        script = _escape("; ".join([*first, 'exec "$@"']))
+        own = replace(own, entrypoint="sh", args=["-c", script, "sh", own.entrypoint, *own.args])
     volumes, mounts = _volumes(role, cfg, brings_launcher=brings)
     container: dict[str, Any] = {
         "name": "main",
@@ -158,6 +167,16 @@ def template(
     if found["spec"].get("hostNetwork"):  # otherwise the pod uses the node's DNS (default policy),
         found["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")  # which lacks the Service
     return found
+
+
+def _needs_localhost(app: AppDef, role: Role) -> bool:
+    """Return whether replica 0's launcher gets its own host name and isn't relight, whose agents
+    wait until they can resolve it.
+    """
+    texts = (*role.args, *role.env.values())
+    named = any(macros.rank0_env in text for text in texts)
+    is_first = role.name == app.roles[0].name
+    return named and is_first and not launcher_file.starts_relight(role)
 
 
 def labels(app: AppDef, name: str, role: Role | None = None) -> dict[str, str]:

@@ -93,7 +93,9 @@ class Volcano:
             "tasks": [_task(app, role, cfg, place) for role in app.roles],
             **time_to_live(cfg),
         }
-        if needed < sum(role.num_replicas for role in app.roles):
+        if len(app.roles) == 1 and needed < app.roles[0].num_replicas:
+            # The Job completes as soon as this many pods of any task have succeeded (runningState
+            # in state/running.go). With several roles, these could be the wrong ones.
             spec["minSuccess"] = needed
         if cfg.get("priority_class"):
             spec["priorityClassName"] = cfg["priority_class"]
