@@ -1,5 +1,6 @@
 """Derives a job's status from its pods and from the objects that create them."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,11 @@ _BAD_WAITING = (
     "CreateContainerError", "RunContainerError", "ErrImageNeverPull",
 )  # fmt: skip
 """Reasons why a container is waiting that may never go away."""
+_OUT_OF_MEMORY = "out of memory: the container used more than its limit"
+"""The error of a container that the kernel killed. Its exit code is that of a replica that was
+stopped because another one failed, but it is a cause.
+"""
+_NAMES_RANK = re.compile(r"ranks? \d")
 
 
 def by_replica(
@@ -111,7 +117,7 @@ def _verdict(
     """Return the state of an object's replicas, and the reason for it. `no_pods` explains why pods
     are missing.
     """
-    why = next((f"{x.role}/{x.replica}: {x.error}" for x in by_cause(replicas) if x.error), "")
+    why = _reason(replicas)
     if (each["metadata"].get("annotations") or {}).get(CANCELLED):
         return AppState.CANCELLED, "it was cancelled"
     state, message = kind.verdict(each, replicas)
@@ -124,6 +130,24 @@ def _verdict(
     if any(replica.state is AppState.RUNNING for replica in replicas):
         return AppState.RUNNING, ""
     return AppState.PENDING, why
+
+
+def _reason(replicas: Sequence[ReplicaStatus]) -> str:
+    """Return why replicas failed or are waiting, in one line.
+
+    An agent's termination message is the headline of the job's failure, which is the same in all
+    pods and names the rank. The line then names the role, because the replica with the first of
+    these pods may not be the one that failed.
+    """
+    found = [each for each in by_cause(replicas) if each.error]
+    if not found:
+        return ""
+    first = next((each for each in found if each.error == _OUT_OF_MEMORY), found[0])
+    is_headline = _NAMES_RANK.match(first.error) or (
+        first.state is AppState.FAILED and [each.error for each in found].count(first.error) > 1
+    )
+    place = first.role if is_headline else f"{first.role}/{first.replica}"
+    return f"{place}: {first.error}"
 
 
 def _replica(
@@ -160,7 +184,7 @@ def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
             if of_pod:
                 return code, of_pod
             if reason == "OOMKilled":
-                return code, "out of memory: the container used more than its limit"
+                return code, _OUT_OF_MEMORY
             return code, said or f"exit code {code}"
     if known.get("phase") == "Failed":
         return None, of_pod or "its pod failed"
