@@ -1,4 +1,4 @@
-"""A registry with one image, which only serves the requests of a Docker daemon's pull.
+"""A registry with one image, which serves the requests of a Docker daemon's pull and push.
 
 python registry.py PORT LAYER.tar ARCHITECTURE     # serves 127.0.0.1:PORT/test/shell:1
 """
@@ -7,8 +7,12 @@ import gzip
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import IO
+from urllib.parse import parse_qs, urlsplit
 
 KINDS = "application/vnd.docker"
 MANIFEST = f"{KINDS}.distribution.manifest.v2+json"
@@ -40,6 +44,17 @@ def image(layer: bytes, architecture: str) -> dict[str, tuple[str, bytes]]:
     return {"/v2/": ("application/json", b"{}"), **served}
 
 
+def chunks(file: IO[bytes], headers: Message) -> Iterator[bytes]:
+    """Yield a request's body, which may have an unknown length."""
+    if headers["Transfer-Encoding"] != "chunked":
+        yield file.read(int(headers["Content-Length"] or 0))
+        return
+    while size := int(file.readline(), 16):
+        yield file.read(size)
+        file.readline()
+    file.readline()
+
+
 def main() -> None:
     served = image(Path(sys.argv[2]).read_bytes(), sys.argv[3])
 
@@ -55,6 +70,33 @@ def main() -> None:
                 self.wfile.write(data)
 
         do_HEAD = do_GET
+
+        def do_POST(self) -> None:
+            """Start an upload, whose data comes in a PATCH before a PUT with the digest."""
+            self._answer(202, f"{self.path.partition('?')[0]}{len(served)}")
+
+        def do_PATCH(self) -> None:
+            data = uploads[self.path] = b"".join(chunks(self.rfile, self.headers))
+            self._answer(202, self.path, Range=f"0-{len(data) - 1}")
+
+        def do_PUT(self) -> None:
+            path, query = urlsplit(self.path)[2:4]
+            data = uploads.pop(path, b"") + b"".join(chunks(self.rfile, self.headers))
+            if query:
+                name = parse_qs(query)["digest"][0]
+                path = f"{path.partition('/uploads/')[0]}/{name}"
+            kind = self.headers["Content-Type"] or ""
+            for name in (path, f"{path.rpartition('/')[0]}/{digest(data)}"):
+                served[name] = kind, data
+            self._answer(201, path, **{"Docker-Content-Digest": digest(data)})
+
+        def _answer(self, code: int, location: str, **headers: str) -> None:
+            self.send_response(code)
+            for name, value in {"Location": location, "Content-Length": "0", **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+    uploads: dict[str, bytes] = {}
 
     with ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answers) as server:
         server.serve_forever()

@@ -468,6 +468,26 @@ def test_note_is_printed_if_scheduler_does_not_use_workspace(runner: Runner, pla
     assert "scripted takes no workspace, because the job runs where the files are" in notes
 
 
+@pytest.mark.needs_kubernetes
+def test_workspace_is_pushed_before_a_job_whose_scheduler_pulls_images(
+    runner: Runner, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run needs no daemon. If the image can't be pushed, nothing is submitted."""
+    line = "utils.echo", ["--image", "img:1"]
+    options = {"namespace": "ns", "image_repo": "registry.example/team/train"}
+    with pytest.raises(UsageError, match="kubernetes needs a repository for the image") as caught:
+        runner.dryrun(*line, scheduler="kubernetes", workspace=str(place), cfg={"namespace": "ns"})
+    assert "-cfg image_repo=" in caught.value.hint
+    job = runner.dryrun(*line, scheduler="kubernetes", workspace=str(place), cfg=options)
+    image = f"registry.example/team/train:{job.app_id}"
+    assert f"image: {image}\n" in job.request.text
+    assert f"{image} is img:1 with the workspace" in job.notes
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{place}/no.sock")
+    with pytest.raises(MachineError, match="no Docker daemon at "):
+        runner.submit(job)
+    assert records.read(job.app_id) is None
+
+
 def test_runner_can_be_given_its_own_environment(
     scheduler: scripted.Scripted, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from clusters import registry
 from clusters.docker import Dockerd, shell
 
 from relight.base.errors import MachineError
-from relight.job.app import BindMount, DeviceMount, Resource, VolumeMount
+from relight.job.app import AppDef, BindMount, DeviceMount, Resource, VolumeMount
 from relight.schedulers.api import LogQuery
 from relight.schedulers.docker import scheduler as docker
 from relight.schedulers.docker.logs import seconds
@@ -141,28 +143,58 @@ def test_workspace_dockerfile_builds_image(name: str, jobs: Jobs, tmp_path: Path
     assert jobs.lines(app_id) == ["yes", "x"]
 
 
-def test_missing_image_is_pulled(
-    jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A message on stderr says so. An existing image isn't pulled."""
+@contextmanager
+def serving(jobs: Jobs, tmp_path: Path) -> Iterator[str]:
+    """Start a registry, and yield its address in the daemon's network."""
     (tmp_path / "layer").write_bytes(shell())
     command = [*jobs.daemon.enter(), sys.executable, registry.__file__, "5000", tmp_path / "layer"]
     command.append(jobs.daemon.client.version()["Arch"])
-    its = sh("echo pulled", image="127.0.0.1:5000/test/shell:1", resource=Resource(1, 0, 64))
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
         try:
             probe = "import socket; socket.create_connection(('127.0.0.1', 5000))"
             enter = [*jobs.daemon.enter(), sys.executable, "-c", probe]
             jobs.until(lambda: run(enter)[0] == 0)
-            app_id = jobs.submit(its)
-            assert capsys.readouterr() == ("", f"relight: pulling {its.image}\n")
-            assert jobs.wait(app_id).state is SUCCEEDED
-            assert jobs.lines(app_id) == ["pulled"]
-            jobs.submit(its, pull="always", quiet=True)
-            with pytest.raises(MachineError, match=r"can't pull the image 127.*:2: .*unknown"):
-                jobs.submit(sh("", image="127.0.0.1:5000/test/shell:2"), quiet=True)
+            yield "127.0.0.1:5000"
         finally:
             server.kill()
+
+
+def test_workspace_is_pushed_for_machines_that_pull_it(jobs: Jobs, tmp_path: Path) -> None:
+    """The machine that pushes it keeps no image."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "run.sh").write_text("echo it runs\n")
+    name = "test/team"
+    with serving(jobs, tmp_path) as address:
+        base = sh("sh run.sh", image=f"{address}/test/shell:1", resource=Resource(1, 0, 64))
+        place = str(project), "job-x7", f"{address}/{name}"
+        app, images = jobs.scheduler.with_workspace(AppDef("job", [base]), *place)
+        (pushed,) = app.roles
+        assert pushed.image == f"{address}/{name}:job-x7"
+        jobs.scheduler.push_images(images, "job-x7", quiet=True)
+        assert jobs.daemon.client.images(name=pushed.image) == []
+        app_id = jobs.submit(pushed, quiet=True)
+        assert jobs.wait(app_id).state is SUCCEEDED
+        assert jobs.lines(app_id) == ["it runs"]
+    with pytest.raises(MachineError, match="can't push the image: pushing 127"):
+        jobs.scheduler.push_images(images, "job-x7", quiet=True)
+    jobs.daemon.clear()
+    jobs.daemon.client.remove_image(base.image)
+
+
+def test_missing_image_is_pulled(
+    jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A message on stderr says so. An existing image isn't pulled."""
+    its = sh("echo pulled", image="127.0.0.1:5000/test/shell:1", resource=Resource(1, 0, 64))
+    with serving(jobs, tmp_path):
+        app_id = jobs.submit(its)
+        assert capsys.readouterr() == ("", f"relight: pulling {its.image}\n")
+        assert jobs.wait(app_id).state is SUCCEEDED
+        assert jobs.lines(app_id) == ["pulled"]
+        jobs.submit(its, pull="always", quiet=True)
+        with pytest.raises(MachineError, match=r"can't pull the image 127.*:2: .*unknown"):
+            jobs.submit(sh("", image="127.0.0.1:5000/test/shell:2"), quiet=True)
     assert jobs.wait(jobs.submit(its)).state is SUCCEEDED
     with pytest.raises(MachineError, match="can't pull the image"):
         jobs.submit(its, pull="always")

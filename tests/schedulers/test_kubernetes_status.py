@@ -33,7 +33,7 @@ def why(*its: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("left", [(0,), (1,), (0, 1)])
 def test_reason_names_failed_rank_and_no_replica(left: tuple[int, ...]) -> None:
-    """All agents report the same headline, and Kubernetes may have deleted the failed rank's pod."""
+    """All agents report the same headline, and the failed rank's pod may have been deleted."""
     assert why(*(pod(index, 1, HEADLINE) for index in left)) == f"train: {HEADLINE}"
 
 

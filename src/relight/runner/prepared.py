@@ -1,5 +1,6 @@
 """A job that is ready for submission."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from relight.job import serial
@@ -12,7 +13,8 @@ class Prepared(NamedTuple):
 
     The `scheduler` field is the name that the user requested. The `app_id` field is unique, but the
     scheduler may assign a different id. The `script` field is the file that the job will run, or
-    empty. The `notes` field contains messages for the user.
+    empty. The `notes` field contains messages for the user. The `images` field contains the images
+    to push before the submission.
     """
 
     scheduler: str
@@ -24,6 +26,7 @@ class Prepared(NamedTuple):
     words: tuple[str, ...]
     script: str
     workspace: str
+    images: Sequence[Mapping[str, str]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `--dryrun --json` prints."""

@@ -12,6 +12,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 from datetime import datetime
@@ -177,6 +178,10 @@ class Runner:
         )
 
         app_id = app_id or new_id(app.name)
+        images: Sequence[Mapping[str, str]] = ()
+        if workspace and _pushes_images(values):
+            app, images = _with_workspace(app, workspace, app_id, values["image_repo"])
+            notes += [f"{each['image']} is {each['base']} with the workspace" for each in images]
         rendered = found.render(app, values, app_id)
         request = _as_the_roles_want(rendered)
         is_changed = request.body != rendered.body
@@ -191,6 +196,7 @@ class Runner:
             words=words,
             script=script,
             workspace=workspace,
+            images=images,
         )
 
     def resolve_cfg(self, scheduler: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,6 +237,10 @@ class Runner:
         missing = missing_script(app, self.scheduler(app.scheduler))
         if missing:
             raise UsageError(missing, hint="check the path; --dryrun shows what would be submitted")
+        if app.images:
+            quiet = bool(app.request.cfg.get("quiet"))
+            with closing(_docker()) as docker:
+                docker.push_images(app.images, app.app_id, quiet=quiet)
         handle = submitted.submit(app, self.scheduler(app.scheduler), self.env)
         self._audit("submit", handle, app.words[0] if app.words else app.app.name)
         return handle
@@ -553,7 +563,14 @@ class Runner:
                 folders = workspaces.absolute(workspace)
             except UsageError as error:
                 raise UsageError(f"--workspace={workspace}: {error.message}") from None
-            if "workspace" not in values:
+            if _pushes_images(values):
+                if not values["image_repo"]:
+                    raise UsageError(
+                        f"--workspace={workspace}: {name} needs a repository for the image that "
+                        "contains it",
+                        hint="-cfg image_repo=REGISTRY/NAME, to which docker can push",
+                    )
+            elif "workspace" not in values:
                 notes.append(f"{name} takes no workspace, because the job runs where the files are")
             elif "workspace" not in given:
                 values["workspace"] = folders
@@ -629,6 +646,24 @@ def _own_copy(app: AppDef) -> AppDef:
         return app  # `validate` rejects it
     fixed = [replace(role, overrides={}) for role in app.roles]
     return deepcopy(replace(app, roles=fixed))
+
+
+def _docker() -> Any:
+    """Return the Docker scheduler, which builds the images for schedulers that pull them."""
+    return registry.find("docker")
+
+
+def _with_workspace(
+    app: AppDef, workspace: str, app_id: str, repository: str
+) -> tuple[AppDef, Sequence[Mapping[str, str]]]:
+    found: tuple[AppDef, Sequence[Mapping[str, str]]]
+    found = _docker().with_workspace(app, workspace, app_id, repository)
+    return found
+
+
+def _pushes_images(values: Mapping[str, Any]) -> bool:
+    """Return whether a scheduler's machines pull the workspace as part of an image."""
+    return "image_repo" in values and "workspace" not in values
 
 
 def _common_workspace(app: AppDef) -> str:

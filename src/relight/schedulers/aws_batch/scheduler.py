@@ -68,8 +68,8 @@ class AwsBatch(Scheduler):
         Option("ulimits", list, None, "ulimits in the container, NAME=SOFT/HARD;memlock=-1"),
         Option("launcher_uri", str, None, "s3://BUCKET/PREFIX for the launcher, for images "
         "without relight"),
-        Option("image_repo", str, None, "TorchX option; no effect: no image is pushed"),
-        Option("quiet", bool, False, "TorchX option; no effect"),
+        Option("image_repo", str, None, "repository for the image with the workspace"),
+        Option("quiet", bool, False, "don't show the progress of building and pushing images"),
     )  # fmt: skip
     capabilities = Capabilities(retries=True, mounts=True, resources=True, images=True, since=True)
 
@@ -443,5 +443,3 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
         yield "the image must contain relight, or use -cfg launcher_uri=s3://BUCKET/PREFIX"
     if cfg.get("priority") and not cfg.get("share_id"):
         yield "priority has no effect without share_id"
-    if cfg.get("image_repo"):
-        yield "image_repo has no effect; no image is built or pushed"

@@ -1,10 +1,11 @@
 """Prepares the images for a job. Images that the daemon doesn't have are pulled, and the workspace
-is added as a layer.
+is added as a layer. For schedulers whose machines pull images from a registry, the result is
+pushed.
 """
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from relight import __version__
@@ -44,6 +45,21 @@ class Images:
         for build in body["builds"]:
             self._build(build, str(body["app_id"]))
 
+    def push(self, builds: Sequence[Mapping[str, str]], app_id: str) -> None:
+        """Build images, push them to their registries, and remove them from this machine.
+
+        Raises:
+            MachineError: if an image can't be built or pushed.
+        """
+        for base in dict.fromkeys(build["base"] for build in builds):
+            self._pull(base, "missing")
+        try:
+            for build in builds:
+                self._build(build, app_id)
+                self._push(build["image"])
+        finally:
+            self.remove(app_id)
+
     def remove(self, app_id: str) -> None:
         """Remove the images that were built for a job."""
         import docker
@@ -75,6 +91,19 @@ class Images:
             raise MachineError(
                 f"can't pull the image {image}: {why}",
                 hint="run docker login if the image is not public",
+            ) from None
+
+    def _push(self, image: str) -> None:
+        import docker
+
+        try:
+            answers = self._client.push(*_repository_and_tag(image), stream=True, decode=True)
+            self._progress.show(f"pushing {image}", answers)
+        except (MachineError, docker.errors.APIError) as error:
+            said = error.message if isinstance(error, MachineError) else str(error.explanation)
+            raise MachineError(
+                f"can't push the image: {' '.join(said.split())}",
+                hint="check -cfg image_repo=; run docker login if it requires a login",
             ) from None
 
     def _build(self, build: Mapping[str, str], app_id: str) -> None:

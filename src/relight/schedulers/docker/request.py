@@ -70,9 +70,9 @@ def build_request(
         UsageError: if part of the app or an option is not supported.
     """
     for role in app.roles:
-        if not role.image or role.image.startswith("<"):
+        if not _has_image(role):
             raise UsageError(f"role {role.name} has no image", hint="--image=NAME")
-    builds = _builds(app, cfg, app_id)
+    builds = planned_builds(app, str(cfg.get("workspace") or ""), app_id)
     network = cfg.get("network") or NETWORK
     names = container_names(app, app_id)
     first = "localhost" if network in NO_NAMES else names[0][0]
@@ -231,16 +231,22 @@ def _hostname_part(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def _builds(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> list[dict[str, str]]:
-    workspace = cfg.get("workspace")
+def _has_image(role: Role) -> bool:
+    return bool(role.image) and not role.image.startswith("<")
+
+
+def planned_builds(
+    app: AppDef, workspace: str, app_id: str, repository: str = "relight-workspace"
+) -> list[dict[str, str]]:
+    """Return the images to build, each with its base and the workspace to add to it."""
     if not workspace:
         return []
     workspace = workspaces.absolute(workspace)
-    bases = list(dict.fromkeys(role.image for role in app.roles))
+    bases = list(dict.fromkeys(role.image for role in app.roles if _has_image(role)))
     tag = re.sub(r"[^A-Za-z0-9_.-]", "-", app_id)[-100:].lstrip(".-")
     return [
         {
-            "image": f"relight-workspace:{tag}" + (f"-{number}" if number else ""),
+            "image": f"{repository}:{tag}" + (f"-{number}" if number else ""),
             "base": base,
             "workspace": workspace,
         }

@@ -18,6 +18,7 @@ import re
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -52,6 +53,7 @@ from relight.schedulers.docker.request import (
     build_request,
     format_commands,
     notes_on,
+    planned_builds,
 )
 
 _POLL_S = 0.2
@@ -115,6 +117,28 @@ class Docker(Scheduler):
                 _remove(client, app_id)
                 raise
         return app_id
+
+    def with_workspace(
+        self, app: AppDef, workspace: str, app_id: str, repository: str
+    ) -> tuple[AppDef, list[dict[str, str]]]:
+        """Return an app for another scheduler, with images in a repository that contain the
+        workspace, and the images to push (see `push_images`).
+        """
+        builds = planned_builds(app, workspace, app_id, repository)
+        images = {build["base"]: build["image"] for build in builds}
+        roles = [replace(role, image=images.get(role.image, role.image)) for role in app.roles]
+        return replace(app, roles=roles), builds
+
+    def push_images(
+        self, builds: Sequence[Mapping[str, str]], app_id: str, *, quiet: bool = False
+    ) -> None:
+        """Build images on this daemon, and push them.
+
+        Raises:
+            MachineError: if the daemon can't be reached, or an image can't be built or pushed.
+        """
+        with self._daemon.client() as client:
+            Images(client, quiet).push(builds, app_id)
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
         """Return the status of each job, and stop the remaining replicas of each job that has

@@ -110,8 +110,8 @@ class Kubernetes:
         Option("pods", str, None, "a YAML or JSON file that is merged into each pod"),
         Option("validate_spec", bool, True, "have the server validate all objects before creating "
         "any"),
-        Option("image_repo", str, None, "TorchX option; no effect: no image is pushed"),
-        Option("quiet", bool, False, "TorchX option; no effect"),
+        Option("image_repo", str, None, "repository for the image with the workspace"),
+        Option("quiet", bool, False, "don't show the progress of building and pushing images"),
     )  # fmt: skip
     capabilities = Capabilities(
         retries=True, mounts=True, resources=True, elastic=True, images=True, since=True
@@ -315,8 +315,6 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
             )
     if cfg.get("runtime") and cfg.get("kind") != "trainjob":
         yield "runtime has no effect without kind=trainjob"
-    if cfg.get("image_repo"):
-        yield "image_repo has no effect; no image is built or pushed"
 
 
 def _resource(each: Object) -> store.ObjectKind:
