@@ -634,3 +634,12 @@ def test_prints_note_about_option_for_another_kind() -> None:
 
     assert "runtime has no effect without kind=trainjob" in notes(runtime="mine")
     assert "runtime" not in notes(runtime="mine", kind="trainjob")
+
+
+@pytest.mark.parametrize(("kind", "is_noted"), [("job", True), ("jobset", False)])
+def test_note_is_printed_if_a_failed_role_leaves_the_others_running(
+    kind: str, is_noted: bool
+) -> None:
+    roles = [Role(name, "img", entrypoint="true") for name in ("train", "read")]
+    request = kubernetes.Kubernetes().render(AppDef("x", roles), {"kind": kind}, "x-x1")
+    assert any("the others keep running" in note for note in request.notes) is is_noted

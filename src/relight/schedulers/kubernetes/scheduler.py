@@ -313,6 +313,11 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
                 "its arguments (hidden in a dry run); use --env to keep them in a Secret: "
                 "docs/clusters/kubernetes.md#secrets"
             )
+    if len(app.roles) > 1 and (cfg.get("kind") or DEFAULT.name) == DEFAULT.name:
+        yield (
+            "if one role fails, the others keep running until relight cancel, because each is a "
+            "Job of its own; kind=jobset and kind=volcano stop them"
+        )
     if cfg.get("runtime") and cfg.get("kind") != "trainjob":
         yield "runtime has no effect without kind=trainjob"
 
