@@ -1,4 +1,4 @@
-"""Twelve command lines, compared with TorchX 0.7.0's objects for them on Kubernetes.
+"""Command lines, compared with TorchX 0.7.0's objects for them on Kubernetes.
 
 The file next to this one has the output of `torchx run --dryrun -s kubernetes`, with one name for
 all jobs. Each difference is a row in "Differences from TorchX" in docs/clusters/kubernetes.md.
