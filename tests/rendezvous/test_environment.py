@@ -174,6 +174,7 @@ def test_job_without_flags_uses_cluster_environment(
         (INDEXED, "--nnodes=1", "nnodes=1:1 addr=127.0.0.1 rank=0"),
         (RANKS, "--nnodes=1", "nnodes=1:1 addr=127.0.0.1 rank=0"),
         (RANKS, "--standalone", "nnodes=1:1 addr=127.0.0.1"),
+        ({**RANKS, "MASTER_ADDR": "localhost"}, "--nnodes=4", "addr=localhost rank=1"),
     ],
 )  # fmt: skip
 def test_flags_take_precedence_over_cluster_environment(
@@ -206,6 +207,8 @@ def test_flags_take_precedence_over_cluster_environment(
         ({**RANKS, "TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"}, ""),
         ({**OMPI4, "TORCHELASTIC_RUN_ID": "x"}, ""),
         ({**RANKS, "LOCAL_RANK": "0"}, "LOCAL_RANK"),
+        ({**RANKS, "MASTER_ADDR": "localhost"},
+         "ignoring WORLD_SIZE=4 and RANK=1, because MASTER_ADDR=localhost is this machine"),
         ({**RANKS, "WORLD_SIZE": "1", "RANK": "0"}, ""),
         (without(RANKS, "WORLD_SIZE"), ""),
         (without(RANKS, "MASTER_ADDR"), ""),
@@ -326,11 +329,21 @@ def test_invalid_cluster_environment_is_ignored_if_flags_suffice(flags: str) -> 
     assert spec == plain
 
 
+def test_names_variables_that_identify_no_cluster() -> None:
+    """The user can tell whether they are stray, and how to ignore them."""
+    _, notes = resolve(RANKS)
+    names = "WORLD_SIZE=4, RANK=1, MASTER_ADDR=head"
+    assert notes[0] == f"4 nodes according to {names}; --standalone ignores them"
+    _, notes = resolve(RANKS, "--nnodes=4")
+    assert notes[0] == "rendezvous according to RANK=1, MASTER_ADDR=head"
+
+
 def test_localhost_as_master_addr_is_replaced_by_hostname() -> None:
     """Other nodes reach a master at its own name if MASTER_ADDR is `localhost`."""
     variables = {**PYTORCHJOB, "MASTER_ADDR": "localhost", "RANK": "0"}
     assert resolve(variables)[0].master_addr == "train-3"
-    assert resolve(without(variables, "KUBERNETES_SERVICE_HOST"))[0].master_addr == "localhost"
+    outside = without(variables, "KUBERNETES_SERVICE_HOST")
+    assert resolve(outside, "--nnodes=4")[0].master_addr == "localhost"
 
 
 def test_pod_without_dns_domain_reports_missing_service(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from relight.base.text import pluralize
 from relight.base.values import Endpoint, Nodes
 from relight.flags.spec import FLAG_BY_NAME, LaunchSpec
 from relight.rendezvous import user_token
-from relight.rendezvous.cluster_env import NOTHING, FoundFlags, Number, detect
+from relight.rendezvous.cluster_env import ANY_SYSTEM, NOTHING, FoundFlags, Number, detect
 
 _MEETING = ("nnodes", "node-rank", "rdzv-backend", "rdzv-endpoint", "master-addr", "master-port",
             "rdzv-id")  # fmt: skip
@@ -125,10 +125,20 @@ def fill(
         taken.append(Taken("rdzv-id", *found.job))
     if taken:
         what = pluralize(nodes.max_nodes, "node") if taken[0].flag == "nnodes" else "rendezvous"
-        how = "" if spec.verbose else " (-v shows the variables used)"
-        notes.insert(0, f"{what} according to {found.system}{how}")
+        notes.insert(0, f"{what} according to {_describe_source(spec, found, taken)}")
     changes = {FLAG_BY_NAME[each.flag].field: each.value for each in taken}
     return spec._replace(**changes), taken, notes
+
+
+def _describe_source(spec: LaunchSpec, found: FoundFlags, taken: list[Taken]) -> str:
+    """Describe where the flags come from. Variables that don't identify a cluster may be stray, so
+    they are named, with the flag that ignores them.
+    """
+    if found.system == ANY_SYSTEM:
+        known = (found.nnodes, found.node_rank, found.host)
+        names = ", ".join(each.source for each in known if each is not None)
+        return names + ("; --standalone ignores them" if taken[0].flag == "nnodes" else "")
+    return found.system if spec.verbose else f"{found.system} (-v shows the variables used)"
 
 
 def _is_settled(spec: LaunchSpec, given: set[str]) -> bool:

@@ -37,8 +37,9 @@ Kubernetes
 Anything else
     MASTER_ADDR, MASTER_PORT, WORLD_SIZE or NNODES, RANK or NODE_RANK or GROUP_RANK
   These variables are used only if an address, a size above 1 and a rank are all set, and if neither
-  LOCAL_RANK nor LOCAL_WORLD_SIZE is set, because those two describe a worker. torchrun does not
-  read these variables, and often one or two of them are still set in a shell.
+  LOCAL_RANK nor LOCAL_WORLD_SIZE is set, because those two describe a worker. The address must not
+  be `localhost`, which tutorials set for processes on one machine. torchrun does not read these
+  variables, and they are often still set in a shell.
 
 No variables are read inside a worker of torchrun or relight (TORCHELASTIC_RUN_ID), or with
 --standalone.
@@ -98,6 +99,8 @@ class FoundFlags(NamedTuple):
 
 
 NOTHING = FoundFlags()
+ANY_SYSTEM = "the environment"
+"""The `system` if the variables don't identify it."""
 
 
 def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> FoundFlags:
@@ -325,6 +328,13 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
             workers = _number(variables, "WORLD_SIZE", least=1)
             if workers.value % nnodes.value:
                 raise _contradiction(nnodes, workers)
+        local = address in LOCAL_HOSTS and "KUBERNETES_SERVICE_HOST" not in variables
+        if address and local and index is None and "nnodes" not in given:
+            note = (
+                f"ignoring {nnodes.source} and {rank.source}, because MASTER_ADDR={address} is "
+                f"this machine; using one node (--nnodes={nnodes.value} uses them)"
+            )
+            return FoundFlags(notes=(note,))
     elif "nnodes" not in given:
         note = (
             f"{rank.source}, but the number of nodes is not set; using one node (--nnodes, "
@@ -332,7 +342,7 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
         )
         return FoundFlags(notes=(note,))
     found = FoundFlags(
-        system="Kubernetes" if index is not None else "the environment",
+        system="Kubernetes" if index is not None else ANY_SYSTEM,
         nnodes=nnodes,
         node_rank=rank,
         agents=nnodes,
