@@ -86,13 +86,14 @@ def test_submitted_job_is_found_by_either_id(jobs: Jobs) -> None:
     ("part", "role", "replicas"),
     [("", "", ()), ("/", "", ()), ("/train", "train", ()), ("/train/0,2", "train", (0, 2))],
 )
-@pytest.mark.parametrize("job", ["train-x3b", "train"])
+@pytest.mark.parametrize("job", ["team-train-x3b", "team-train", "team/train"])
 def test_role_or_replicas_can_be_appended_to_id_or_name(
     jobs: Jobs, job: str, part: str, role: str, replicas: tuple[int, ...]
 ) -> None:
-    jobs.submit("train-x3b")
+    """Even if the name contains a slash."""
+    jobs.submit("team-train-x3b", name="team/train")
     found = find_job(lambda _: jobs, job + part)  # type: ignore[arg-type, return-value]
-    assert found == Handle("local", "relight", "train-x3b", role, replicas)
+    assert found == Handle("local", "relight", "team-train-x3b", role, replicas)
 
 
 @pytest.mark.parametrize("text", ["train", "train-11", "11", "run://relight/train-11"])

@@ -18,7 +18,7 @@ from relight.schedulers.api import Scheduler
 if TYPE_CHECKING:
     from relight.processes.running_jobs import JobDirectory
 
-_ID_FORM = r"([^/\s]*[^/\s:])" + PART
+_ID_FORM = r"[^/\s]*[^/\s:]"
 
 
 class Purpose(Enum):
@@ -60,15 +60,27 @@ def find_job(
         UsageError: if the text is not a valid handle, no job or several jobs match, or all matching
             jobs have already ended.
     """
-    match = None if "://" in text else re.fullmatch(_ID_FORM, text)
+    if "://" in text:
+        return to_handle(text)
+    jobs = records.every()
+    with_slash = [job["name"] for job in jobs if _is_in(job["name"], text)]
+    form = re.escape(max(with_slash, key=len)) if with_slash else _ID_FORM
+    match = re.fullmatch(f"({form}){PART}", text)
     if match is None:
         return to_handle(text)
     word, role, replicas = match.groups()
-    return parse_part(_find(find, word, purpose), role, replicas)
+    return parse_part(_find(find, jobs, word, purpose), role, replicas)
 
 
-def _find(find: Callable[[str], Scheduler], word: str, purpose: Purpose) -> Handle:
-    jobs, directory = records.every(), _run_jobs()
+def _is_in(name: str, text: str) -> bool:
+    """Return whether a name with a slash is the text, without the part of the job."""
+    return "/" in name and f"{text}/".startswith(f"{name}/")
+
+
+def _find(
+    find: Callable[[str], Scheduler], jobs: list[Record], word: str, purpose: Purpose
+) -> Handle:
+    directory = _run_jobs()
     run_jobs = {} if directory is None else {job: job.rpartition("-") for job in directory.ids()}
     with_id = [job for job in jobs if word in (job["id"], job["app_id"])]
     run_with_id = [job for job, (_, _, pid) in run_jobs.items() if word in (job, pid)]
