@@ -193,7 +193,8 @@ def test_log_file_of_user_takes_precedence(tmp_path: Path) -> None:
         return found[1:-1]
 
     log = f"--output={tmp_path}/main-x7/slurm/batch.log"
-    assert command("--nice") == ["--parsable", log]
+    for words in ("--nice", '--comment "-o"', "--job-name --output=x"):
+        assert command(words) == ["--parsable", log]
     for words in ("--output=mine.log", "-o mine.log", "--nice --out mine.log"):
         assert command(words) == ["--parsable"]
 

@@ -56,6 +56,8 @@ _OF_ANY_KIND = ("gres", "tres-per-task", "SBATCH_GRES", "SBATCH_TRES_PER_TASK")
 """The flags and variables whose value lists resources of any kind, not only GPUs."""
 _WITHOUT_VALUE = "HIKOQVWhksv"
 """sbatch's short flags without a value, which can precede another one in a word: -Hp gpu."""
+_TEXTS = ("--comment", "--extra", "--job-name", "-J", "--wrap")
+"""sbatch's flags whose value may look like a flag."""
 
 
 def bypasses(
@@ -107,6 +109,16 @@ def sets_flag(text: str, flag: str, *, of_any_kind: bool = False) -> bool:
         and (of_any_kind or _concerns(flag, word.partition("=")[2] or following))
         for word, following in zip(words, [*words[1:], ""], strict=True)
     )
+
+
+def sets_output(text: str) -> bool:
+    """Return whether a line of sbatch options names a file for the output. Text that only looks
+    like a flag doesn't count. Locks can't ignore it, since `--mail-user --comment -p gpu` sets -p.
+    """
+    words = _words(text)
+    pairs = zip(["", *words], words, strict=False)
+    flags = [word for before, word in pairs if before not in _TEXTS]
+    return any(_is_meant(word, flag) for word in flags for flag in ("output", "o"))
 
 
 def _words(text: str) -> list[str]:

@@ -50,7 +50,6 @@ _POLL_S = 0.25
 _STOP_LIMIT_S = 60.0
 _LOST = "its node was lost"
 
-_OUTPUT = ("output", "o")
 _LISTS = ("partition", "nodelist", "exclude", "mail-type")
 _CLUSTER_VARIABLES = ("SLURM_CLUSTERS", "SLURM_CONF", "SLURM_JWT")
 """Environment variables that Slurm's commands use to find the cluster."""
@@ -181,7 +180,7 @@ class Slurm:
         path = os.path.join(folder, "job.sbatch")
         indices = script.indices(app, cfg)
         log = [f"--output={script.log_path(folder, is_array=bool(indices))}"]
-        if any(locks.sets_flag(x, flag) for x in cfg.get("sbatch") or () for flag in _OUTPUT):
+        if any(map(locks.sets_output, cfg.get("sbatch") or ())):
             log = []  # the command line would take precedence over the user's file
         body = {
             "command": ["sbatch", "--parsable", *log, path],
