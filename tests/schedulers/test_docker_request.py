@@ -386,3 +386,10 @@ def test_failure_reason_names_the_replica_whose_worker_failed(mark: str) -> None
     assert status.message == "main/1 failed with exit code 7: rank 1 failed"
     states = [AppState.FAILED, AppState.FAILED, AppState.CANCELLED if mark else AppState.FAILED]
     assert [replica.state for replica in status.replicas] == states
+
+
+def test_files_of_cancelled_container_are_not_downloaded() -> None:
+    cancelled = replicas.Container(
+        "c", "c", replicas.CANCELLED, {}, AppState.CANCELLED, 0.0, 143, 0, ""
+    )
+    assert replicas.with_cause(object(), cancelled) is cancelled

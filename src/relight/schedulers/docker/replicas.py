@@ -197,8 +197,10 @@ def _error(inspected: Mapping[str, Any]) -> str:
 def with_cause(client: Any, replica: Container) -> Container:
     """Add the error from the replica's error file. Not every program writes an error file, so the
     fallback is the last line on stderr. A replica that caused the failure has failed, even if it
-    was about to exit when it was stopped.
+    was about to exit when it was stopped. A cancelled replica needs no reason.
     """
+    if replica.mark == CANCELLED:
+        return replica
     import docker
 
     try:
