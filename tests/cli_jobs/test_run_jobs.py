@@ -238,6 +238,22 @@ def test_suspended_agent_is_not_mistaken_for_finished_job(
     assert jobs.status([job.id])[job.id].replicas
 
 
+def test_waiting_job_has_no_workers_and_no_events(
+    start: Start, relight: Command, find: Find, script: Callable[[str], Path], tmp_path: Path,
+    variables: dict[str, str],
+) -> None:  # fmt: skip
+    alone = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}")
+    agent = start("run", *alone, script(WAITS), variables=variables)
+    job = f"run://relight/{find().id}"
+    assert f"{job} has not started any worker yet\n" in relight("logs", job).stderr
+    events = relight("events", job)
+    assert events.stdout == ""
+    assert "has no events yet: its nodes have not formed a group" in events.stderr
+    agent.terminate()
+    agent.wait(LIMIT_S)
+    assert f"{job} had no workers when it ended\n" in relight("logs", job).stderr
+
+
 def test_killed_agent_leaves_no_job_entry(
     start: Start, relight: Command, find: Find, script: Callable[[str], Path], jobs: JobDirectory,
     variables: dict[str, str],

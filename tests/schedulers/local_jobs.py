@@ -29,7 +29,7 @@ def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def shell(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> Role:
     """Return a role that runs a shell command."""
     args = ("-c", command)
-    return Role(name, "img", entrypoint="sh", args=args, num_replicas=replicas, **fields)
+    return Role(name, "", entrypoint="sh", args=args, num_replicas=replicas, **fields)
 
 
 def render(scheduler: Scheduler, *roles: Role, **cfg: Any) -> Request:

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,10 +94,11 @@ def test_duplicate_role_names_are_rejected(scheduler: Local) -> None:
 
 
 def test_options_without_effect_cause_a_note(scheduler: Local) -> None:
-    """These are mounts, and GPUs shared by several replicas."""
+    """These are mounts, images, and GPUs shared by several replicas."""
     gpus = shell("true", replicas=2, resource=Resource(1, 2, 3), mounts=(BindMount("/a", "/b"),))
-    notes = render(scheduler, gpus).notes
-    assert [note.split(" ")[0] for note in notes] == ["mounts", "all"]
+    notes = render(scheduler, replace(gpus, image="mine:1")).notes
+    assert [note.split(" ")[0] for note in notes] == ["mounts", "the", "all"]
+    assert notes[1] == "the image mine:1 has no effect: replicas see the files of this machine"
     assert render(scheduler, shell("true")).notes == ()
     alone = shell("true", replicas=2, max_retries=1, retry_policy=RetryPolicy.REPLICA)
     assert render(scheduler, alone).notes == ("the job is retried as a whole, 1 time",)

@@ -30,8 +30,8 @@ def order(app: AppDef, **cfg: Any) -> dict[str, Any]:
     return request.order(app, cfg, "train-x7", "secret")
 
 
-def role(number: int = 1, **parts: Any) -> Role:
-    return Role("main", "", entrypoint="prog", num_replicas=number, **parts)
+def role(number: int = 1, image: str = "", **parts: Any) -> Role:
+    return Role("main", image, entrypoint="prog", num_replicas=number, **parts)
 
 
 # The launch request.
@@ -176,9 +176,10 @@ def test_dry_run_needs_no_cluster_and_hides_secrets() -> None:
 
 
 def test_options_without_effect_cause_a_note() -> None:
-    app = AppDef("job", [role(mounts=[BindMount("/a", "/b")], max_retries=1)])
+    app = AppDef("job", [role(image="mine:1", mounts=[BindMount("/a", "/b")], max_retries=1)])
     notes = ray.Ray().render(app, {}, "x").notes
     assert any("mounts have no effect" in note for note in notes)
+    assert any("the image mine:1 has no effect" in note for note in notes)
     assert any("retried individually" in note for note in notes)
 
 

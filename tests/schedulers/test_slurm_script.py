@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from relight.base.errors import MachineError, UsageError
 from relight.core.failure import Failure
 from relight.job.app import AppDef, AppState, BindMount, Resource, Role
+from relight.job.components import IMAGE, NO_IMAGE
 from relight.output import error_files
 from relight.schedulers import failure_reason
 from relight.schedulers.api import AppStatus, LogQuery
@@ -500,6 +501,28 @@ def test_dry_run_works_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     request = scheduler.render(AppDef("main", (ddp(),)), {}, "main-x7")
     assert request.text == request.body["script"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("image", "cfg", "notes"),
+    [
+        ("mine:1", {}, ("the image mine:1 has no effect: on Slurm, use -cfg image=IMAGE",)),
+        ("mine:1", {"image": "mine#1"}, ()),
+        (IMAGE, {}, ()),
+        (NO_IMAGE, {}, ()),
+        ("", {}, ()),
+    ],
+)
+def test_note_says_how_to_choose_an_image(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    image: str,
+    cfg: dict[str, Any],
+    notes: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    app = AppDef("main", (Role("main", image, entrypoint="true"),))
+    assert Slurm().render(app, cfg, "main-x7").notes == notes
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,12 @@ def test_too_few_hosts_are_rejected(scheduler: Ssh) -> None:
 
 
 def test_options_without_effect_cause_a_note(scheduler: Ssh) -> None:
-    """These are mounts, a minimum number of replicas, and an unreachable rendezvous."""
+    """These are mounts, images, a minimum number of replicas, and an unreachable rendezvous."""
     role = shell("true", replicas=2, min_replicas=1, mounts=(BindMount("/a", "/b"),))
-    notes = render(scheduler, role, hosts=["localhost", "node2"]).notes
-    assert [note.split(" ")[0] for note in notes] == ["mounts", "node2", "the"]
-    assert notes[1].endswith("to set an address that it can reach")
+    notes = render(scheduler, replace(role, image="mine:1"), hosts=["localhost", "node2"]).notes
+    assert [note.split(" ")[0] for note in notes] == ["mounts", "the", "node2", "the"]
+    assert notes[1] == "the image mine:1 has no effect: replicas see the files of their hosts"
+    assert notes[2].endswith("to set an address that it can reach")
 
 
 @pytest.mark.parametrize("cfg", [{"grace": 31.0}, {"grace": -1.0}, {"silence": 0.1}])

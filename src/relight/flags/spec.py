@@ -307,7 +307,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("preload", parse_preload, (BACKGROUND,), "HOW|MODULE,…",
          "import these modules once and fork the workers from that process; auto: the modules "
          "that the script imports; background: as auto, but only for restarts (--max-restarts), "
-         "and imported after the first optimizer step; off. Not with --no-python or --run-path",
+         "and only once the script's own imports are complete, usually after the first optimizer "
+         "step; off. Not with --no-python or --run-path",
          from_env=False, variable="RELIGHT_PRELOAD"),
     Flag("keep-warm", parse_keep_warm, None, "MINUTES|while:PID",
          "keep the --preload process for later jobs until it is unused for MINUTES [30], or while "
@@ -334,7 +335,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("logs-specs", str, "default", "NAME", "only `default`", from_env=False),
     Flag("event-log-handler", parse_event_handler, "null", "NAME",
          "destination of events: null or dynamic_rendezvous (none), console (stderr, one JSON "
-         "line each), or a plug-in; --log-dir keeps them in events.jsonl"),
+         "line each), or a relight.events plug-in; --log-dir keeps them in events.jsonl"),
     Flag("record-group", None, False, "",
          "also write the coordinator's inputs and decisions to events.jsonl, for relight events "
          "--replay (large files)", from_env=False),

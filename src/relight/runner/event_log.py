@@ -102,7 +102,7 @@ def output(
     if not find():
         known = _folders(event_logs())
         if rank not in known:
-            raise UsageError(f"{job} has no rank {rank}", hint=f"it has {_ranks(sorted(known))}")
+            raise UsageError(f"{job} has no rank {rank}", hint=_ranks(sorted(known)))
         attempts = dict.fromkeys(_attempt_number(each) for each in known[rank])
         if attempt not in (ALL, *attempts):
             raise UsageError(
@@ -256,7 +256,7 @@ def _check_found(job: Handle, pattern: str) -> None:
     if not glob(pattern):
         raise UsageError(
             f"{job} has no event log: no file {pattern}",
-            hint="its command must be `relight run`, as in dist.ddp, and must have started",
+            hint="`relight run`, as in dist.ddp, writes it once its nodes have formed a group",
         )
 
 
@@ -285,7 +285,7 @@ def _folders(paths: Sequence[str]) -> dict[int, list[str]]:
 
 
 def _ranks(known: Sequence[int]) -> str:
-    return f"ranks {known[0]} to {known[-1]}" if known else "no workers yet"
+    return f"it has ranks {known[0]} to {known[-1]}" if known else "it has not started any worker"
 
 
 def file_lines(path: str, *, follow: bool) -> Lines:

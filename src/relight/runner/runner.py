@@ -27,7 +27,7 @@ from relight.base.text import did_you_mean
 from relight.job import components, handles, launcher_file, records, serial
 from relight.job.app import AppDef, AppState, Role, Workspace
 from relight.job.components import arguments, loading
-from relight.job.handles import SESSION, Handle
+from relight.job.handles import RUN, SESSION, Handle
 from relight.job.records import new_id
 from relight.job.torchx_names import AppDryRunInfo
 from relight.runner import node_exclusion, options, settings, submitted
@@ -464,6 +464,8 @@ class Runner:
             status = self.status(job)
             why = status.message
             found = [(each.role, each.replica) for each in status.replicas]
+            if not found and job.scheduler == RUN:
+                raise UsageError(_why_no_workers(job, status.state), hint=why)
         wanted = [
             (role, number)
             for role, number in found
@@ -636,6 +638,12 @@ def compiled(regex: str) -> "re.Pattern[str] | None":
         return re.compile(regex) if regex else None
     except re.error as error:
         raise UsageError(f"--regex={regex}: {error}") from None
+
+
+def _why_no_workers(job: Handle, state: AppState) -> str:
+    if state is AppState.PENDING:
+        return f"{job} has not started any worker yet"
+    return f"{job} had no workers when it ended" if state.is_over else f"{job} has no known worker"
 
 
 def _own_copy(app: AppDef) -> AppDef:

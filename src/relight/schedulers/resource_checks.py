@@ -1,4 +1,5 @@
-"""Checks whether the resources that a job requests per node are sufficient for its workers.
+"""Checks whether the resources that a job requests per node are sufficient for its workers, and
+whether the user chose an image for a scheduler that ignores it.
 
 For compatibility, the defaults are those of TorchX, which are 2 CPUs, 1024 MiB and no GPU for any
 number of workers. With these defaults, nearly every training job trains without a GPU, or is killed
@@ -10,9 +11,11 @@ from collections.abc import Iterator
 
 from relight.base.text import pluralize
 from relight.job.app import AppDef, Role
+from relight.job.components import IMAGE, NO_IMAGE
 
 _WORKER_MIB = 2048
 """The memory that a worker with torch and a small model needs."""
+_DEFAULT_IMAGE = IMAGE.partition(":")[0]
 _WORKERS = re.compile(r"--nproc[_-]per[_-]node[= ](\d+)\b")
 
 
@@ -46,6 +49,18 @@ def too_little(app: AppDef, *, memory: bool = True) -> Iterator[str]:
                 f"{pluralize(number, 'worker')}; "
                 f"use {' '.join(flags)}, or -h NAME for a whole machine"
             )
+
+
+def ignored_images(app: AppDef, why: str) -> Iterator[str]:
+    """Yield a note for each image that the user chose. This is for schedulers that ignore images.
+
+    Args:
+        app: the job.
+        why: why the image has no effect, or what to use instead.
+    """
+    for image in dict.fromkeys(role.image for role in app.roles):
+        if image not in ("", NO_IMAGE) and image.partition(":")[0] != _DEFAULT_IMAGE:
+            yield f"the image {image} has no effect: {why}"
 
 
 def without_gpus(app: AppDef, partition: str, offered: str) -> Iterator[str]:

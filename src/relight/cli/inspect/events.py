@@ -94,12 +94,16 @@ def main(argv: list[str]) -> int:
         if nodes is not None:
             nodes.look_ahead(lines)
         found = iter(lines)
+    is_empty = True
     for log, line in found:
         if nodes is not None:
             nodes.take(log, line)
         selection = selections.setdefault(log, Selection(names, since, values["rank"]))
         if selection.wants(line) and line.name not in hidden:
+            is_empty = False
             print(_shown(log, line, nodes, as_json=values["json"]), flush=values["follow"])
+    if is_empty and job is not None and not chosen:
+        say(f"{job} has no events yet: its nodes have not formed a group")
     return EXIT_OK
 
 

@@ -9,6 +9,8 @@ from relight.job import launcher_file
 
 IMAGE = "ghcr.io/pytorch/torchx:2026.10.26"
 """Default `image` of components: TorchX's own image."""
+NO_IMAGE = "<NONE>"
+"""The `image` of a component that runs a program without an image."""
 
 AUTO, TORCHRUN = "auto", "torchrun"
 LAUNCHERS = (AUTO, launcher_file.INSTALLED, launcher_file.TRAVELS, TORCHRUN)

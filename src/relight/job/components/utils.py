@@ -5,12 +5,11 @@ import shlex
 from relight.base.env import read
 from relight.base.errors import UsageError
 from relight.job.app import AppDef, Role
-from relight.job.components import IMAGE, TORCHRUN, launcher
+from relight.job.components import IMAGE, NO_IMAGE, TORCHRUN, launcher
 from relight.job.components.nodes import refuse_script
 from relight.job.mounts import parse_mounts
 from relight.job.resources import resource
 
-_NO_IMAGE = "<NONE>"
 # Module paths of the programs that `copy` and `booth` run, for images with relight and with torchx.
 _OURS, _OF_TORCHX = "relight.job.apps.{}", "torchx.apps.utils.{}_main"
 
@@ -167,7 +166,7 @@ def binary(
     """
     role = Role(
         name="binary",
-        image=_NO_IMAGE,
+        image=NO_IMAGE,
         entrypoint=entrypoint,
         args=list(args),
         num_replicas=num_replicas,

@@ -13,6 +13,7 @@ from relight.base.errors import UsageError
 from relight.base.text import pluralize
 from relight.job import macros
 from relight.job.app import AppDef, RetryPolicy, Role
+from relight.schedulers import resource_checks
 from relight.schedulers.api import Capabilities, Option, Request
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessScheduler, layout, streams
 from relight.schedulers.processes.orders import ReplicaPlan
@@ -112,6 +113,7 @@ def _replica(
 def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     if any(role.mounts for role in app.roles):
         yield "mounts have no effect: replicas see the files of this machine"
+    yield from resource_checks.ignored_images(app, "replicas see the files of this machine")
     replicas = sum(role.num_replicas for role in app.roles if role.resource.gpu > 0)
     if replicas > 1 and not cfg.get(_GPUS):
         yield f"all {replicas} replicas see all GPUs (use -cfg {_GPUS}=true to give each its own)"

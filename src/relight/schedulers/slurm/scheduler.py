@@ -165,8 +165,10 @@ class Slurm:
         notes += resource_checks.without_gpus(app, partition, has.gpus)
         if cfg.get("image") and containers.unmounted(app.roles):
             notes.append("only bind mounts have an effect: containers have no volumes and devices")
-        if not cfg.get("image") and any(role.mounts for role in app.roles):
-            notes.append("mounts have no effect: replicas see the files of their node")
+        if not cfg.get("image"):
+            notes += resource_checks.ignored_images(app, "on Slurm, use -cfg image=IMAGE")
+            if any(role.mounts for role in app.roles):
+                notes.append("mounts have no effect: replicas see the files of their node")
         if not cfg.get("requeue", True) and any(role.max_retries for role in app.roles):
             notes.append("with requeue=false, a failed job is not retried")
         partly = any(

@@ -38,6 +38,7 @@ from relight.base.fields import Malformed
 from relight.base.text import pluralize
 from relight.job import launcher_file, macros, records
 from relight.job.app import NOTHING, AppDef, Role
+from relight.schedulers import resource_checks
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
@@ -350,6 +351,7 @@ def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> I
         yield f"{len(used)} of {pluralize(listed, 'host')} are used"
     if any(role.mounts for role in app.roles):
         yield "mounts have no effect: replicas see the files of their hosts"
+    yield from resource_checks.ignored_images(app, "replicas see the files of their hosts")
     others = [host for host in used if not host.name.startswith(_LOOPBACK)]
     if others and meeting.startswith(_LOOPBACK):
         yield (
