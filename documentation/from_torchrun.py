@@ -40,8 +40,9 @@ rendezvous flags](zero-flags.md) are needed.
 ## Every flag
 
 `relight run` has every flag of torchrun. `--monitor-interval` and `--start-method` have no effect.
-Not supported: other values of `--logs-specs` than `default`, and [plug-ins of
-torchrun](differences.md#torch-plug-ins).
+Not supported: other values of `--logs-specs` than `default`, and [rendezvous plug-ins for
+torch](differences.md#torch-plug-ins). Plug-ins for relight can handle events and provide rendezvous
+backends.
 
 "Default" applies if neither the flag nor its variable is set. "Differs" links to differences from
 torchrun.
