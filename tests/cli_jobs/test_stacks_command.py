@@ -105,6 +105,20 @@ def test_ranks_are_grouped_by_stack(
     ]
 
 
+def test_agent_reads_its_workers_if_the_command_may_not(
+    start: Start, until: Command, script: Callable[[str], Path], variables: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """With kernel.yama.ptrace_scope=1, only ancestors may."""
+    start("run", "--nproc-per-node=3", script(WAITS), variables=variables)
+    until("train", prints=lambda text: "rank 2 in last" in text)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(stacks, "take_all", lambda pids: dict.fromkeys(pids, "not permitted"))
+    assert stacks.main(["train"]) == 0
+    assert capsys.readouterr().out.startswith("rank 2 in last (train.py:4)")
+
+
 def test_stopped_rank_is_marked_and_all_flag_shows_every_rank(
     start: Start, until: Command, script: Callable[[str], Path]
 ) -> None:

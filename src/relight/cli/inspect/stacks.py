@@ -64,8 +64,9 @@ def main(argv: list[str]) -> int:
     parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
     target, values = parsed.command[0], parsed.values
     process = whole(target)
-    if process is None and not (values["all"] or values["native"] or values["json"]):
-        text, is_taken = _multi_node_stacks(target)
+    asks_agents = process is None and not (values["all"] or values["native"] or values["json"])
+    if asks_agents:
+        text, is_taken = _agent_stacks(target, nodes=2)
         if text:
             print(text)
             return EXIT_OK if is_taken else EXIT_MACHINE
@@ -73,6 +74,12 @@ def main(argv: list[str]) -> int:
     if not pids and process is not None:
         pids = {_ALONE: rank_processes.find_python(process)}
     found: Taken = {_ALONE: take(pids[_ALONE])} if _ALONE in pids else take_all(pids)
+    if asks_agents and not _is_any_taken(found):
+        # With ptrace_scope=1, only a process's ancestors may read it, and the agent is one.
+        text, is_taken = _agent_stacks(target, nodes=1)
+        if is_taken:
+            print(text)
+            return EXIT_OK
     if values["native"]:
         if not py_spy.is_installed():
             print("relight: py-spy is not on PATH; showing Python code only",
@@ -82,7 +89,7 @@ def main(argv: list[str]) -> int:
         print_json(_as_object(found, pids))
     else:
         print(_text(found, pids, values["all"]))
-    return EXIT_MACHINE if all(isinstance(each, str) for each in found.values()) else EXIT_OK
+    return EXIT_OK if _is_any_taken(found) else EXIT_MACHINE
 
 
 def job_stacks(jobs: JobDirectory, job: handles.Handle) -> str:
@@ -104,9 +111,13 @@ def job_stacks(jobs: JobDirectory, job: handles.Handle) -> str:
     return _text(take_all(pids), pids, every=False)
 
 
-def _multi_node_stacks(target: str) -> tuple[str, bool]:
-    """Return the result of `_node_stacks` for a multi-node job. For other jobs, the text is
-    empty.
+def _is_any_taken(found: Taken) -> bool:
+    return any(isinstance(each, ProcessStack) for each in found.values())
+
+
+def _agent_stacks(target: str, *, nodes: int) -> tuple[str, bool]:
+    """Return the result of `_node_stacks` for a job that has at least this number of nodes. For
+    other jobs, the text is empty.
     """
     with Runner() as runner:
         handle = runner.find(target)
@@ -117,7 +128,8 @@ def _multi_node_stacks(target: str) -> tuple[str, bool]:
     except OSError:
         return "", False
     own = jobs.ask(handle.app_id)
-    return _node_stacks(jobs, handle.app_id) if own is not None and own.nodes > 1 else ("", False)
+    is_asked = own is not None and own.nodes >= nodes
+    return _node_stacks(jobs, handle.app_id) if is_asked else ("", False)
 
 
 def _node_stacks(jobs: JobDirectory, job: str) -> tuple[str, bool]:
@@ -138,7 +150,7 @@ def _node_stacks(jobs: JobDirectory, job: str) -> tuple[str, bool]:
         told = node_stacks.lines_of_nodes(nodes, by_rank, own.nodes, own.world_size)
         lines += ["", *told] if lines else told
     text = "\n".join(printable(line, lines=False) for line in lines)
-    return text, any(isinstance(each, ProcessStack) for each in found.values())
+    return text, _is_any_taken(found)
 
 
 def _text(found: Taken, pids: Mapping[int, int], every: bool) -> str:
