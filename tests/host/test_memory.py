@@ -130,6 +130,8 @@ def test_machine_wide_oom_kill_is_reported_as_possible_cause(machine: Machine) -
 
 IN_CGROUP = (
     b"6,1,0,-;booted",
+    b"6,2,900000000,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,"
+    b"mems_allowed=0,oom_memcg=/old,task_memcg=/old,task=python,pid=4711,uid=0\n",
     b"3,7,900000000,-;Memory cgroup out of memory: Killed process 4711 (python) total-vm:61872kB",
     b"3,8,994000000,-;Memory cgroup out of memory: Killed process 4712 (cc1 plus) total-vm:1kB",
     b"3,9,999000000,c;Out of memory: Killed process 4713 (python) total-vm:61872kB\n SUBSYSTEM=x",
@@ -144,6 +146,24 @@ def test_oom_killed_processes_are_read_from_kernel_log() -> None:
     assert parse(list(IN_CGROUP), 950.0) == expected
 
 
+OF_CHILD_CGROUP = (
+    b"6,1,0,-;booted",
+    b"6,8,994000000,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,"
+    b"mems_allowed=0,oom_memcg=/step,task_memcg=/step/rank,task=python,pid=4712,uid=0\n",
+    b"3,9,994000100,-;Memory cgroup out of memory: Killed process 4712 (python) total-vm:1kB\n",
+    b"3,10,995000000,-;Memory cgroup out of memory: Killed process 4713 (python) total-vm:1kB\n",
+    b"6,11,996000000,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,"
+    b"mems_allowed=0,global_oom,task_memcg=/job,task=python,pid=4714,uid=0\n",
+    b"3,12,996000100,-;Out of memory: Killed process 4714 (python) total-vm:1kB\n",
+)
+
+
+def test_oom_kill_has_only_the_cgroup_that_kernel_log_names_for_its_process() -> None:
+    found = parse(list(OF_CHILD_CGROUP), 950.0)
+    assert found is not None
+    assert [(kill.pid, kill.cgroup) for kill in found] == [(4712, "/step"), (4713, ""), (4714, "")]
+
+
 def test_kernel_log_that_starts_too_late_is_not_used() -> None:
     assert parse(list(IN_CGROUP[1:]), 890.0) is None
     assert parse([], 890.0) is None
@@ -156,13 +176,31 @@ def test_kernel_log_confirms_or_rules_out_oom_kill(machine: Machine) -> None:
     kills = machine.kills([Kill(4712, "python", 94.0, True), Kill(4713, "python", 99.5, False)])
     machine.write("cgroup/job/memory.events", "oom_kill 2\n")
     assert kills.explain_kill(4712, 94.1) == (
-        "out of memory (limit 1024 MiB): the kernel killed it in cgroup /job (kernel log)"
+        "out of memory: the kernel killed it in a cgroup that had reached its limit (kernel log)"
     )
     assert kills.explain_kill(4713, 99.6) == "out of memory: the kernel killed it (kernel log)"
     assert kills.explain_kill(PID, 100.0) == (
         f"{NONE_SENT}; the latter killed process 4713 0.5 s before"
     )
     assert kills.explain_kill(PID, 90.0) == NONE_SENT
+
+
+def test_oom_kill_report_names_cgroup_from_kernel_log_and_its_limit(machine: Machine) -> None:
+    """A worker may be in another cgroup than the agent."""
+    machine.write("proc/self/cgroup", "0::/job\n")
+    machine.write("cgroup/job/memory.events", "oom_kill 0\n")
+    machine.write("cgroup/job/memory.max", f"{2**30}\n")
+    machine.write("cgroup/step/memory.max", f"{300 * 2**20}\n")
+    kills = machine.kills(
+        [Kill(4712, "python", 94.0, True, "/step"), Kill(4713, "tok", 99.5, True, "/removed")]
+    )
+    assert kills.explain_kill(4712, 94.1) == (
+        "out of memory (limit 300 MiB): the kernel killed it in cgroup /step (kernel log)"
+    )
+    assert kills.explain_child_kill(99.6, is_worker=False) == (
+        "probably out of memory: the kernel killed process 4713 (tok) in cgroup /removed "
+        "(kernel log)"
+    )
 
 
 def test_oom_killed_child_is_identified_from_kernel_log(machine: Machine) -> None:

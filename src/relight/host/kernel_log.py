@@ -3,8 +3,10 @@
 Each read of /dev/kmsg returns one record, `6,1234,5678901,-;text`, with the time since boot in
 microseconds (Documentation/ABI/testing/dev-kmsg). The killer logs `Out of memory: Killed process
 1234 (python)`, or `Memory cgroup out of memory: Killed process …` (mm/oom_kill.c; before Linux 5.1,
-only the second half), with the pid in the initial namespace. Root may always read the log. Other
-users may read it if kernel.dmesg_restrict is 0. Loaded only after a failure.
+only the second half), with the pid in the initial namespace. Before that, Linux 5.0 and later log
+`oom-kill:constraint=…`, which names the cgroup that reached its limit, but not for every kill. Root
+may always read the log. Other users may read it if kernel.dmesg_restrict is 0. Loaded only after a
+failure.
 """
 
 import os
@@ -18,6 +20,7 @@ _LARGEST = 8192
 _KILLED = re.compile(
     rb"^(Memory cgroup out of memory: )?(?:Out of memory[^:]*: )?Killed process (\d+) \((.*?)\)[ ,]"
 )
+_VICTIM = re.compile(rb"^oom-kill:.*,oom_memcg=(.*),task_memcg=.*,pid=(\d+),uid=")
 _INITIAL_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO (include/uapi/linux/nsfs.h)."""
 CLOCKS_DIFFER_S = 1.0
@@ -28,13 +31,15 @@ class Kill(NamedTuple):
     """A process that was killed by the out-of-memory killer.
 
     The `at` field is the time of the kill on the monotonic clock. If the machine has been
-    suspended, `at` is too early. The `in_cgroup` field indicates that a cgroup reached its limit.
+    suspended, `at` is too early. The `in_cgroup` field indicates that a cgroup reached its limit,
+    and `cgroup` is that cgroup's path, or empty if the log doesn't name it.
     """
 
     pid: int
     name: str
     at: float
     in_cgroup: bool
+    cgroup: str = ""
 
 
 def kills(since: float) -> list[Kill] | None:
@@ -82,13 +87,18 @@ def record(line: bytes) -> tuple[float, bytes] | None:
 def parse(lines: list[bytes], since: float) -> list[Kill] | None:
     """Do the same as `kills`, but with log records that have already been read."""
     found: list[Kill] = []
+    cgroups: dict[int, str] = {}
     oldest = float("inf")
     for at, text in filter(None, map(record, lines)):
         oldest = min(oldest, at)
-        match = _KILLED.match(text)
-        if match and at >= since - CLOCKS_DIFFER_S:
-            name = match[3].decode(errors="replace")
-            found.append(Kill(int(match[2]), name, at, match[1] is not None))
+        if victim := _VICTIM.match(text):
+            cgroups[int(victim[2])] = victim[1].decode(errors="replace")
+        elif match := _KILLED.match(text):
+            pid, in_cgroup = int(match[2]), match[1] is not None
+            cgroup = cgroups.pop(pid, "") if in_cgroup else ""
+            if at >= since - CLOCKS_DIFFER_S:
+                name = match[3].decode(errors="replace")
+                found.append(Kill(pid, name, at, in_cgroup, cgroup))
     return found if oldest <= since else None
 
 

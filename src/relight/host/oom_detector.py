@@ -111,7 +111,7 @@ class OomKills:
         if own is None:
             before = [kill for kill in logged if kill.at <= at]
             return f"{self._nobody()}{_other(before[-1], at) if before else ''}"
-        limit, place = self._place() if own.in_cgroup else ("", "")
+        limit, place = self._place_of(own)
         return f"out of memory{limit}: the kernel killed it{place} (kernel log)"
 
     def explain_child_kill(self, at: float, *, is_worker: bool) -> str:
@@ -129,7 +129,7 @@ class OomKills:
         if not near:
             return self._nobody() if is_worker else ""
         kill = near[-1]
-        limit, place = self._place() if kill.in_cgroup else ("", "")
+        limit, place = self._place_of(kill)
         what = f"process {kill.pid} ({kill.name})"
         return f"probably out of memory{limit}: the kernel killed {what}{place} (kernel log)"
 
@@ -146,7 +146,7 @@ class OomKills:
         if here and self._cgroup is not None:
             if self._inotify >= 0:
                 self._note()
-            limit, place = self._place()
+            limit, place = self._own_place()
             if not self._times:
                 return f"perhaps out of memory{limit}: the kernel killed {_processes(here)}{place}"
             ago = min(abs(at - each) for each in self._times)
@@ -170,15 +170,25 @@ class OomKills:
     def _nobody(self) -> str:
         return "" if self._machine_before is None else NOBODY
 
-    def _place(self) -> tuple[str, str]:
-        """Return the limit and the cgroup as phrases for a message. Both are empty if they are
-        unknown.
+    def _own_place(self) -> tuple[str, str]:
+        """Return this process's memory limit and cgroup as phrases for a message. Both are empty if
+        they are unknown.
         """
         if self._cgroup is None:
             return "", ""
-        limit = _limit(self._cgroup)
-        at = f" (limit {limit / 2**20:.0f} MiB)" if limit else ""
-        return at, f" in {_name(self._cgroup)}"
+        return _at(_limit(self._cgroup)), f" in {_name(self._cgroup.path)}"
+
+    def _place_of(self, kill: "Kill") -> tuple[str, str]:
+        """Do the same for the cgroup that the kernel log names. A worker may have entered another
+        cgroup than this process's.
+        """
+        if not kill.in_cgroup:
+            return "", ""
+        if not kill.cgroup:
+            return "", " in a cgroup that had reached its limit"
+        own = self._cgroup
+        limit = 0 if own is None else _limit_at(f"{own.mount}/{kill.cgroup}/{own.limit}")
+        return _at(limit), f" in {_name(kill.cgroup)}"
 
     def _listen(self) -> None:
         if self._loop is not None:
@@ -250,16 +260,25 @@ def _limit(cgroup: _Cgroup) -> int:
     limits = []
     path = cgroup.path.strip("/")
     while True:
-        limit = os.path.normpath(f"{cgroup.mount}/{path}/{cgroup.limit}")
-        with suppress(OSError, ValueError), open(limit) as file:
-            limits.append(int(file.read()))  # fails for `max`, and in the root
+        limits.append(_limit_at(f"{cgroup.mount}/{path}/{cgroup.limit}"))
         if not path:
-            return min((limit for limit in limits if limit < _UNLIMITED), default=0)
+            return min(filter(None, limits), default=0)
         path = path.rpartition("/")[0]
 
 
-def _name(cgroup: _Cgroup) -> str:
-    path = cgroup.path
+def _limit_at(path: str) -> int:
+    """Return the limit in a file, or 0 without a limit."""
+    with suppress(OSError, ValueError), open(os.path.normpath(path)) as file:
+        limit = int(file.read())  # fails for `max`, and in the root
+        return limit if limit < _UNLIMITED else 0
+    return 0
+
+
+def _at(limit: int) -> str:
+    return f" (limit {limit / 2**20:.0f} MiB)" if limit else ""
+
+
+def _name(path: str) -> str:
     if not path.strip("/"):
         return "its cgroup"
     return f"cgroup {path if len(path) <= 40 else f'…{path[-39:]}'}"
