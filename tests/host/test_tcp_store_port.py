@@ -233,8 +233,8 @@ def test_lazily_loaded_server_serves_clients_that_connected_earlier(
 ) -> None:
     held = StorePort(loop, "127.0.0.1", 0, served=True)
     with Peer(held.port, greet=False) as first, Peer(held.port, greet=False) as second:
-        assert held.clients == 0
-        loop.run_until(lambda: held.clients == 2)
+        assert held.most_clients == 0
+        loop.run_until(lambda: held.most_clients == 2)
         for peer in (first, second):
             peer.send(VALIDATE + NUM_KEYS)
         loop.run_once(0)

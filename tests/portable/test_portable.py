@@ -360,7 +360,8 @@ def test_client_commands_work_without_linux(launch: Launch, tmp_path: Path) -> N
 
 
 class Come(StorePort):
-    clients = 3
+    most_clients = 3
+    served = True
 
     def __init__(self) -> None:
         pass
@@ -375,5 +376,5 @@ def test_arrived_workers_are_counted_without_proc_filesystem(
     formed = GenerationFormed(Generation(GenerationId(0, "c"), 0, "127.0.0.1", 1, ""), place)
     workers = Workers.__new__(Workers)
     text = "3 of 4 workers have reached init_process_group"
-    assert missing_at_init.explain(workers, formed, Come()) == text
-    assert missing_at_init.explain(workers, formed, None) == ""
+    assert missing_at_init.explain(workers, (), formed, Come()) == text
+    assert missing_at_init.explain(workers, (), formed, None) == ""

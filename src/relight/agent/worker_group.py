@@ -837,7 +837,8 @@ class WorkerGroup:
         from relight.net.missing_at_init import explain
 
         assert self.supervisor is not None
-        text = explain(self.supervisor.workers, self.formed, store)
+        supervisor = self.supervisor
+        text = explain(supervisor.workers, supervisor.alive, self.formed, store)
         if text:
             self._services.journal.say(f"after {format_duration(_INIT_REPORT_S)}, {text}")
 

@@ -6,7 +6,7 @@ and /proc/<pid>/fd lists the inodes of the process's descriptors.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from relight.core.group.messages import GenerationFormed
 from relight.host.files import open_descriptors, sockets_on_port
@@ -14,38 +14,46 @@ from relight.net.store_port import StorePort
 from relight.processes.worker_processes import Workers
 
 
-def explain(workers: Workers, formed: GenerationFormed, store: StorePort | None) -> str:
+def explain(
+    workers: Workers, alive: Collection[int], formed: GenerationFormed, store: StorePort | None
+) -> str:
     """Describe which workers have not connected to the store. The result is empty if all workers or
-    none have connected.
+    none have connected, or if it is unknown.
 
     Args:
         workers: the workers on this node.
+        alive: the local ranks of those that are still running.
         formed: the workers' generation.
         store: the generation's store, if it is on this node.
     """
     place, port = formed.place, formed.generation.master_port
-    if not os.path.isdir("/proc/self/net"):  # only the number of connected workers is known
-        come = store.clients if store is not None else 0
-        if not 0 < come < place.world_size:
-            return ""
-        return f"{come} of {place.world_size} workers have reached init_process_group"
-    here = arrived(workers.pids.values(), port)
-    late = [
-        f"rank {workers.ranks[local_rank]} (pid {pid})"
-        for local_rank, pid in workers.pids.items()
-        if pid not in here
-    ]
     counts = store is not None and store.served and place.group_rank == 0
-    come = store.clients if store is not None and counts else len(here)
-    if not 0 < come < place.world_size or not (late or place.group_rank == 0):
+    # All workers must be connected at the same time to get past init_process_group. Later they may
+    # disconnect or exit.
+    come = store.most_clients if store is not None and counts else 0
+    if counts and not 0 < come < place.world_size:
         return ""
     text = f"{come} of {place.world_size} workers have"
-    if not late:
-        return f"{text} reached init_process_group, including all those on this node"
-    if place.group_rank:  # the store, which counts all workers, is on another node
+    if not os.path.isdir("/proc/self/net"):  # only the number of connected workers is known
+        return f"{text} reached init_process_group" if counts else ""
+    pids = {local_rank: pid for local_rank, pid in workers.pids.items() if local_rank in alive}
+    here = arrived(pids.values(), port)
+    late = [
+        f"rank {workers.ranks[local_rank]} (pid {pid})"
+        for local_rank, pid in pids.items()
+        if pid not in here
+    ]
+    has_ended = len(pids) < len(workers.pids)
+    if not counts:
+        if has_ended or not here:
+            return ""
         text = "the other workers on this node have"
-    have = "has" if len(late) == 1 else "have"
-    return f"{', '.join(late)} on this node {have} not reached init_process_group; {text}"
+    if late:
+        have = "has" if len(late) == 1 else "have"
+        return f"{', '.join(late)} on this node {have} not reached init_process_group; {text}"
+    if not counts or has_ended:
+        return ""
+    return f"{text} reached init_process_group, including all those on this node"
 
 
 def arrived(pids: Iterable[int], port: int) -> set[int]:

@@ -50,9 +50,11 @@ class StorePort:
             loop.on_readable(self._socket, self._on_first_client)
 
     @property
-    def clients(self) -> int:
-        """The number of clients that are connected to the agent's server."""
-        return self._store.clients if self._store is not None else 0
+    def most_clients(self) -> int:
+        """The largest number of clients that were connected to the agent's server at the same
+        time.
+        """
+        return self._store.most_clients if self._store is not None else 0
 
     def tell_arrivals(self, most: int, tell: Callable[[int], None]) -> None:
         """Call `tell` with the number of clients connected to the agent's server, once when the

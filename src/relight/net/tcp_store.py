@@ -72,6 +72,8 @@ class TCPStore:
         self.values: dict[bytes, _Value] = {}
         self.on_client: Callable[[int], None] = lambda _: None
         """Called with the number of clients whenever a client connects."""
+        self.most_clients = 0
+        """The largest number of clients that were connected at the same time."""
         self._queues: dict[bytes, deque[bytes]] = {}  # no queue is empty
         self._stored = 0
         self._waiting: dict[bytes, dict[_Client, None]] = {}  # in order of arrival
@@ -81,11 +83,6 @@ class TCPStore:
         self._loop = loop
         self._listener = listener
         loop.on_readable(listener, self._accept)
-
-    @property
-    def clients(self) -> int:
-        """The number of connected clients."""
-        return len(self._clients)
 
     def close(self) -> None:
         """End all connections and free the port."""
@@ -98,6 +95,7 @@ class TCPStore:
         """Serve a client that connected through another port."""
         if len(self._clients) < self._max_clients:
             self._clients.add(_Client(self._loop, self, connection))
+            self.most_clients = max(self.most_clients, len(self._clients))
             self.on_client(len(self._clients))
         else:
             connection.close()
