@@ -21,8 +21,7 @@ from relight.cli.inspect import top_view
 from relight.cli.inspect.top_view import _LOOKING, ConfirmScreen, OutputScreen, TopView
 from relight.core.status.charts import Progress
 from relight.core.status.snapshot import Chart, RankUse
-from relight.host import gpus
-from relight.inspect import top_rows
+from relight.inspect import gpus, top_rows
 from relight.inspect.top_rows import JobLook, Row, SampleHistory
 from relight.job.app import AppState
 from relight.job.handles import Handle, to_handle

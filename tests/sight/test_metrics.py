@@ -19,7 +19,7 @@ from relight.core.status.goodput import Account, NodeFailures, Phases
 from relight.core.status.rates import Rates
 from relight.core.status.snapshot import Chart, NodeSnapshot, RankSnapshot, RankUse, WholeJob
 from relight.core.status.timeline import history
-from relight.host.gpus import Gpu
+from relight.inspect.gpus import Gpu
 from relight.inspect.page import metrics
 from relight.inspect.page.server import PageServer, Served
 from relight.inspect.page.view_model import Reading

@@ -4,7 +4,7 @@ module whose functions differ between operating systems. On Linux, it is `linux`
 any other operating system, using `system` raises UsageError.
 
     loop.py               the agent's event loop; background.py: calls that may block
-    devices.py, gpus.py, gpu_errors.py, numa.py   accelerators and CPUs
+    devices.py, gpu_errors.py, numa.py   accelerators and CPUs
     oom_detector.py, kernel_log.py, free_memory.py   out-of-memory kills, and free memory
     files.py, tail.py, scratch.py, checkpoints.py   files and directories; waiting.py: polling
     process_handle.py, priority.py, descriptors.py, user_sockets.py   processes, limits and sockets

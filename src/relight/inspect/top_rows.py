@@ -11,7 +11,7 @@ from relight.base.text import format_duration, format_size, pluralize
 from relight.core.status.charts import numbers_in, sparkline
 from relight.core.status.rates import Uses
 from relight.core.status.snapshot import Chart
-from relight.host.gpus import Gpu, GpuUse
+from relight.inspect.gpus import Gpu, GpuUse
 from relight.job.app import AppState
 from relight.job.handles import RUN, shown_replica
 from relight.job.status import AppStatus, ReplicaStatus

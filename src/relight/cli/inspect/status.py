@@ -155,7 +155,7 @@ def main(argv: list[str]) -> int:
         print()
         print("\n".join(table(rows, ("REPLICA", "STATE", "EXIT", *where, last))))
     if handle.scheduler in (handles.RUN, "local") and not found.state.is_over:
-        from relight.host.gpus import Gpus
+        from relight.inspect.gpus import Gpus
 
         if text := gpus_line(Gpus().look()):
             print(f"\n{text}")

@@ -28,8 +28,8 @@ from relight.cli.inspect import stacks
 from relight.cli.jobs.common import say
 from relight.core.status.snapshot import ENDED
 from relight.flags.arguments import ParsedFlags
-from relight.host.gpus import Gpus
 from relight.host.waiting import wait_until
+from relight.inspect.gpus import Gpus
 from relight.inspect.page import otel
 from relight.inspect.page.metrics import exposition
 from relight.inspect.page.server import PageServer, Served

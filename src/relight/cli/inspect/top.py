@@ -12,8 +12,8 @@ from relight.base.values import one_of, parse_interval
 from relight.cli.jobs import common
 from relight.cli.jobs.common import HELP, Page, read_arguments
 from relight.flags.spec import Flag
-from relight.host.gpus import Gpus, gpu_use
 from relight.inspect import top_rows
+from relight.inspect.gpus import Gpus, gpu_use
 from relight.inspect.top_rows import JobLook, SampleHistory
 from relight.job import handles
 from relight.job.app import AppState

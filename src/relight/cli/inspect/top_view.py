@@ -23,8 +23,8 @@ from textual.widgets import DataTable, Footer, Input, RichLog, Static
 
 from relight.base.errors import EXIT_SIGNAL_BASE, RelightError
 from relight.base.fields import printable
-from relight.host.gpus import Gpus, gpu_use
 from relight.inspect import top_rows
+from relight.inspect.gpus import Gpus, gpu_use
 from relight.inspect.top_rows import JobLook, Row, SampleHistory
 from relight.job import handles
 

@@ -10,7 +10,7 @@ from typing import Any
 from relight.base.errors import UsageError
 from relight.core.status.charts import job_progress, numbers_in
 from relight.core.status.snapshot import NodeSnapshot, ranked_workers
-from relight.host.gpus import Gpu
+from relight.inspect.gpus import Gpu
 from relight.inspect.page.view_model import Reading, rank_state, shown_state
 
 HELP = {

@@ -29,7 +29,7 @@ from relight.core.status.snapshot import (
 )
 from relight.core.status.timeline import History
 from relight.events.event_lines import INTERNAL, Line, shown
-from relight.host.gpus import GpuUse
+from relight.inspect.gpus import GpuUse
 
 LOST = "lost"
 """The state of a job whose agent was killed without leaving a record."""

@@ -15,7 +15,7 @@ from relight.core.status.rates import Rates
 from relight.core.status.snapshot import ENDED, EventsAfter, NodeSnapshot, Output, WholeJob
 from relight.core.status.timeline import TimedEvent
 from relight.events import event_lines
-from relight.host.gpus import Gpus, GpuUse, gpu_use
+from relight.inspect.gpus import Gpus, GpuUse, gpu_use
 from relight.inspect.page.view_model import Events, Reading, look
 from relight.processes import agent_processes
 from relight.processes.running_jobs import JobDirectory
