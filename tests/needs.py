@@ -124,7 +124,6 @@ NEEDS: dict[str, Callable[[], str]] = {
     "git": lambda: _programs("git"),
     "hosts": _hosts,
     "iptables": lambda: _programs("iptables", "ip6tables"),
-    "ipython": lambda: _modules("IPython"),
     "kubernetes": lambda: _modules("kubernetes", "kubernetes_validate", "yaml"),
     "make": lambda: _programs("make"),
     "mlflow": lambda: _modules("mlflow"),

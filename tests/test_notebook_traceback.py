@@ -1,14 +1,15 @@
-"""IPython's traceback of an error ends in the caller's own line. Only one test needs IPython."""
+"""IPython's traceback of an error ends in the caller's own line.
+
+IPython calls `_render_traceback_` of an exception that has it, and prints the lines it returns
+(`InteractiveShell.showtraceback`). The tests call it too.
+"""
 
 import pickle
-import subprocess
 import sys
 import traceback
-from pathlib import Path
 from types import SimpleNamespace, TracebackType
 
 import pytest
-from conftest import LIMIT_S, clean_environment
 
 import relight
 from relight.base import notebook_traceback
@@ -34,26 +35,6 @@ def test_error_of_relight_ends_in_callers_line() -> None:
     with pytest.raises(UsageError, match="nproc_per_node='x'") as raised:
         exec(compile(CELL, "cell", "exec"), {"relight": relight})
     assert raised.value._render_traceback_()[-2:] == ["cell:3", "cell:2"]
-
-
-REAL = f"""\
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance(colors="NoColor")
-shell.run_cell("import relight")
-shell.run_cell({CELL!r})
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.needs_ipython
-def test_traceback_in_real_ipython_ends_in_callers_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", REAL], capture_output=True, text=True, timeout=LIMIT_S, check=True,
-        env=clean_environment(IPYTHONDIR=str(tmp_path)),
-    )  # fmt: skip
-    marked = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("---->")]
-    assert marked == ["train()", "nproc_per_node='x')"]
-    assert "relight/api" not in done.stdout
 
 
 def test_error_of_the_users_function_is_rendered_and_can_be_pickled() -> None:
