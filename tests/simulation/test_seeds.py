@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 from .__main__ import play
 from .mutants import MUTANTS
@@ -48,7 +49,7 @@ def test_same_seed_reproduces_same_simulation_run() -> None:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         result = subprocess.run(
             [*command, "--processes", "1", "--digest"],
-            cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60,
+            cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=LIMIT_S,
         )  # fmt: skip
         return result.stdout.partition("seeds,")[0].rpartition("\n")[0]
 
