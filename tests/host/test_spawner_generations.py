@@ -15,6 +15,7 @@ from conftest import LIMIT_S, Launch, long
 
 from relight.host import linux
 from relight.host.loop import Loop
+from relight.processes import generation_pipe
 from relight.processes.generation_pipe import WorkerPlan
 from relight.processes.spawner import SpawnerProcess
 
@@ -204,6 +205,7 @@ def test_stopped_spawner_is_resumed_for_next_generation() -> None:
 
 BREAKS = """
 import os, signal, socket, struct, sys
+from relight.processes import generation_pipe
 from relight.processes.generation_pipe import WorkerPlan
 from relight.processes.spawner import SpawnerProcess
 me, spawner = os.getpid(), SpawnerProcess()
@@ -264,3 +266,31 @@ def test_idle_spawner_exits_when_agent_is_killed(tmp_path: Path) -> None:
     os.close(reading)
     assert len(pids) == 2
     assert not scratch.exists()
+
+
+def test_descriptors_sent_in_several_messages_reach_the_right_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The system allows at most 253 in one message. Cold and warm workers are sent the same way."""
+    monkeypatch.setattr(generation_pipe.descriptors, "raise_limit", lambda: None)
+    agent, spawner = socket.socketpair()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(agent)
+        stack.enter_context(spawner)
+
+        def new() -> int:
+            fd = os.memfd_create("output")
+            stack.callback(os.close, fd)
+            return fd
+
+        sent = [WorkerPlan(n, (), {}, new(), new(), frozenset(), False) for n in range(140)]
+        stack.enter_context(generation_pipe.send(agent, sent, "", [new()]))
+        plan = generation_pipe.receive(spawner)
+        assert plan is not None
+        outputs = [fd for worker in plan.workers for fd in (worker.stdout, worker.stderr)]
+        for fd in (plan.connection, plan.stdin, *plan.held, *outputs):
+            stack.callback(os.close, fd)
+        assert [worker.local_rank for worker in plan.workers] == list(range(140))
+        before = [os.fstat(fd).st_ino for worker in sent for fd in (worker.stdout, worker.stderr)]
+        assert [os.fstat(fd).st_ino for fd in outputs] == before
+        assert len(set(before)) == 280
