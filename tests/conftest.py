@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,8 +224,16 @@ def clean_environment(**variables: str) -> dict[str, str]:
     return {**environment, **variables}
 
 
+def _is_forked(
+    request: pytest.FixtureRequest, command: tuple[str, ...], variables: dict[str, str]
+) -> bool:
+    mark = request.node.get_closest_marker("forked")
+    is_marked = mark is not None and mark.args != (False,)
+    return is_marked and command is RELIGHT and not PORTABLE and forked.fits(variables)
+
+
 @pytest.fixture
-def launch(tmp_path: Path) -> Launch:
+def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Launch:
     """Run a relight command line to its end: `launch("run", "x.py", OMP_NUM_THREADS="2")`."""
 
     def run(
@@ -235,15 +244,18 @@ def launch(tmp_path: Path) -> Launch:
         stdin: str = "",
         **variables: str,
     ) -> "subprocess.CompletedProcess[str]":
+        words, environment = [*map(str, arguments)], clean_environment(**variables)
+        if _is_forked(request, command, variables) and not stdin:
+            return forked.run(words, cwd or tmp_path, environment, timeout)
         return subprocess.run(
-            [*_as_tested((*command, *map(str, arguments)))],
+            [*_as_tested((*command, *words))],
             capture_output=True,
             text=True,
             errors="surrogateescape",
             timeout=timeout,
             cwd=cwd or tmp_path,
             input=stdin,
-            env=clean_environment(**variables),
+            env=environment,
             check=False,
         )
 
@@ -251,41 +263,27 @@ def launch(tmp_path: Path) -> Launch:
 
 
 @pytest.fixture
-def forked_launch(launch: Launch, tmp_path: Path) -> Launch:
-    """Run a command line like `launch`, in a fork of a process that has imported relight."""
-
-    def run(
-        *arguments: str | Path,
-        timeout: float = LIMIT_S,
-        cwd: Path | None = None,
-        **variables: Any,
-    ) -> "subprocess.CompletedProcess[str]":
-        words = tuple(map(str, arguments))
-        is_usual = words[:1] == ("run",) and {"command", "stdin"}.isdisjoint(variables)
-        if PORTABLE or not is_usual or not forked.fits(variables):
-            return launch(*arguments, timeout=timeout, cwd=cwd, **variables)
-        environment = clean_environment(**variables)
-        return forked.run(words, cwd or tmp_path, environment, timeout)
-
-    return run
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Launch:
+def in_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Launch:
     """Run a client command in this process, which takes a tenth of the processor time:
     `in_process("list", HOME="/")`.
     """
     from relight.cli.main import main
 
     def run(
-        *words: str | Path, stdin: str = "", **variables: str
+        *words: str | Path, cwd: Path | None = None, stdin: str = "", **variables: str
     ) -> "subprocess.CompletedProcess[str]":
+        def fail(*_: object) -> None:
+            pytest.fail(f"relight {' '.join(map(str, words))}: not over after {LIMIT_S} s")
+
         on_term = signal.getsignal(signal.SIGTERM)  # some commands set it
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, _alarm(LIMIT_S, fail):
             for name in os.environ.keys() - clean_environment().keys():
                 patch.delenv(name)
             for name, value in variables.items():
                 patch.setenv(name, value)
+            patch.chdir(cwd or tmp_path)
             patch.setattr(sys, "stdin", io.StringIO(stdin))
             try:
                 code = main([*map(str, words)])
@@ -298,6 +296,18 @@ def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     return run
 
 
+@contextmanager
+def _alarm(after_s: float, handler: Callable[..., None]) -> Iterator[None]:
+    """Call a function if the block runs longer. Suspends the timer of pytest-timeout."""
+    before = signal.signal(signal.SIGALRM, handler)
+    left_s, _ = signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left_s)
+        signal.signal(signal.SIGALRM, before)
+
+
 def wait_for_event(agent: "subprocess.Popen[bytes]", logs: Path, name: str) -> None:
     """Wait until a running agent has recorded an event in its log directory."""
     deadline = time.monotonic() + LIMIT_S
@@ -308,29 +318,34 @@ def wait_for_event(agent: "subprocess.Popen[bytes]", logs: Path, name: str) -> N
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
     """Start a relight command line in its own session; it is killed at the end."""
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[Any] = []
 
     def begin(
         *arguments: str | Path,
         command: tuple[str, ...] = RELIGHT,
         cwd: Path | None = None,
         variables: dict[str, str] | None = None,
-        **options: object,
-    ) -> "subprocess.Popen[bytes]":
+        **options: Any,
+    ) -> Any:
         defaults = {
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
             "stdin": subprocess.DEVNULL,
         }
-        process = subprocess.Popen(
-            [*_as_tested((*command, *map(str, arguments)))],
-            cwd=cwd or tmp_path,
-            env=clean_environment(**(variables or {})),
-            start_new_session=True,
-            **{**defaults, **options},
-        )
+        variables = variables or {}
+        words, environment = [*map(str, arguments)], clean_environment(**variables)
+        if _is_forked(request, command, variables) and options.keys() <= defaults.keys():
+            process: Any = forked.start(words, cwd or tmp_path, environment, **options)
+        else:
+            process = subprocess.Popen(
+                [*_as_tested((*command, *words))],
+                cwd=cwd or tmp_path,
+                env=environment,
+                start_new_session=True,
+                **{**defaults, **options},
+            )
         processes.append(process)
         return process
 

@@ -17,6 +17,7 @@ import atexit
 import functools
 import gc
 import importlib
+import io
 import os
 import pickle
 import runpy
@@ -29,7 +30,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from under import set_up
 
@@ -79,12 +80,19 @@ class Forked:
         request = pickle.dumps((module, self._words, str(cwd), dict(env), dict(under)))
         socket.send_fds(self._socket, [request], fds)
         self.pid = int(self._socket.recv(_MAX))
-        self._code: int | None = None
+        self.returncode: int | None = None
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -103,12 +111,70 @@ class Forked:
         Raises:
             subprocess.TimeoutExpired: If it runs longer.
         """
-        if self._code is None:
+        if self.returncode is None:
             if not select.select([self._socket], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self._words, timeout or 0)
-            self._code = int(self._socket.recv(_MAX))
+            self.returncode = int(self._socket.recv(_MAX))
             self._socket.close()
-        return self._code
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[bytes, bytes]:
+        """Close stdin, and return what has been printed when the process, and those that it leaves
+        behind, have closed their output.
+
+        Raises:
+            subprocess.TimeoutExpired: If one of them runs longer.
+        """
+        if self.stdin is not None:
+            self.stdin.close()
+        texts: dict[IO[bytes] | None, bytes] = {}
+
+        def read(file: IO[bytes]) -> None:
+            texts[file] = file.read()
+
+        files = [file for file in (self.stdout, self.stderr) if file is not None]
+        readers = [threading.Thread(target=read, args=(file,), daemon=True) for file in files]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(timeout)
+        self.wait(timeout)
+        if any(reader.is_alive() for reader in readers):
+            raise subprocess.TimeoutExpired(self._words, timeout or 0)
+        return texts.get(self.stdout, b""), texts.get(self.stderr, b"")
+
+
+def start(
+    words: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str],
+    *,
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    stderr: int | IO[bytes] = subprocess.PIPE,
+) -> Forked:
+    """Start a relight command line with these streams, which are those of `subprocess.Popen`."""
+    ends: list[int] = []
+    ours: list[IO[bytes] | None] = []
+    for stream, mode in ((stdin, "wb"), (stdout, "rb"), (stderr, "rb")):
+        file = None
+        if stream == subprocess.PIPE:
+            source, sink = os.pipe()
+            theirs, end = (source, sink) if mode == "wb" else (sink, source)
+            file = open(end, mode)
+        elif stream == subprocess.DEVNULL:
+            theirs = os.open(os.devnull, os.O_RDWR)
+        elif stream == subprocess.STDOUT:
+            theirs = os.dup(ends[1])
+        else:
+            theirs = os.dup(stream if isinstance(stream, int) else stream.fileno())
+        ends.append(theirs)
+        ours.append(file)
+    process = Forked("relight", words, cwd, env, ends, {})
+    for fd in ends:
+        os.close(fd)
+    process.stdin, process.stdout, process.stderr = ours
+    return process
 
 
 def run(
@@ -120,28 +186,19 @@ def run(
         subprocess.TimeoutExpired: If it, or a process that holds its output, runs longer. The
             launcher is then killed.
     """
-    (stdin, end), (ours_out, stdout), (ours_err, stderr) = (os.pipe() for _ in range(3))
-    texts = {ours_out: "", ours_err: ""}
-
-    def read(fd: int) -> None:
-        with open(fd, errors="surrogateescape") as file:
-            texts[fd] = file.read()
-
-    process = Forked("relight", words, cwd, env, [stdin, stdout, stderr], {})
-    for fd in (end, stdin, stdout, stderr):
-        os.close(fd)
-    readers = [threading.Thread(target=read, args=(fd,), daemon=True) for fd in texts]
-    for reader in readers:
-        reader.start()
+    process = start(words, cwd, env)
+    assert process.stdout is not None
+    assert process.stderr is not None
     try:
-        code = process.wait(timeout)
-        for reader in readers:  # until every process that relight has left behind has ended
-            reader.join(timeout)
+        texts = process.communicate(timeout)
     finally:
         process.kill()  # if it runs: it is in a session of its own, which ^C doesn't reach
-    if any(reader.is_alive() for reader in readers):
-        raise subprocess.TimeoutExpired(words, timeout)
-    return subprocess.CompletedProcess(words, code, texts[ours_out], texts[ours_err])
+    process.stdout.close()
+    process.stderr.close()
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(text), errors="surrogateescape").read() for text in texts
+    )
+    return subprocess.CompletedProcess(words, process.wait(), out, err)
 
 
 @functools.cache

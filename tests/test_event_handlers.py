@@ -11,6 +11,8 @@ from conftest import Launch
 
 from relight import __version__
 
+pytestmark = pytest.mark.forked
+
 PLUGIN = str(Path(__file__).with_name("event_handlers"))
 OF_A_JOB = [
     "StateChanged", "Formed", "WorkerStarted", "StateChanged", "WorkerExited", "StateChanged",

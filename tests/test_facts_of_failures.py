@@ -12,6 +12,8 @@ import relight
 from relight import RunSpec
 from relight.core.failure import Failure
 
+pytestmark = pytest.mark.forked
+
 
 def failure_of(folder: Path, text: str, *flags: str, rank: int = 0, count: int = 1) -> Failure:
     """Return how a worker with this script ended."""

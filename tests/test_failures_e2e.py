@@ -14,15 +14,11 @@ import pytest
 from conftest import RELIGHT, TORCHRUN, Launch, long
 from warm_torch import WarmTorch
 
+pytestmark = pytest.mark.forked
+
 Script = Callable[[str], Path]
 FAULTS = Path(__file__).parent / "faults"
 ROWS, COLUMNS = 25, 80
-
-
-@pytest.fixture
-def launch(forked_launch: Launch) -> Launch:
-    """Run a command line in a fork: only the workers' ends matter."""
-    return forked_launch
 
 
 def report_of(stderr: str) -> list[str]:
@@ -137,6 +133,41 @@ def test_traceback_printed_by_successful_program_is_not_a_failure(
     assert result.returncode == 0
     assert result.stderr.count("ZeroDivisionError") == 2
     assert "relight: rank" not in result.stderr
+
+
+INSPECTED = (
+    sys.executable, "-c",
+    "import pathlib\n"
+    "from relight.core.diagnosis import printed_traceback\n"
+    "from relight.output.traceback_stream import TracebackInspector\n"
+    "printed_traceback._TRIES = 1000\n"
+    "look = TracebackInspector.look\n"
+    "def look_and_tell(self):\n"
+    "    ends = look(self)\n"
+    "    if ends is not None:\n"
+    "        pathlib.Path('inspected').touch()\n"
+    "    return ends\n"
+    "TracebackInspector.look = look_and_tell\n"
+    "from relight.cli.main import entry; entry()",
+)  # fmt: skip
+"""Relight that creates a file when it has inspected a worker that has printed a traceback."""
+
+
+def test_later_line_of_an_exit_handler_is_not_the_cause(launch: Launch, script: Script) -> None:
+    path = script("""
+import atexit, os, sys, time
+def report():
+    while not os.path.exists("inspected"):
+        time.sleep(0.01)
+    print("report error: no summary", file=sys.stderr)
+atexit.register(report)
+{}["a"]  # here
+""")
+    result = launch("run", path, command=INSPECTED)
+    report = report_of(result.stderr)
+    assert "report error: no summary" in result.stderr
+    assert report[0] == "relight: rank 0 raised KeyError: 'a'"
+    assert "report error: no summary" not in report
 
 
 def test_failure_report_stays_short(launch: Launch, script: Script) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, RELIGHT, Launch, Start
 
+pytestmark = pytest.mark.forked
+
 UNSHARE = ("unshare", "--mount", "--map-root-user")
 NO_FILES = 'mount -t tmpfs -o size=1m,nr_inodes="$FILES" none "$0" && exec "$@"'
 FULL = """

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from conftest import LIMIT_S, Launch
 
+pytestmark = pytest.mark.forked
+
 PHASES = """\
 import os, signal, socket, sys, time
 from relight.worker import progress

@@ -13,7 +13,7 @@ from warm_torch import WarmTorch
 
 from relight.base.errors import EXIT_HUNG
 
-pytestmark = pytest.mark.needs_torch
+pytestmark = [pytest.mark.needs_torch, pytest.mark.forked]
 
 HANG_S = 3
 IDLE = r"no rank has made progress for \d+ s"

@@ -18,6 +18,8 @@ from test_orphans import marked, marker, wait_until_gone
 from relight.base.errors import EXIT_HUNG
 from relight.host import linux
 
+pytestmark = pytest.mark.forked
+
 __all__ = ["marker"]  # a fixture
 
 KINDS = ("health check", "nvidia-smi", "py-spy", "event handler")

@@ -13,15 +13,11 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, RELIGHT, Launch, long
 
+pytestmark = pytest.mark.forked
+
 Script = Callable[[str], Path]
 
 SAY = "echo out $LOCAL_RANK; echo err $LOCAL_RANK >&2"
-
-
-@pytest.fixture
-def launch(forked_launch: Launch) -> Launch:
-    """Run a command line in a fork: only the workers' output matters."""
-    return forked_launch
 
 
 def say(launch: Launch, *flags: str, count: int = 2, **variables: str) -> "Output":

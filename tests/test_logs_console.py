@@ -17,6 +17,8 @@ import pytest
 from conftest import LIMIT_S, Launch, Start
 from test_logs import LAST_WORDS
 
+pytestmark = pytest.mark.forked
+
 Script = Callable[[str], Path]
 
 # A slow console.
@@ -184,8 +186,11 @@ class Terminal:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
     def read_until(self, text: bytes) -> bytes:
+        return self.read_until_match(re.escape(text))
+
+    def read_until_match(self, pattern: bytes) -> bytes:
         end = time.monotonic() + LIMIT_S
-        while text not in self.seen:
+        while not re.search(pattern, self.seen, re.DOTALL):
             assert time.monotonic() < end, self.seen
             if select.select([self.fd], [], [], 0.1)[0]:
                 self.seen += os.read(self.fd, 65536)
@@ -193,7 +198,9 @@ class Terminal:
 
     def read_to_end(self, agent: "subprocess.Popen[bytes]") -> bytes:
         """Read until the agent has exited and no output is left."""
+        end = time.monotonic() + LIMIT_S
         while True:
+            assert time.monotonic() < end, self.seen
             ended = agent.poll() is not None
             while select.select([self.fd], [], [], 0.05)[0]:
                 self.seen += os.read(self.fd, 65536)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, Launch, Start
 
+pytestmark = pytest.mark.forked
+
 TRAINS = """
 import os, sys, time, random
 from relight.worker import deadline, should_checkpoint

@@ -10,6 +10,8 @@ import pytest
 from conftest import LIMIT_S, Start, long
 from etcd_server import free_ports
 
+pytestmark = pytest.mark.forked
+
 TRAINS = """
 import os, sys, time
 from relight.worker import should_checkpoint

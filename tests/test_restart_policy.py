@@ -9,6 +9,8 @@ from conftest import Launch
 
 from relight.core.failure import WorkerState
 
+pytestmark = pytest.mark.forked
+
 STEPS = """
 import os, signal, sys, time
 from relight.worker import progress
@@ -19,12 +21,6 @@ if os.environ["RANK"] == "0":
     raise ValueError(f"bad batch {restart}")  # here
 time.sleep(600)
 """
-
-
-@pytest.fixture
-def launch(forked_launch: Launch) -> Launch:
-    """Run a command line in a fork: only the workers' ends matter."""
-    return forked_launch
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import pytest
 from conftest import LIMIT_S, Launch
 from warm_torch import WarmTorch
 
+pytestmark = pytest.mark.forked
+
 Script = Callable[[str], Path]
 
 GLOO = """
@@ -33,12 +35,6 @@ if rank == 0:
 sys.stdout.flush()
 os._exit(0)  # the shutdown of Python takes a second with torch
 """
-
-
-@pytest.fixture
-def launch(forked_launch: Launch) -> Launch:
-    """Run a command line in a fork: only the workers matter."""
-    return forked_launch
 
 
 @pytest.mark.slow

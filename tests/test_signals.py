@@ -12,6 +12,8 @@ import pytest
 from conftest import LIMIT_S, RELIGHT, Launch, Start, long
 from test_orphans import marked, marker  # noqa: F401
 
+pytestmark = pytest.mark.forked
+
 Script = Callable[[str], Path]
 
 # Prints that it is ready, then records each signal that it receives.

@@ -11,6 +11,8 @@ import pytest
 from conftest import LIMIT_S, Launch
 from warm_torch import WarmTorch
 
+pytestmark = pytest.mark.forked
+
 Script = Callable[..., Path]
 LONG = "--shutdown-timeout=300"
 
@@ -147,14 +149,12 @@ def test_stop_signal_from_user_gives_all_workers_time_to_finish(
 ) -> None:
     """A worker that ignores SIGTERM because it is nearly done may finish."""
     import signal
-    import subprocess
 
     path = script(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print('begun', flush=True)\ntime.sleep(1)\nprint('done', flush=True)\n"
     )
     process = start("run", LONG, path)
-    assert isinstance(process, subprocess.Popen)
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
     process.send_signal(signal.SIGTERM)

@@ -12,6 +12,8 @@ from release.distribution import interpreter
 from test_logs_console import Terminal, wait_for
 from warm_torch import WarmTorch
 
+pytestmark = pytest.mark.forked
+
 Script = Callable[[str], Path]
 HEADER = b"Traceback (most recent call last):"
 SAME = """

@@ -16,6 +16,8 @@ from test_orphans import marked, marker
 
 from relight.core.workers.supervision import patience_s
 
+pytestmark = pytest.mark.forked
+
 __all__ = ["marker", "unkillable"]  # fixtures
 
 FREEZER = Path("/sys/fs/cgroup/freezer")

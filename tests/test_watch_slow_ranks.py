@@ -12,6 +12,8 @@ from conftest import LIMIT_S, RELIGHT, Launch, Start
 from test_slow_ranks_by_steps import STEPS
 from warm_torch import WarmTorch
 
+pytestmark = pytest.mark.forked
+
 TRAIN = """
 import os, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

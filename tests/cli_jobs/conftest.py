@@ -41,15 +41,9 @@ def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
 
 
 @pytest.fixture
-def here(
-    place: Path,
-    variables: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    in_process: Launch,
-) -> Command:
+def here(place: Path, variables: dict[str, str], in_process: Launch) -> Command:
     """Run one command in this process, in the working directory."""
-    monkeypatch.chdir(place)
-    return lambda *words, **options: in_process(*words, **{**variables, **options})
+    return lambda *words, **options: in_process(*words, **{"cwd": place, **variables, **options})
 
 
 @pytest.fixture

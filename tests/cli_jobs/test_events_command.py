@@ -16,6 +16,8 @@ from relight.events import event_lines, event_types
 from relight.output.journal import EventLog
 from relight.processes.running_jobs import JobDirectory
 
+pytestmark = pytest.mark.forked
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 FAILS_ONCE = """\
 import os, time

@@ -16,6 +16,8 @@ from relight.runner.runner import Runner
 
 from .conftest import Command
 
+pytestmark = pytest.mark.forked
+
 JOB = "run://relight/train-7"
 RESTARTS = """\
 import os, sys, time

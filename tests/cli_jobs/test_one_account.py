@@ -19,6 +19,8 @@ from relight.core.group.messages import JobEnded
 from relight.inspect.page.watched_job import WatchedJob
 from relight.processes.running_jobs import JobDirectory
 
+pytestmark = pytest.mark.forked
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 SHOWN = "import os, sys, time\n# it fails at once\n"
 FAILURES = {

@@ -13,6 +13,8 @@ from conftest import LIMIT_S, long
 
 from .conftest import Command
 
+pytestmark = pytest.mark.forked
+
 Submitted = Callable[..., str]
 Ended = Callable[..., dict[str, Any]]
 SAY = "echo out $0; echo err $0 >&2; echo loss 1; echo loss 2"
@@ -51,6 +53,7 @@ def test_status_shows_job_state_and_one_line_per_replica(relight: Command, two: 
         ]
 
 
+@pytest.mark.forked(False)  # is found by its command line
 def test_status_without_job_lists_local_agents(
     relight: Command,
     start: Callable[..., "subprocess.Popen[bytes]"],

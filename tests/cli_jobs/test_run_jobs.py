@@ -26,6 +26,8 @@ from relight.runner.lookup import find_job
 from relight.schedulers import registry
 from relight.schedulers.run.scheduler import Run
 
+pytestmark = pytest.mark.forked
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Find = Callable[..., NodeSnapshot]
 COUNTS = """\
@@ -74,6 +76,7 @@ def last_line_of_rank_1(relight: Command) -> str:
     return str(found["roles"][0]["replicas"][1]["last_line"])
 
 
+@pytest.mark.forked(False)  # is found by its command line
 def test_status_finds_running_job_by_name_and_shows_its_activity(
     start: Start,
     relight: Command,

@@ -19,6 +19,8 @@ from relight.processes.running_jobs import JobDirectory
 from relight.schedulers.processes.record import LocalRecord
 from relight.stacks import rank_processes
 
+pytestmark = pytest.mark.forked
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 WAITS = """\
 import os, time

@@ -23,6 +23,8 @@ from relight.schedulers.processes.record import LocalRecord
 
 from .conftest import Command
 
+pytestmark = pytest.mark.forked
+
 SCRIPT = """
 import json, os, sys
 print(json.dumps({"argv": sys.argv[1:], "rank": os.environ.get("RANK")}), flush=True)

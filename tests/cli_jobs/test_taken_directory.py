@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, Launch, Start
 
+pytestmark = pytest.mark.forked
+
 WITH_SHARED = (
     sys.executable, "-c",
     "import os\nfrom relight.host import user_sockets\n"

@@ -13,6 +13,8 @@ from conftest import LIMIT_S, Start
 from relight.core.status.snapshot import NodeSnapshot
 from relight.processes.running_jobs import JobDirectory
 
+pytestmark = pytest.mark.forked
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 COMPUTES = """\
 import os, subprocess, sys, time

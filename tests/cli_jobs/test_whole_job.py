@@ -15,6 +15,8 @@ from conftest import LIMIT_S, Start
 from relight.core.status.snapshot import WholeJob
 from relight.processes.running_jobs import JobDirectory
 
+pytestmark = pytest.mark.forked
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 COUNTS = """\
 import os, time

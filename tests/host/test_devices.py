@@ -18,6 +18,8 @@ from relight.base.errors import UsageError
 from relight.host import devices
 from relight.host.devices import accelerators, count, cpus, gpus, xpus
 
+pytestmark = pytest.mark.forked
+
 PCI = [f"0000:{bus:02x}:00.0" for bus in (0x0F, 0x1A, 0x2B, 0x62)]
 
 

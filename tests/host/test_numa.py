@@ -18,6 +18,8 @@ from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.host.numa import bind
 
+pytestmark = pytest.mark.forked
+
 MODES = ("node", "socket", "exclusive", "core-complex")
 NOTHING_SET = Environment({})
 PCI = "bus/pci/devices"

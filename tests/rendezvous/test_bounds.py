@@ -12,6 +12,8 @@ from relight.base.errors import UsageError
 from relight.base.values import MAX_SECONDS
 from relight.rendezvous.conf import parse
 
+pytestmark = pytest.mark.forked
+
 
 @pytest.mark.parametrize(
     "text",

@@ -8,6 +8,8 @@ import pytest
 from conftest import Launch
 from nodes.jobs import Job, OneMachine
 
+pytestmark = pytest.mark.forked
+
 PLUGIN = str(Path(__file__).with_name("plugin"))
 
 

@@ -15,6 +15,8 @@ from etcd_server import wait_for
 
 from relight.rendezvous.leader_session import CoordinatorAddress
 
+pytestmark = pytest.mark.forked
+
 BAD = {
     "an endless port": '{"host":"h","addresses":["127.0.0.1"],"port":Infinity}',
     "no number": '{"host":"h","addresses":["127.0.0.1"],"port":NaN}',

@@ -13,6 +13,8 @@ from conftest import LIMIT_S, Launch, Start
 
 from .conftest import ADDRESS, Find, Link, link_in, read_link, read_until, wait_until_closed
 
+pytestmark = pytest.mark.forked
+
 FAILS_ONCE = """\
 import os, time
 print("step 1 <b>of</b>", os.environ["RANK"], flush=True)

@@ -19,7 +19,7 @@ from relight.cli.jobs import tracker
 from relight.tracker import AppRun, TrackerArtifact, TrackerSource, app_run_from_env, backends
 from relight.tracker.file_system import FileSystemTracker
 
-pytestmark = pytest.mark.needs_fsspec
+pytestmark = [pytest.mark.needs_fsspec, pytest.mark.forked]
 CHILD, PARENT = "local://torchx/child", "local://torchx/parent"
 RECORDED = json.loads((Path(__file__).parent / "written-by-torchx.json").read_text())
 FromEnv = Callable[..., AppRun]
