@@ -222,6 +222,17 @@ def test_truncated_file_is_shown_from_its_new_beginning(
     assert tailed.path.read_bytes() == b"new\n"
 
 
+def test_stack_dump_is_not_mistaken_for_a_traceback(loop: FastLoop, tmp_path: Path) -> None:
+    """Loggers print it with stack_info=True."""
+    path = tmp_path / "stderr.log"
+    path.write_bytes(b"Stack (most recent call last):\n  File \n")
+    found: list[int] = []
+    tail = FileTail(str(path), None, on_traceback=lambda: found.append(1))
+    assert tail.read()
+    assert not found
+    tail.close()
+
+
 @pytest.mark.parametrize("cut", [1, len(HEADER) - 1, len(HEADER)])
 def test_traceback_in_output_file_is_found(loop: FastLoop, tmp_path: Path, cut: int) -> None:
     """Even files that aren't shown are searched."""
@@ -242,16 +253,29 @@ def test_traceback_in_output_file_is_found(loop: FastLoop, tmp_path: Path, cut: 
     assert tails.drop() == 0
 
 
-def test_dump_in_place_of_a_traceback_is_found(loop: FastLoop, tmp_path: Path) -> None:
-    """CPython prints it if a signal handler raises while a traceback is being printed."""
-    dump = b"\nobject address  : 0x7f51b2fa87c0\nobject refcount : 3\n"
+EDGE = "\u2500" * 20
+
+
+@pytest.mark.parametrize(
+    "dump",
+    [
+        # CPython prints it if a signal handler raises while a traceback is being printed.
+        b"\nobject address  : 0x7f51b2fa87c0\nobject refcount : 3\n",
+        # rich draws boxes.
+        f"{EDGE} Traceback (most recent call last) {EDGE}\n".encode(),
+        f"{EDGE} \x1b[1mTraceback \x1b[1;2m(most recent call last)\x1b[0m {EDGE}\n".encode(),
+    ],
+    ids=["object", "box", "coloured box"],
+)
+def test_traceback_in_another_format_is_found(loop: FastLoop, tmp_path: Path, dump: bytes) -> None:
     found: list[str] = []
     path = tmp_path / "stderr.log"
     path.touch()
     tail = FileTail(str(path), None, on_traceback=lambda: found.append("file"))
     ours, theirs = channel(-1)
     reader = PipeReader(loop, ours, None, on_traceback=lambda: found.append("pipe"))
-    for part in (dump[:9], dump[9:]):  # the agent may read in between
+    middle = 9 if dump.startswith(b"\n") else dump.index(b"recent")
+    for part in (dump[:middle], dump[middle:]):  # the agent may read in between
         with path.open("ab") as file:
             file.write(part)
         tail.read()

@@ -12,7 +12,7 @@ from contextlib import suppress
 from relight.host import system
 from relight.host.loop import Alarm, Loop
 from relight.output.console import ConsoleStream
-from relight.output.pipe_reader import DUMPED, TRACEBACK
+from relight.output.pipe_reader import TRACEBACK, has_other_header
 
 _CHUNK = 64 * 1024
 _AT_ONCE = 16
@@ -102,9 +102,9 @@ class FileTail:
         data = os.pread(self.fd, _CHUNK, self._position)
         self._position += len(data)
         if self._on_traceback is not None:
-            new, first = self._before + data, max(0, len(self._before) - len(DUMPED) + 1)
+            new, searched = self._before + data, len(self._before)
             self._before = data[-len(TRACEBACK) + 1 :]
-            if TRACEBACK in new or DUMPED in new[first:]:
+            if TRACEBACK in new or has_other_header(new, searched):
                 self._on_traceback()
         if self._copy is not None:
             self._copy(data)

@@ -17,8 +17,14 @@ TAIL_SIZE = 64 * 1024
 HEAD_SIZE = 16 * 1024
 """How many bytes to keep from the beginning of the last traceback, for its frames and exception."""
 TRACEBACK = b"Traceback (most recent call last):"
-DUMPED = b"object address  : 0x"
-"""What CPython prints instead of a traceback if a signal handler raises in the middle of it."""
+_OTHER_HEADERS = (
+    b"object address  : 0x",
+    b"(most recent call last) \xe2\x94\x80",
+    b"(most recent call last)\x1b[",
+)
+"""What CPython prints instead of a traceback if a signal handler raises in the middle of it, and
+rich's header in the edge of a box, with and without colours.
+"""
 _CHUNK = 64 * 1024
 _LARGEST_PIPE = 1024 * 1024
 """The usual maximum capacity of a pipe (fs.pipe-max-size in pipe(7))."""
@@ -205,12 +211,22 @@ class PipeReader:
             self._newlines = self.tail.count(b"\n", at)
             tell()
             return
-        if DUMPED in self.tail[max(0, len(self.tail) - len(data) - len(DUMPED) + 1) :]:
+        if has_other_header(self.tail, len(self.tail) - len(data)):
             tell()
         if self._head:
             self._newlines += data.count(b"\n")
             if len(self._head) < HEAD_SIZE:
                 self._head += data[: HEAD_SIZE - len(self._head)]
+
+
+def has_other_header(data: bytes | bytearray, searched: int) -> bool:
+    """Return whether a traceback in a format other than Python's begins in a worker's output.
+
+    Args:
+        data: the output.
+        searched: how many bytes at the beginning were searched before. A header may begin there.
+    """
+    return any(data.find(h, max(0, searched - len(h) + 1)) >= 0 for h in _OTHER_HEADERS)
 
 
 def ends(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) -> LongOutput:
