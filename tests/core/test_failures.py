@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -33,6 +33,7 @@ from relight.core.diagnosis.failure_text import (
     Diagnosis,
     describe_exit,
     diagnose,
+    repeatable,
     shared,
     what_happened,
 )
@@ -57,6 +58,98 @@ def test_identical_failures_are_reported_once() -> None:
     text = diagnosis.render(formed_at=0, ended="now", verdict="over")
     assert text[0] == "ranks 1-3 raised ValueError: rank 1 at 0x7f1 (numbers of rank 1)"
     assert text[3].startswith("  first rank 1 on vm: ")
+
+
+def wrapped(rank: int, cause: str, **known: Any) -> Failure:
+    """A rank whose exception wraps another one."""
+    return end(rank, report=error("step 4 failed", "StepError")._replace(cause=cause), **known)
+
+
+CLOSED = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:{}"
+
+
+def test_ranks_with_different_causes_are_not_merged() -> None:
+    """All ranks wrap their exceptions in the same one, but only one rank failed on its own."""
+    victims = [wrapped(rank, CLOSED.format(rank), at=0.5) for rank in (0, 2)]
+    diagnosis = diagnose([wrapped(1, "ValueError: label 1000"), *victims])
+    assert (diagnosis.ranks, diagnosis.verdict.certainty) == ((1,), Certainty.PROVEN)
+    lines = diagnosis.render(formed_at=0, ended="now", verdict="over")
+    assert lines[:2] == [
+        "rank 1 raised StepError: step 4 failed",
+        "  caused by ValueError: label 1000",
+    ]
+    assert (
+        "  ranks 0, 2 (numbers of rank 0): 0.5 s later, raised StepError: step 4 failed after "
+        "RuntimeError: Connection closed by peer [::1]:0"
+    ) in lines
+
+
+def test_ranks_whose_causes_differ_in_numbers_are_merged() -> None:
+    diagnosis = diagnose([wrapped(rank, f"ValueError: label {rank}") for rank in (0, 1)])
+    assert diagnosis.ranks == (0, 1)
+    lines = diagnosis.render(formed_at=0, ended="now", verdict="over")
+    assert lines[:2] == [
+        "ranks 0-1 raised StepError: step 4 failed",
+        "  caused by ValueError: label 0 (numbers of rank 0)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "certainty"),
+    [("KeyError: 'lr'", Certainty.LIKELY), ("ValueError: bad batch 7", Certainty.PROVEN)],
+)
+def test_cause_is_likely_if_another_rank_wrapped_a_different_exception(
+    cause: str, certainty: Certainty
+) -> None:
+    """Either of them may have failed first."""
+    first = wrapped(0, "ValueError: bad batch 3")
+    second = wrapped(1, cause, at=0.1)
+    assert second.report is not None
+    second = second._replace(report=second.report._replace(cause_where="conf.py:4"))
+    assert diagnose([first, second]).verdict.certainty is certainty
+
+
+def test_restart_policy_treats_exceptions_with_different_causes_as_different() -> None:
+    first, second = wrapped(0, "ValueError: bad batch 3"), wrapped(0, "KeyError: 'lr'")
+    assert repeatable(first) == repeatable(wrapped(0, "ValueError: bad batch 4"))
+    assert repeatable(first) != repeatable(second)
+
+
+def test_merged_victims_are_listed_with_the_rank_that_the_numbers_belong_to() -> None:
+    victims = [
+        end(rank, report=error(CLOSED.partition(": ")[2].format(rank), "RuntimeError"))
+        for rank in (0, 2)
+    ]
+    lines = diagnose([end(1, at=-1.0, report=error()), *victims]).render(
+        formed_at=0, ended="now", verdict="over"
+    )
+    said = "raised RuntimeError: Connection closed by peer [::1]:0"
+    assert f"  ranks 0, 2 (numbers of rank 0): 1.0 s later, {said}" in lines
+    assert (
+        diagnose(victims, (1,))
+        .headline()
+        .startswith(
+            f"probably rank 1, which had already exited with code 0; then ranks 0, 2 {said} "
+            "(numbers of rank 0)"
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (end(exitcode=-SEGV), "killed by SIGSEGV while being stopped by the agent"),
+        (end(exitcode=3), "stopped by the agent (SIGTERM), ended with 3"),
+        (
+            end(report=error(), doing=READS),
+            "stopped by the agent, then raised ValueError: bad batch",
+        ),
+        # Nothing shows when it printed the exception, and the signal ended it.
+        (end(exitcode=-TERM, report=error(), doing=READS), "stopped by the agent (SIGTERM)"),
+    ],
+)
+def test_stopped_rank_is_described_by_how_it_ended(failure: Failure, expected: str) -> None:
+    assert describe_exit(failure._replace(stop_signal=TERM)) == expected
 
 
 def test_failure_report_includes_gpu_error() -> None:
@@ -159,7 +252,7 @@ def test_exception_printed_by_ranks_that_kept_running_is_not_fatal() -> None:
         lines = diagnosis.render(formed_at=0, ended="now", verdict="over")
         assert lines[0] == "rank 1 exited with code 1; none of its output explains why"
         assert lines[1].startswith("  on vm: ")
-        assert "its last traceback; rank 0 printed it too and kept running:" in lines
+        assert "its last traceback; rank 0 printed it and kept running:" in lines
 
 
 @pytest.mark.parametrize(
@@ -360,6 +453,10 @@ def test_age_of_an_old_traceback_is_shown() -> None:
     ):
         found = diagnose([failure._replace(printed_s=printed_s)])
         assert title in found.render(formed_at=0, ended="now", verdict="over")
+    old = end(3, exitcode=9, report=PRINTED._replace(others=(0, 1, 2, 4, 6, 8)), printed_s=4.0)
+    assert (
+        "its last traceback, 4.0 s before its end; ranks 0-2, 4, 6, 8 printed it and kept running:"
+    ) in diagnose([old]).render(formed_at=0, ended="now", verdict="over")
 
 
 def test_report_shows_locations_of_exception_group_and_its_first_exception() -> None:

@@ -6,7 +6,7 @@ from worker_ends import WAITED, error
 
 from relight.core.diagnosis import hang_text
 from relight.core.diagnosis.stack_text import Frame, ProcessStack, doing, groups
-from relight.core.failure import ErrorReport, Failure
+from relight.core.failure import ErrorReport, Failure, FailureKind
 
 RECEIVE = (Frame("/home/u/net.py", 7, "receive"), MAIN, MODULE)
 """An unrecognisable wait for a peer, in the user's own code."""
@@ -89,6 +89,24 @@ def test_rank_that_raised_and_then_hung_in_thread_shutdown_is_the_cause() -> Non
 def test_exception_printed_by_rank_that_kept_running_is_not_the_cause() -> None:
     lines = rendered(stopped(0, *REDUCE, report=error()), stopped(1, *READ))
     assert lines[0] == "probably rank 1 hangs in read (data.py:41)"
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Exception in thread lr:", "Process Reader-1:", "Task exception was never retrieved"],
+)
+def test_hang_report_shows_exception_that_ended_a_thread(header: str) -> None:
+    """The rank may be waiting for that thread."""
+    report = error(kind=FailureKind.PRINTED)
+    ended = stopped(0, *READ, report=report._replace(lines=(header, *report.lines)))
+    lines = rendered(ended._replace(printed_s=62.0), stopped(1, *REDUCE))
+    assert lines[3] == (
+        f"  1 min 2 s before the end, rank 0 printed: {header.rstrip(':')}: ValueError: bad batch "
+        "(train.py:12 in step)"
+    )
+    ignored = report._replace(lines=("Exception ignored in: <Reader>", *report.lines))
+    assert lines[:3] == rendered(stopped(0, *READ, report=ignored), stopped(1, *REDUCE))[:3]
+    assert not any("printed" in line for line in rendered(stopped(0, *READ, report=ignored)))
 
 
 def test_hang_suspect_is_labelled_a_guess_if_ranks_are_evenly_split() -> None:

@@ -269,6 +269,25 @@ def test_exception_followed_by_other_output_is_marked_doubtful(
     assert after_traceback(stderr, ProgramFacts(), late=len(more) + 1) == ""
 
 
+@pytest.mark.parametrize(
+    "advice", ["(set --heads or delete the checkpoint)", "Hint: set --heads", "Please set --heads"]
+)
+def test_advice_at_the_end_is_shown_with_the_line_before_it(advice: str) -> None:
+    """That line has the reason."""
+    reason = "config and checkpoint disagree: 12 vs 16 heads"
+    assert words(f"step 1\n{reason}\n{advice}\n", "") == f"{reason} {advice}"
+    assert words(f"{advice}\n", "") == advice
+    assert words(f"ERROR: no heads\n{advice}\n", "") == "ERROR: no heads"
+
+
+def test_introduction_of_a_caught_exception_by_loguru_is_uninformative() -> None:
+    line = (
+        "2026-01-02 03:04:05.774 | ERROR    | __main__:<module>:24 - An error has been caught in "
+        "function '<module>', process 'MainProcess' (7), thread 'MainThread' (14):"
+    )
+    assert words(f"no data\n{line}\n{TRACEBACK}", "") == "no data"
+
+
 def test_worker_without_output_has_no_informative_line() -> None:
     assert words("", "") == ""
 

@@ -943,3 +943,19 @@ Thread 0x00007f0c (most recent call first):
     assert report is not None
     assert report.where == "/srv/train.py:4 in step"
     assert len(report.lines) == 4
+
+
+def test_blank_lines_between_frames_are_removed() -> None:
+    """Loguru prints them after each frame."""
+    text = (
+        "Traceback (most recent call last):\n\n"
+        '> File "/srv/job/train.py", line 24, in <module>\n    main()\n\n'
+        '  File "/srv/job/train.py", line 11, in main\n    x = y\n\n'
+        "KeyError: 'y'\n"
+    )
+    link = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    report = from_stderr(f"{text}{link}{text.replace('KeyError', 'ValueError')}")
+    assert report is not None
+    assert report.type == "ValueError"
+    before, after = "\n".join(report.lines).split(link)
+    assert "\n\n" not in f"{before}{after}"

@@ -440,8 +440,11 @@ def _is_simultaneous(failure: Failure, first: Failure) -> bool:
         return False
     if report is None or other is None:
         return failure.exitcode != first.exitcode
-    said, known = (without_numbers(f"{r.type}: {r.message}") for r in (report, other))
-    return said != known and report.where != other.where
+    said, known = (
+        (without_numbers(f"{r.type}: {r.message}\n{r.cause}"), r.where, r.cause_where)
+        for r in (report, other)
+    )
+    return said[0] != known[0] and said[1:] != known[1:]
 
 
 def _reports_lost(failure: Failure, rank: int) -> bool:

@@ -54,7 +54,7 @@ cause.
 """
 _AT_ONCE_S = 2.0
 """A worker that was killed later than this after the stop signal did not exit in response to it."""
-_IN_THREAD = "Exception in thread "
+_IN_THREAD = re.compile(r"Exception in thread |Task exception was never |Process \S+:$")
 _SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 _MAX_CONSEQUENCES = 4
 _MAX_RECORDED = 7
@@ -182,14 +182,22 @@ class Diagnosis(NamedTuple):
         alike = [f for f in self.same if f is not verdict.symptom]
         named = format_ranks([verdict.symptom.rank, *(failure.rank for failure in alike)])
         happened = what_happened(verdict.symptom, many=bool(alike))
-        own = role(verdict.symptom) is not Role.VICTIM  # victims name ports, which always differ
-        if own and any(_differs_in_numbers(what_happened(f, many=True), happened) for f in alike):
+        if any(_differs_in_numbers(what_happened(f, many=True), happened) for f in alike):
             happened += f" (numbers of rank {verdict.symptom.rank})"
         if says:
             return f"{self._probably(says)}{joint}{named} {happened}"
         if verdict.certainty is Certainty.LIKELY:
             return f"probably {named}, which {happened}"
         return f"{named} {happened}"
+
+    def _numbers_of_cause(self) -> str:
+        """Return a note if ranks that failed in the same way name different numbers in the cause of
+        their exceptions.
+        """
+        symptom, others = self.verdict.symptom, (each.report for each in self.same)
+        known = symptom.report.cause if symptom.report is not None else ""
+        differs = any(report is not None and report.cause != known for report in others)
+        return f" (numbers of rank {symptom.rank})" if differs else ""
 
     def _probably(self, says: str) -> str:
         """Return `rank 2 was …` as `probably rank 2, which was …` if this is a likely cause."""
@@ -218,7 +226,9 @@ class Diagnosis(NamedTuple):
             at = f" at {report.cause_where}" if report.cause_where else ""
             is_context = any(line.startswith(_IMPLICIT) for line in report.lines)
             link = "while handling" if is_context else "caused by"
-            lines.append(f"{link} {report.cause.partition(chr(10))[0]}{at}")
+            lines.append(
+                f"{link} {report.cause.partition(chr(10))[0]}{at}{self._numbers_of_cause()}"
+            )
         elif report is not None and report.cause_where and symptom.is_explained:
             lines.append(f"the exception group was raised at {report.cause_where}")
         is_crash = report is not None and report.kind is FailureKind.CRASHED
@@ -229,8 +239,8 @@ class Diagnosis(NamedTuple):
         elif symptom.is_explained and self._adds_something(symptom):
             lines.append(f"before that, it printed: {symptom.words}")
         elif symptom.words and report is not None and _explains(report, symptom):
-            at = f" ({report.where.rpartition('/')[2]})" if report.where else ""
-            lines.append(f"before that, it printed: {_printed_exception(report, _WHAT)}{at}")
+            printed = printed_exception(report, _WHAT, places=True)
+            lines.append(f"before that, it printed: {printed}")
         every = [symptom, self.root, *self.same, *self.consequences]
         if failure := next((each for each in every if each.gpu_error), None):
             rank = "" if failure is symptom else f"rank {failure.rank}: "
@@ -548,33 +558,36 @@ def _after_printing(failure: Failure, most: int) -> str:
         return ""
     if report.others:
         return "; none of its output explains why"
-    said = _printed_exception(report, most)
+    said = printed_exception(report, most)
     if failure.printed_s is None or failure.printed_s < _NOTED_S:
         return f" after printing: {said}"
     return f", {format_duration(failure.printed_s, digits=1)} after printing: {said}"
 
 
-def _printed_exception(report: ErrorReport, most: int) -> str:
+def printed_exception(report: ErrorReport, most: int, *, places: bool = False) -> str:
     """Return an exception, preceded by the line before its traceback, such as `Exception in thread
-    reader:`.
+    reader:`, and with the argument `places` followed by its location.
     """
     said = f"{report.type}: {headline(report, most)}"
     if report.lines and not is_header(report.lines[0]):
         said = f"{record(report.lines[0])}: {said}"
-    return said
+    at = f" ({report.where.rpartition('/')[2]})" if report.where else ""
+    return f"{said}{at}" if places else said
 
 
-def _ended_thread(report: ErrorReport) -> bool:
-    """Return whether an exception ended a thread because the thread did not handle it."""
+def ended_thread(report: ErrorReport) -> bool:
+    """Return whether an exception ended a thread, an asyncio task or a child process that did not
+    handle it.
+    """
     is_printed = report.kind is FailureKind.PRINTED and not report.others
-    return is_printed and bool(report.lines) and report.lines[0].startswith(_IN_THREAD)
+    return is_printed and bool(report.lines) and _IN_THREAD.match(report.lines[0]) is not None
 
 
 def _explains(report: ErrorReport, failure: Failure) -> bool:
     """Return whether an exception that was printed before a worker's last line of output adds a
     reason.
     """
-    if _ended_thread(report):
+    if ended_thread(report):
         return True
     is_printed = report.kind is FailureKind.PRINTED and report.type and not report.others
     at_the_end = failure.printed_s is not None and failure.printed_s < _AGED_S
@@ -588,6 +601,12 @@ def _exception(report: ErrorReport, most: int) -> str:
     return f"raised {report.type}: {message}" if message else f"raised {report.type}"
 
 
+def _cause(report: ErrorReport) -> str:
+    """Return the first line of the first exception in a chain, or an empty string."""
+    name, joint, message = report.cause.partition(": ")
+    return f"{name}{joint}{headline(report._replace(message=message), _WHAT)}"
+
+
 def _first_line(report: ErrorReport) -> str:
     return headline(report, _WHAT)
 
@@ -599,8 +618,9 @@ def _symptoms(failure: Failure) -> tuple[object, ...] | None:
     if failure.is_explained and failure.report is not None:
         if failure.stop_signal and causes.is_by_request(failure):
             return None
-        first_line = without_numbers(_first_line(failure.report))
-        return failure.report.type, first_line, failure.report.where
+        report, first_line = failure.report, without_numbers(_first_line(failure.report))
+        cause = without_numbers(_cause(report)), report.cause_where
+        return report.type, first_line, report.where, *cause
     by_request = failure.exitcode in (-failure.stop_signal, -signal.SIGKILL)
     speaks = bool(failure.evidence or failure.last_lines)
     if failure.stop_signal and (by_request or not speaks):
@@ -625,8 +645,9 @@ def _evidence(root: Failure, room: int) -> list[str]:
         if root.printed_s is not None and root.printed_s >= _AGED_S:
             title += f", {format_duration(root.printed_s, digits=1)} before its end"
         if report.others:
-            title += f"; {format_ranks(report.others)} printed it too and kept running"
-        lines += ["", cut(f"{title}:", WIDTH), *excerpt(printed, left)]
+            title += f"; {format_ranks(report.others)} printed it and kept running"
+        title = cut(f"{title}:", 2 * WIDTH)
+        lines += ["", title, *excerpt(printed, left + 1 - count_rows([title]))]
     if not (lines or root.evidence) and root.exitcode > 0:
         # Python's exit code after an exception is 1.
         hidden = "; use @record to report errors that go elsewhere" if root.exitcode == 1 else ""
@@ -647,7 +668,10 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
         shows_time = later >= 0.1 and not _was_stopped(first)
         when = f"{format_duration(later, digits=1)} later, " if shows_time else ""
         ranks = format_ranks([first.rank, *(failure.rank for failure in others)])
-        text = f"  {ranks}: {when}{_consequence(first, many=bool(others))}"
+        happened = _consequence(first, many=bool(others))
+        if any(_consequence(failure, many=True) != happened for failure in others):
+            ranks += f" (numbers of rank {first.rank})"
+        text = f"  {ranks}: {when}{happened}"
         rows.append(_in_rows(text) if most_rows > 1 else cut(text, WIDTH))
     if len(rows) > _MAX_CONSEQUENCES + 1:
         rest = [f.rank for group in list(groups.values())[_MAX_CONSEQUENCES:] for f in group]
@@ -673,17 +697,33 @@ def describe_exit(failure: Failure) -> str:
 
 def _consequence(failure: Failure, *, many: bool) -> str:
     if not _was_stopped(failure):
-        return what_happened(failure, many=many, most=_FOLLOWED)
+        return cut(f"{what_happened(failure, many=many, most=_FOLLOWED)}{_loss(failure)}", _WHAT)
     # A worker without a handler for the signal also receives SIGKILL, and either signal may end it.
     text = f"stopped by the agent ({signal_name(failure.stop_signal)})"
     if failure.exitcode == -signal.SIGKILL and failure.stopping_s >= _AT_ONCE_S:
         text += f", killed {format_duration(failure.stopping_s)} later"
+    signalled = failure.exitcode in (-failure.stop_signal, -signal.SIGTERM, -signal.SIGKILL)
     report = failure.report
-    if report is not None and failure.is_explained and not causes.is_by_request(failure):
+    explained = failure.is_explained and not causes.is_by_request(failure)
+    if report is not None and explained and not (signalled and failure.printed_s is None):
         return f"stopped by the agent, then {_exception(report, _FOLLOWED)}"
-    if failure.exitcode not in (-failure.stop_signal, -signal.SIGTERM, -signal.SIGKILL):
-        text += f", ended with {shell_exit_code(failure.exitcode)}"
+    if failure.exitcode < 0 and not signalled:
+        return f"killed by {signal_name(-failure.exitcode)} while being stopped by the agent"
+    if not signalled:
+        text += f", ended with {failure.exitcode}"
     return text
+
+
+def _loss(failure: Failure) -> str:
+    """Return the lost connection that a victim's exception has as its cause, unless its own message
+    says so, such as ` after RuntimeError: Connection closed by peer`.
+    """
+    report = failure.report
+    if report is None or not (report.cause and failure.is_explained):
+        return ""
+    if blame.determine(report._replace(cause=""), ()) is not blame.Blame.NOBODY:
+        return ""
+    return f" after {_cause(report)}" if role(failure) is Role.VICTIM else ""
 
 
 def _was_stopped(failure: Failure) -> bool:

@@ -18,6 +18,7 @@ from relight.base.errors import EXIT_HUNG
 from relight.base.text import format_duration, format_ranks
 from relight.core.diagnosis import blame, stack_text
 from relight.core.diagnosis.excerpts import WIDTH, count_rows, cut, cut_left, excerpt, headline
+from relight.core.diagnosis.failure_text import ended_thread, printed_exception
 from relight.core.failure import ErrorReport, Failure, FailureKind
 
 _ROWS = 25
@@ -69,7 +70,7 @@ class Hang(NamedTuple):
             f"local rank {root.local_rank}, pid {root.pid}; "
             f"{ended}, after {format_duration(root.at - formed_at, digits=1)}"
         )
-        lines += [cut(where, 2 * WIDTH), f"  {self.cause}"]
+        lines += [cut(where, 2 * WIDTH), f"  {self.cause}", *self._ended_thread()]
         if self.is_guess:
             lines.append(
                 "  this is a guess: just as many ranks are elsewhere, and neither group is "
@@ -126,6 +127,20 @@ class Hang(NamedTuple):
             return cut(f"{likely}{_line(mine, hangs=True)}", 3 * WIDTH - 40)
         lines = ", ".join(map(_line, (mine, *waiting)))
         return cut(f"ranks are waiting for each other in different calls: {lines}", 3 * WIDTH - 40)
+
+    def _ended_thread(self) -> list[str]:
+        """Return a line about an exception that ended a thread or child process of a rank, for
+        which this rank may be waiting. The suspects come first.
+        """
+        groups = (self.root, *self.same), *self.others
+        for failure in (each for group in groups for each in group):
+            report = failure.report
+            if report is not None and ended_thread(report):
+                age_s = failure.printed_s
+                when = f"{format_duration(age_s)} before the end, " if age_s is not None else ""
+                printed = printed_exception(report, _MAX_RAISED, places=True)
+                return [cut(f"  {when}rank {failure.rank} printed: {printed}", 3 * WIDTH)]
+        return []
 
     def _elsewhere(self) -> list[str]:
         over = self.succeeded_ranks

@@ -48,6 +48,7 @@ _NOISE = re.compile(
     | RemoteTraceback:\ *$ | ^During\ handling\ of | ^The\ above\ exception\ was
     | ^Fatal\ Python\ error:\  | ^(?:Current\ thread|Thread)\ 0x | ^Extension\ modules:
     | \b(?i:un(?:caught|handled)\ exception):?$
+    | \bAn\ error\ has\ been\ caught\ in\ function\ '.*:$
     | ^\ *<no\ Python\ frame> | ^Call\ stack:$
     | ^(?:Message:\ ['"] | Arguments:\ [(]) | ^future:\ <Task\b
     | resource_tracker: | <omitting\ python\ frames>
@@ -98,6 +99,7 @@ _LEAVES = re.compile(
 """Words with which a program explains why it ends."""
 _AT_END = 10
 """Number of lines at the end of the output that may give this reason."""
+_ADVICE = re.compile(r"(?i)\(.*\)$|(?:hint|help|tip|see|please|try|use|set)\b")
 _BOX = re.compile(r"^╭─+ Error ─")
 _LEVEL = re.compile(r'"(?:level|levelname|severity)": ?"(error|fatal|critical)', re.IGNORECASE)
 _RECORD = re.compile(r"^\W*(?:\d|(?:ERROR|FATAL|CRITICAL)\b|(?:rank\d+\]:\[)?[EF]\d{4} )")
@@ -125,7 +127,7 @@ def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -
     if not (found or after):
         printed = _telling(clean(stdout_tail[-_LINES * _LONGEST :]).split("\n"))
         after = printed or before
-    return (found or (after[-1] if after else ""))[:_LONGEST]
+    return (found or _last(after))[:_LONGEST]
 
 
 def before_crash(tail: str, elsewhere: Collection[str]) -> str:
@@ -213,6 +215,14 @@ def record(line: str) -> str:
 def is_error(line: str) -> bool:
     """Return whether a line is marked as an error."""
     return _ERROR.search(line[:_LONGEST]) is not None
+
+
+def _last(lines: Sequence[str]) -> str:
+    """Return the last line. If it only says what to do, return the line before it as well, because
+    that line says why.
+    """
+    *before, last = lines or [""]
+    return f"{before[-1]} {last}" if before and _ADVICE.match(last) else last
 
 
 def _first_error(lines: Sequence[str]) -> str:

@@ -641,6 +641,7 @@ def _shown(lines: Sequence[str], chain: _Chain, end: int) -> tuple[str, ...]:
     """Return the lines of a report, shortened and without the progress bar that precedes them."""
     exception = chain.raised[-1].exception + 1
     stack = [HEADER if line == FRAMED else line for line in lines[chain.start : exception]]
+    stack = [line for number, line in enumerate(stack) if line or _is_near_link(stack, number)]
     if is_header(stack[0]) and not _BOX.match(stack[0]):
         stack[0] = HEADER
     message = lines[exception:end]
@@ -649,6 +650,13 @@ def _shown(lines: Sequence[str], chain: _Chain, end: int) -> tuple[str, ...]:
     half = _MAX_LINES // 2
     size = min(len(message), max(half, _MAX_LINES - len(stack)))
     return (*without_middle(stack, _MAX_LINES - size), *without_middle(message, size))
+
+
+def _is_near_link(lines: Sequence[str], number: int) -> bool:
+    """Return whether a line is next to one that links two tracebacks. Python prints empty lines
+    there, whereas loguru prints them after each frame.
+    """
+    return any(map(is_chained, lines[max(0, number - 1) : number + 2]))
 
 
 def _type(lines: Sequence[str], raised: _Raised) -> str:
