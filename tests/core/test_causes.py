@@ -641,6 +641,43 @@ def test_timed_out_collectives_are_compared_by_traceback() -> None:
         )
 
 
+def test_report_on_different_collectives_describes_one_blamed_rank() -> None:
+    """Otherwise the report shows one rank's exception and another rank's pid."""
+    reduces, waits = traceback("all_reduce", 10), traceback("barrier", 11)
+    ends = [end(rank, at=2.0, report=reduces) for rank in (0, 1)]
+    verdict = judge(*ends, end(2, at=3.0, report=waits))
+    assert verdict.root.rank == verdict.symptom.rank == 2
+    tied = judge(end(0, at=2.0, report=reduces), end(1, at=1.0, report=waits))
+    assert tied.certainty is Certainty.UNKNOWN
+    assert tied.root.rank == tied.symptom.rank == 1
+
+
+def in_init(rank: int, missing: int) -> Failure:
+    """Return a worker that waited in vain for a rank in init_process_group."""
+    key = f"/default_pg/0//cpu//0/{missing}"
+    message = f"wait timeout after 8000ms, keys: {key}"
+    return end(rank, report=error(message, "torch.distributed.DistStoreError"))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+@pytest.mark.parametrize("wrong", [0, 2], ids=["all are rank 1", "rank 2 is rank 1"])
+def test_rank_that_waits_for_itself_called_itself_another_rank(
+    order: tuple[int, ...], wrong: int
+) -> None:
+    found = diagnose([in_init(rank, wrong) for rank in order], (), 3)
+    assert found.ranks == (wrong,)
+    assert found.verdict.certainty is Certainty.PROVEN
+    assert found.headline().startswith(
+        f"rank {wrong} called init_process_group with a different rank; then ranks 0-2 raised "
+    )
+
+
+def test_rank_that_others_wait_for_in_init_is_not_said_to_have_a_different_rank() -> None:
+    late = diagnose([in_init(1, 0), in_init(2, 0), stopped(0, READS)], (), 3)
+    assert late.verdict.rule == "elsewhere"
+    assert diagnose([in_init(1, 0), in_init(2, 0)], (), 3).verdict.rule == "first_victim"
+
+
 def test_majority_in_a_collective_is_not_blamed() -> None:
     calls = ["barrier", "broadcast", *["all_reduce"] * 3]
     ends = [end(rank, report=traceback(name, 10 + len(name))) for rank, name in enumerate(calls)]

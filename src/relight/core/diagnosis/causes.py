@@ -506,9 +506,19 @@ def raised_about_then(known: Known) -> Verdict | None:
 
 
 def missing_rank(known: Known) -> Verdict | None:
-    """Ranks are waiting for a rank that does not exist in the job."""
+    """Ranks are waiting for a rank that does not exist in the job, or that calls itself another
+    rank.
+    """
     for failure in known.with_role(Role.VICTIM):
         missing = blame.missing_rank(failure)
+        if missing == failure.rank:  # a rank sets its own key before it waits for the others
+            says = f"rank {missing} called init_process_group with a different rank"
+            why = f"rank {missing} was waiting for itself"
+            detail = f"{why}; does the script change RANK, or pass a different rank?"
+            return Verdict(
+                "missing_rank", Certainty.PROVEN, why, failure, failure, (missing,), says,
+                "; then ", detail,
+            )  # fmt: skip
         if missing is not None and 0 < known.world_size <= missing:
             why = f"it is waiting for rank {missing}, but this job has {known.world_size} ranks"
             detail = f"{why}; is the script's world_size correct?"
@@ -869,11 +879,13 @@ def different_collectives(known: Known) -> Verdict | None:
     what = "collectives" if len(names) > 1 else "calls"
     says = f"the ranks were in different {what}: {listed}"
     ranks = tuple(ordered[0][1])
-    root = next(failure for failure in known.ends if failure.rank == ranks[0])
     certainty = Certainty.LIKELY
     if len(ranks) == len(ordered[-1][1]):  # no call is that of the majority
         certainty, ranks = Certainty.UNKNOWN, tuple(sorted(where))
-    return Verdict("different_collectives", certainty, says, root, victims[0], ranks, says)
+    blamed = [failure for failure in (*victims, *known.ends) if failure.rank in ranks]
+    root = blamed[0]
+    symptom = root if role(root) is Role.VICTIM else victims[0]
+    return Verdict("different_collectives", certainty, says, root, symptom, ranks, says)
 
 
 def first_victim(known: Known) -> Verdict | None:
@@ -917,6 +929,20 @@ RULES: tuple[Rule, ...] = (
     first_victim,
     first_stopped,
 )
+
+
+def absence(failure: Failure) -> str:
+    """Return where a worker was when others needed it, such as `was in read (data.py:41)` or `had
+    left the script`, or an empty string if that is unknown.
+    """
+    doing = failure.doing
+    if doing is None:
+        return ""
+    if _is_leaving(doing):
+        return "had left the script"
+    if doing.place == NO_CODE:
+        return "was not running Python code (starting or exiting)"
+    return places([failure], past=True).removeprefix(f"rank {failure.rank} ")
 
 
 def places(failures: Sequence[Failure], most: int = 3, *, past: bool = False) -> str:
