@@ -118,13 +118,13 @@ def test_json_failure_report_has_cause(launch: Launch, train: Path) -> None:
                     train, "pass")  # fmt: skip
     report = json.loads((train.parent / "why.json").read_text())
     line = next(n for n, text in enumerate(STEPS.split("\n"), 1) if text.endswith("# here"))
-    assert report["version"] == 1
+    assert report["version"] == 2
     assert report["exit_code"] == result.returncode == 1
     assert (report["restarts"], report["verdict"]) == (1, "the only restart is used up")
     assert report["cause"]["rank"] == 0
     assert report["cause"]["exception"]["type"] == "ValueError"
     assert report["cause"]["exception"]["where"] == f"{train}:{line}"
-    assert [each["class"] for each in report["failures_here"]] == ["own", "stopped"]
+    assert [each["kind"] for each in report["failures_here"]] == ["failed", "stopped"]
     assert report["text"][-1] == "exit code 1; the only restart is used up"
 
 

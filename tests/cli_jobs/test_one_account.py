@@ -115,8 +115,8 @@ def test_failure_report_json_names_hung_rank(
     )  # fmt: skip
     assert found.returncode == EXIT_HUNG
     written = json.loads((tmp_path / "why.json").read_text())
-    assert written["cause"]["class"] == "hung"
-    known = {each["rank"]: each["class"] for each in written["failures_here"]}
+    assert written["cause"]["kind"] == "hung"
+    known = {each["rank"]: each["kind"] for each in written["failures_here"]}
     assert known == {0: "stopped", 1: "hung"}
 
 

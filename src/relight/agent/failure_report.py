@@ -13,14 +13,21 @@ from typing import Any
 from relight.agent.agent_config import AgentConfig
 from relight.base.errors import UsageError, signal_name
 from relight.base.fields import plain
-from relight.core.diagnosis.causes import role
+from relight.core.diagnosis.causes import Role, absence, role
 from relight.core.diagnosis.failure_text import describe_exit
 from relight.core.diagnosis.hang_text import hung
 from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.core.group.messages import JobEnded, NodeReady
 from relight.host import files
 
-VERSION = 1
+VERSION = 2
+
+_KINDS = {
+    Role.OWN: "failed",
+    Role.REPORTED: "failed",
+    Role.VICTIM: "communication_error",
+    Role.STOPPED: "stopped",
+}
 
 
 def remove_old(path: str) -> None:
@@ -97,7 +104,7 @@ def write(
 
 
 def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
-    hangs = end.hung and failure.rank in end.ranks
+    kind, what = _ending(failure, end)
     return {
         "rank": failure.rank,
         "local_rank": failure.local_rank,
@@ -106,8 +113,8 @@ def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
         "exit_code": failure.exitcode,
         "signal": signal_name(-failure.exitcode) if failure.exitcode < 0 else None,
         "stopped_with": signal_name(failure.stop_signal) if failure.stop_signal else None,
-        "class": "hung" if hangs else role(failure).value,
-        "what": hung(failure) if hangs else describe_exit(failure),
+        "kind": kind,
+        "what": what,
         "exception": failure.report and _exception(failure.report, failure),
         "evidence": failure.evidence,
         "gpu_error": failure.gpu_error,
@@ -127,6 +134,20 @@ def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
         "log": failure.log,
         "time": failure.when,
     }
+
+
+def _ending(failure: Failure, end: JobEnded) -> tuple[str, str]:
+    """Return the `kind` and `what` fields of a failure. For a blamed rank, they say the same as the
+    headline.
+    """
+    is_blamed = failure.rank in end.ranks
+    if end.hung and is_blamed:
+        return "hung", hung(failure)
+    was_stopped = role(failure) is Role.STOPPED
+    if is_blamed and end.symptom is not None and (was_stopped or not failure.exitcode):
+        where = absence(failure) if was_stopped else ""
+        return "missing", where or describe_exit(failure)
+    return _KINDS[role(failure)] if failure.exitcode else "exited", describe_exit(failure)
 
 
 def _exception(report: ErrorReport, failure: Failure) -> dict[str, Any]:
