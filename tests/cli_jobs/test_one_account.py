@@ -134,6 +134,20 @@ def test_submitted_job_shows_failure_headline_from_its_agent(
     assert headline in here("list").stdout
 
 
+def test_failure_headline_names_the_cause_of_a_wrapper(
+    relight: Command, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    train = script(
+        "try:\n    int('x')\nexcept ValueError as e:\n    raise KeyError('step 4') from e\n"
+    )
+    found = relight("run", f"--failure-report={tmp_path}/why.json", train)
+    assert found.returncode == 1
+    assert json.loads((tmp_path / "why.json").read_text())["headline"] == (
+        "rank 0 raised KeyError: 'step 4', caused by ValueError: invalid literal for int() with "
+        f"base 10: 'x' at {tmp_path}/train.py:2"
+    )
+
+
 def test_failure_headline_falls_back_to_reason_for_job_end() -> None:
     assert JobEnded(3, "gave up after 5 s", (), None).headline == "gave up after 5 s"
     refused = JobEnded(4, "the node leaves", ("error: no GPU", "  hint: look"), None)

@@ -375,6 +375,10 @@ class JobEnded(NamedTuple):
         if not self.report:
             return self.reason
         first, *others = self.report
+        # The cause of a wrapper says more than the place where the wrapper was raised.
+        links = ("  caused by ", "  while handling ")
+        if cause := next((row for row in others[:2] if row.startswith(links)), ""):
+            return f"{first}, {cause.strip()}".removeprefix("error: ")
         failure = self.symptom or self.root
         raised = failure.report if failure is not None else None
         doing = failure.doing if failure is not None else None
