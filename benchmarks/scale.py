@@ -116,13 +116,13 @@ class _Meter:
     def __init__(self, load: Load, pid: int) -> None:
         self._load, self._pid = load, pid
         self._begin = time.monotonic()
-        self._cpu_s = _cpu_s(pid)
+        self._cpu_s = process_cpu_s(pid)
         self._sent, self._got = load.sent, load.got
 
     def phase(self, end: float | None = None) -> Phase:
         """Return the costs since the meter was created."""
         wall_s = (end or time.monotonic()) - self._begin
-        cpu_s = _cpu_s(self._pid) - self._cpu_s
+        cpu_s = process_cpu_s(self._pid) - self._cpu_s
         load = self._load
         return Phase(wall_s, cpu_s, load.sent.minus(self._sent), load.got.minus(self._got))
 
@@ -210,7 +210,7 @@ def main() -> None:
     print(f"\n{text}\nwritten to {options.out}")
 
 
-def _cpu_s(pid: int) -> float:
+def process_cpu_s(pid: int) -> float:
     """Return the CPU time of a process's main thread. An agent doesn't have any others."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
