@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -136,12 +137,17 @@ class Forked:
         readers = [threading.Thread(target=read, args=(file,), daemon=True) for file in files]
         for reader in readers:
             reader.start()
+        end = None if timeout is None else time.monotonic() + timeout
         for reader in readers:
-            reader.join(timeout)
-        self.wait(timeout)
+            reader.join(_left_s(end))
+        self.wait(_left_s(end))
         if any(reader.is_alive() for reader in readers):
             raise subprocess.TimeoutExpired(self._words, timeout or 0)
         return texts.get(self.stdout, b""), texts.get(self.stderr, b"")
+
+
+def _left_s(end: float | None) -> float | None:
+    return None if end is None else max(0.0, end - time.monotonic())
 
 
 def start(

@@ -20,8 +20,6 @@ from conftest import RELIGHT, clean_environment
 from test_failures_e2e import check_form, matches, normalized, report_of
 from warm_torch import Result, WarmTorch, run_agents
 
-pytestmark = pytest.mark.forked
-
 FAULTS = Path(__file__).parent / "faults_on_nodes"
 NODES = 4
 PATIENCE = "--rdzv-conf=keep_alive_interval=5"

@@ -13,7 +13,7 @@ from warm_torch import WarmTorch
 
 from relight.base.errors import EXIT_HUNG
 
-pytestmark = [pytest.mark.needs_torch, pytest.mark.forked]
+pytestmark = pytest.mark.needs_torch
 
 HANG_S = 3
 IDLE = r"no rank has made progress for \d+ s"
@@ -190,6 +190,7 @@ else:
 """
 
 
+@pytest.mark.forked
 def test_busy_job_is_not_reported_hung(launch: Launch, script: Callable[[str], Path]) -> None:
     """A rank computes, writes, waits for a program, and reports steps, each for longer than the
     timeout, while the other rank waits for it.

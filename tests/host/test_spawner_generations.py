@@ -205,7 +205,6 @@ def test_stopped_spawner_is_resumed_for_next_generation() -> None:
 
 BREAKS = """
 import os, signal, socket, struct, sys
-from relight.processes import generation_pipe
 from relight.processes.generation_pipe import WorkerPlan
 from relight.processes.spawner import SpawnerProcess
 me, spawner = os.getpid(), SpawnerProcess()

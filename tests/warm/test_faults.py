@@ -231,3 +231,15 @@ def test_ddp_job_restarts_warm_after_every_kill(warm_torch: WarmTorch, kills: in
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("workers start with preloaded modules") == kills + 1
     assert result.stdout.startswith(f"trained {kills} ")
+
+
+@pytest.mark.long
+def test_descriptors_sent_in_several_messages_reach_the_right_warm_workers(
+    launch: Launch, script: Script
+) -> None:
+    """If the descriptors do not fit into one message, they still reach the right workers."""
+    path = script("import os\nprint(os.environ['LOCAL_RANK'])")
+    result = launch("run", "--preload=json", "--nproc-per-node=140", "-v", path)
+    assert result.returncode == 0, result.stderr
+    assert "workers start with preloaded modules" in result.stderr
+    assert sorted(map(int, result.stdout.split())) == list(range(140))
