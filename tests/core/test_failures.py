@@ -94,6 +94,18 @@ def test_ranks_whose_causes_differ_in_numbers_are_merged() -> None:
     ]
 
 
+def test_ranks_whose_causes_name_different_files_are_merged() -> None:
+    """Each rank may miss its own shard; only the type and place of the cause must match."""
+    causes = [f"FileNotFoundError: train-{name}.tar" for name in "abc"]
+    diagnosis = diagnose([wrapped(rank, cause) for rank, cause in enumerate(causes)])
+    assert (diagnosis.ranks, diagnosis.verdict.certainty) == ((0, 1, 2), Certainty.PROVEN)
+    lines = diagnosis.render(formed_at=0, ended="now", verdict="over")
+    assert lines[:2] == [
+        "ranks 0-2 raised StepError: step 4 failed",
+        "  caused by FileNotFoundError: train-a.tar (message of rank 0)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("cause", "certainty"),
     [("KeyError: 'lr'", Certainty.LIKELY), ("ValueError: bad batch 7", Certainty.PROVEN)],

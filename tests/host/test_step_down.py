@@ -136,9 +136,7 @@ def test_deferred_generation_is_not_sent_to_node_that_rejoins_without_it(
 
 
 def test_node_that_joins_while_votes_have_expired_is_redirected(ends: Ends) -> None:
-    """Otherwise its Join would be deferred, and the group would never learn if its connection ends
-    before that.
-    """
+    """Another host may be the coordinator by now."""
     finder = Elected()
     coordinator = coordinate(ends, finder)
     log = Log()
@@ -152,3 +150,27 @@ def test_node_that_joins_while_votes_have_expired_is_redirected(ends: Ends) -> N
     ends.until(lambda: log.reasons)
     assert kinds(log) == ["redirect"]
     assert coordinator.others == 0
+
+
+def test_node_whose_deferred_join_outlives_its_connection_is_silent(ends: Ends) -> None:
+    """The votes may expire between the check of a Join and its handling."""
+    finder = Elected()
+    coordinator = coordinate(ends, finder)
+    join(ends, "runs", TWO_NODES, "other")
+    ends.until(lambda: coordinator.groups and coordinator.groups["runs"].recipients)
+    group = coordinator.groups["runs"]
+    handle = group.handle_deferred
+
+    def expire() -> None:
+        handle()
+        finder.votes = False
+
+    group.handle_deferred = expire  # type: ignore[method-assign]
+    connection, _ = join(ends, "runs", TWO_NODES)
+    ends.until(lambda: group.defers("n of runs"))
+    connection.close()
+    ends.until(lambda: coordinator.others == 1)
+    group.handle_deferred = handle  # type: ignore[method-assign]
+    finder.votes = True
+    ends.until(lambda: "n of runs" in group.membership.members)
+    assert "n of runs" in group.membership.members.silence

@@ -236,7 +236,8 @@ class Coordinator:
         if isinstance(heard, Join):
             if peer.node not in ("", heard.node):
                 raise Malformed("a second node")
-            if not self.coordinates():  # the group would handle it only after a delay
+            # Unless the job has ended, the group would defer the message.
+            if peer.group.membership.end is None and not self.coordinates():
                 if connection in self._peers.by_connection:
                     self.closed(connection, "this process isn't the coordinator")
                 self._redirect(connection)
@@ -275,7 +276,8 @@ class Coordinator:
             return
         self._peers.remove(connection)
         peer.group.recipients.pop(peer.node, None)
-        if peer.node in peer.group.membership.members:
+        # Its Join may have been deferred.
+        if peer.node in peer.group.membership.members or peer.group.defers(peer.node):
             self._absent[peer.group, peer.node] = peer
             self._fall_silent(peer, reason)
         else:  # it has left

@@ -124,6 +124,12 @@ class Group:
         self.handle_deferred()
         self._on_event(event)
 
+    def defers(self, node: str) -> bool:
+        """Return whether a message from a node has been deferred."""
+        return any(
+            isinstance(each, Received) and each.node == node for each in self._deferred_events
+        )
+
     def handle_deferred(self) -> None:
         """Process the events that were deferred while this process wasn't the coordinator."""
         events, self._deferred_events = self._deferred_events, []

@@ -191,13 +191,15 @@ class Diagnosis(NamedTuple):
         return f"{named} {happened}"
 
     def _numbers_of_cause(self) -> str:
-        """Return a note if ranks that failed in the same way name different numbers in the cause of
-        their exceptions.
+        """Return a note if the messages of the causes differ among ranks that failed in the same
+        way.
         """
-        symptom, others = self.verdict.symptom, (each.report for each in self.same)
-        known = symptom.report.cause if symptom.report is not None else ""
-        differs = any(report is not None and report.cause != known for report in others)
-        return f" (numbers of rank {symptom.rank})" if differs else ""
+        symptom = self.verdict.symptom
+        causes = {each.report.cause for each in (symptom, *self.same) if each.report is not None}
+        if len(causes) < 2:
+            return ""
+        what = "numbers" if len(set(map(without_numbers, causes))) == 1 else "message"
+        return f" ({what} of rank {symptom.rank})"
 
     def _probably(self, says: str) -> str:
         """Return `rank 2 was …` as `probably rank 2, which was …` if this is a likely cause."""
@@ -619,7 +621,8 @@ def _symptoms(failure: Failure) -> tuple[object, ...] | None:
         if failure.stop_signal and causes.is_by_request(failure):
             return None
         report, first_line = failure.report, without_numbers(_first_line(failure.report))
-        cause = without_numbers(_cause(report)), report.cause_where
+        # The message of the cause may name a rank's own file or shard.
+        cause = report.cause.partition(": ")[0], report.cause_where, role(failure) is Role.VICTIM
         return report.type, first_line, report.where, *cause
     by_request = failure.exitcode in (-failure.stop_signal, -signal.SIGKILL)
     speaks = bool(failure.evidence or failure.last_lines)
