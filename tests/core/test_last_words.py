@@ -1,5 +1,7 @@
 """The most informative line of a worker's output, apart from tracebacks."""
 
+import re
+
 import pytest
 
 from relight.core.diagnosis.last_words import (
@@ -278,6 +280,26 @@ def test_advice_at_the_end_is_shown_with_the_line_before_it(advice: str) -> None
     assert words(f"step 1\n{reason}\n{advice}\n", "") == f"{reason} {advice}"
     assert words(f"{advice}\n", "") == advice
     assert words(f"ERROR: no heads\n{advice}\n", "") == "ERROR: no heads"
+
+
+def test_long_line_before_advice_is_shortened() -> None:
+    advice = "Please set HF_TOKEN to access gated models"
+    shown = words(f"config: {'lr=1 ' * 280}\n{advice}\n", "")
+    assert re.fullmatch(rf"config: (lr=1 )+… {advice}", shown)
+    assert len(shown) <= 160
+
+
+@pytest.mark.parametrize(
+    ("before", "last"),
+    [
+        ("loading data", "set seed 42"),
+        ("rank 3 is done", "Use Ctrl-C to stop"),
+        ("loaded", "help is near"),
+        ("step 1\nstep 2", "(rank 3 done)"),
+    ],
+)
+def test_ordinary_last_line_is_shown_alone(before: str, last: str) -> None:
+    assert words(f"{before}\n{last}\n", "") == last
 
 
 def test_introduction_of_a_caught_exception_by_loguru_is_uninformative() -> None:

@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from relight.core.diagnosis.excerpts import cut
 from relight.core.diagnosis.traceback_lines import (
     clean,
     frame_of,
@@ -99,7 +100,9 @@ _LEAVES = re.compile(
 """Words with which a program explains why it ends."""
 _AT_END = 10
 """Number of lines at the end of the output that may give this reason."""
-_ADVICE = re.compile(r"(?i)\(.*\)$|(?:hint|help|tip|see|please|try|use|set)\b")
+_ADVICE = re.compile(r"(?i)\(.*\)$|(?:hint|help|tip):|please\b")
+_WITH_ADVICE = 160
+"""Number of characters of a reason and the advice after it that fit into a headline."""
 _BOX = re.compile(r"^╭─+ Error ─")
 _LEVEL = re.compile(r'"(?:level|levelname|severity)": ?"(error|fatal|critical)', re.IGNORECASE)
 _RECORD = re.compile(r"^\W*(?:\d|(?:ERROR|FATAL|CRITICAL)\b|(?:rank\d+\]:\[)?[EF]\d{4} )")
@@ -218,11 +221,17 @@ def is_error(line: str) -> bool:
 
 
 def _last(lines: Sequence[str]) -> str:
-    """Return the last line. If it only says what to do, return the line before it as well, because
-    that line says why.
+    """Return the last line. If it only gives advice, return the line before it as well, because
+    that line has the reason, unless it is one of several that differ only in numbers, which shows
+    progress.
     """
     *before, last = lines or [""]
-    return f"{before[-1]} {last}" if before and _ADVICE.match(last) else last
+    if not before or not _ADVICE.match(last[:_LONGEST]):
+        return last
+    *earlier, reason = before
+    if without_numbers(reason) in map(without_numbers, earlier):
+        return last
+    return f"{cut(reason, max(_WITH_ADVICE - len(last) - 1, _WITH_ADVICE // 2))} {last}"
 
 
 def _first_error(lines: Sequence[str]) -> str:
