@@ -164,6 +164,20 @@ def test_oom_kill_has_only_the_cgroup_that_kernel_log_names_for_its_process() ->
     assert [(kill.pid, kill.cgroup) for kill in found] == [(4712, "/step"), (4713, ""), (4714, "")]
 
 
+def test_escaped_names_in_kernel_log_are_decoded() -> None:
+    """Control characters stay escaped."""
+    found = parse(
+        [
+            b"6,1,0,-;booted",
+            b"6,8,994000000,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,"
+            b"mems_allowed=0,oom_memcg=/my\\x5cx2djob.service,task_memcg=/x,task=p,pid=4712,uid=0",
+            b"3,9,994000100,-;Memory cgroup out of memory: Killed process 4712 (\\xc3\\xa9\\x0a) ",
+        ],
+        950.0,
+    )
+    assert found == [Kill(4712, "é\\x0a", 994.0001, True, "/my\\x2djob.service")]
+
+
 def test_kernel_log_that_starts_too_late_is_not_used() -> None:
     assert parse(list(IN_CGROUP[1:]), 890.0) is None
     assert parse([], 890.0) is None
@@ -200,6 +214,17 @@ def test_oom_kill_report_names_cgroup_from_kernel_log_and_its_limit(machine: Mac
     assert kills.explain_child_kill(99.6, is_worker=False) == (
         "probably out of memory: the kernel killed process 4713 (tok) in cgroup /removed "
         "(kernel log)"
+    )
+
+
+def test_limit_of_own_cgroup_is_found_in_a_cgroup_namespace(machine: Machine) -> None:
+    """The kernel log has the path on the host."""
+    machine.write("proc/self/cgroup", "0::/job\n")
+    machine.write("cgroup/job/memory.events", "oom_kill 0\n")
+    machine.write("cgroup/job/memory.max", f"{2**30}\n")
+    kills = machine.kills([Kill(4712, "python", 94.0, True, "/lxc/c1/job")])
+    assert kills.explain_kill(4712, 94.1) == (
+        "out of memory (limit 1024 MiB): the kernel killed it in cgroup /lxc/c1/job (kernel log)"
     )
 
 

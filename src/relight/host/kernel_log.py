@@ -1,12 +1,12 @@
-"""Reads the kernel log, and finds the processes that the out-of-memory killer killed.
+r"""Reads the kernel log, and finds the processes that the out-of-memory killer killed.
 
 Each read of /dev/kmsg returns one record, `6,1234,5678901,-;text`, with the time since boot in
-microseconds (Documentation/ABI/testing/dev-kmsg). The killer logs `Out of memory: Killed process
-1234 (python)`, or `Memory cgroup out of memory: Killed process …` (mm/oom_kill.c; before Linux 5.1,
-only the second half), with the pid in the initial namespace. Before that, Linux 5.0 and later log
-`oom-kill:constraint=…`, which names the cgroup that reached its limit, but not for every kill. Root
-may always read the log. Other users may read it if kernel.dmesg_restrict is 0. Loaded only after a
-failure.
+microseconds and unprintable bytes as `\xNN` (Documentation/ABI/testing/dev-kmsg). The killer logs
+`Out of memory: Killed process 1234 (python)`, or `Memory cgroup out of memory: Killed process …`
+(mm/oom_kill.c; before Linux 5.1, only the second half), with the pid in the initial namespace.
+Before that, Linux 5.0 and later log `oom-kill:constraint=…`, which names the cgroup that reached
+its limit, but not for every kill. Root may always read the log. Other users may read it if
+kernel.dmesg_restrict is 0. Loaded only after a failure.
 """
 
 import os
@@ -17,6 +17,9 @@ _PATH = "/dev/kmsg"
 _MAX_RECORDS = 50_000
 _LARGEST = 8192
 """The maximum size of a record (PRINTKRB_RECORD_MAX)."""
+_ESCAPE = re.compile(rb"\\x(5c|[89a-f][0-9a-f])")
+"""A backslash, or a byte outside ASCII. Control characters stay escaped, for the terminal's sake.
+"""
 _KILLED = re.compile(
     rb"^(Memory cgroup out of memory: )?(?:Out of memory[^:]*: )?Killed process (\d+) \((.*?)\)[ ,]"
 )
@@ -74,14 +77,14 @@ def records(path: str = _PATH) -> list[bytes] | None:
 
 
 def record(line: bytes) -> tuple[float, bytes] | None:
-    """Return a record's time on the monotonic clock and its text, or None if the line isn't a
-    record.
+    """Return a record's time on the monotonic clock and its unescaped text, or None if the line
+    isn't a record.
     """
     head, _, text = line.partition(b";")
     fields = head.split(b",")
     if len(fields) < 3 or not fields[2].isdigit():
         return None
-    return int(fields[2]) / 1e6, text
+    return int(fields[2]) / 1e6, _ESCAPE.sub(lambda byte: bytes([int(byte[1], 16)]), text)
 
 
 def parse(lines: list[bytes], since: float) -> list[Kill] | None:

@@ -176,11 +176,12 @@ class OomKills:
         """
         if self._cgroup is None:
             return "", ""
-        return _at(_limit(self._cgroup)), f" in {_name(self._cgroup.path)}"
+        return _format_limit(_limit(self._cgroup)), f" in {_name(self._cgroup.path)}"
 
     def _place_of(self, kill: "Kill") -> tuple[str, str]:
-        """Do the same for the cgroup that the kernel log names. A worker may have entered another
-        cgroup than this process's.
+        """Return the memory limit and the path of the cgroup that the kernel log names, as phrases
+        for a message. Both are empty if no cgroup had reached its limit. A worker may have entered
+        another cgroup than this process's. In a cgroup namespace, the log's paths are longer.
         """
         if not kill.in_cgroup:
             return "", ""
@@ -188,7 +189,9 @@ class OomKills:
             return "", " in a cgroup that had reached its limit"
         own = self._cgroup
         limit = 0 if own is None else _limit_at(f"{own.mount}/{kill.cgroup}/{own.limit}")
-        return _at(limit), f" in {_name(kill.cgroup)}"
+        if own is not None and own.path.strip("/") and kill.cgroup.endswith(own.path):
+            limit = limit or _limit_at(f"{own.mount}/{own.path}/{own.limit}")
+        return _format_limit(limit), f" in {_name(kill.cgroup)}"
 
     def _listen(self) -> None:
         if self._loop is not None:
@@ -274,7 +277,7 @@ def _limit_at(path: str) -> int:
     return 0
 
 
-def _at(limit: int) -> str:
+def _format_limit(limit: int) -> str:
     return f" (limit {limit / 2**20:.0f} MiB)" if limit else ""
 
 
