@@ -76,12 +76,18 @@ def explained(
 def test_worker_that_has_not_connected_to_store_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    text = "rank 1 (pid 101) on this node has not reached init_process_group; "
     assert explained(monkeypatch, {100, 102}, (0, 1, 2), Served(2)) == (
-        f"{text}2 of 3 workers have"
+        "rank 1 (pid 101) on this node has not reached init_process_group; 2 of 3 workers have"
     )
+
+
+def test_worker_without_connection_may_have_left_if_agent_serves_no_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the store knows whether all workers have been connected at the same time."""
     assert explained(monkeypatch, {100, 102}, (0, 1, 2), None, group_rank=1, world_size=6) == (
-        f"{text}the other workers on this node have"
+        "rank 1 (pid 101) on this node has not reached init_process_group or has destroyed the "
+        "process group; the other workers on this node are connected"
     )
 
 

@@ -27,15 +27,15 @@ def explain(
         store: the generation's store, if it is on this node.
     """
     place, port = formed.place, formed.generation.master_port
-    counts = store is not None and store.served and place.group_rank == 0
+    serves_store = store is not None and store.served and place.group_rank == 0
     # All workers must be connected at the same time to get past init_process_group. Later they may
     # disconnect or exit.
-    come = store.most_clients if store is not None and counts else 0
-    if counts and not 0 < come < place.world_size:
+    connected = store.most_clients if store is not None and serves_store else 0
+    if serves_store and not 0 < connected < place.world_size:
         return ""
-    text = f"{come} of {place.world_size} workers have"
+    text = f"{connected} of {place.world_size} workers have"
     if not os.path.isdir("/proc/self/net"):  # only the number of connected workers is known
-        return f"{text} reached init_process_group" if counts else ""
+        return f"{text} reached init_process_group" if serves_store else ""
     pids = {local_rank: pid for local_rank, pid in workers.pids.items() if local_rank in alive}
     here = arrived(pids.values(), port)
     late = [
@@ -44,14 +44,17 @@ def explain(
         if pid not in here
     ]
     has_ended = len(pids) < len(workers.pids)
-    if not counts:
-        if has_ended or not here:
+    have = "has" if len(late) == 1 else "have"
+    missing = f"{', '.join(late)} on this node {have} not reached init_process_group"
+    if not serves_store:
+        if has_ended or not here or not late:
             return ""
-        text = "the other workers on this node have"
+        # Only the store knows whether all workers have been connected at the same time.
+        left = f"{have} destroyed the process group; the other workers on this node are connected"
+        return f"{missing} or {left}"
     if late:
-        have = "has" if len(late) == 1 else "have"
-        return f"{', '.join(late)} on this node {have} not reached init_process_group; {text}"
-    if not counts or has_ended:
+        return f"{missing}; {text}"
+    if has_ended:
         return ""
     return f"{text} reached init_process_group, including all those on this node"
 
