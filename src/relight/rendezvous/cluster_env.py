@@ -52,6 +52,7 @@ from typing import NamedTuple
 from relight.base.errors import UsageError
 from relight.base.values import parse_host, parse_port, whole
 from relight.flags.spec import LOCAL_HOSTS
+from relight.net.ports import is_loopback
 from relight.rendezvous import hostlist
 
 _FIRST_PORT, _PORTS = 20000, 10000
@@ -316,6 +317,14 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
     if {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & variables.keys():
         note = "ignoring RANK and WORLD_SIZE, because LOCAL_RANK is set, so they belong to a worker"
         return FoundFlags(notes=() if "nnodes" in given else (note,))
+    in_pod = index is not None or "KUBERNETES_SERVICE_HOST" in variables
+    if _is_local(address) and not in_pod and "nnodes" not in given:
+        size = variables[size_name]
+        note = (
+            f"ignoring {size_name}={size:.80} and {rank_name}={variables[rank_name]:.80}, because "
+            f"MASTER_ADDR={address} is this machine; using one node (--nnodes uses them)"
+        )
+        return NOTHING if size == "1" else FoundFlags(notes=(note,))
     rank = _number(variables, rank_name or "JOB_COMPLETION_INDEX")
     # If --nnodes or PET_NNODES is also set, WORLD_SIZE may count workers.
     nnodes: Number | None = None
@@ -328,13 +337,6 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
             workers = _number(variables, "WORLD_SIZE", least=1)
             if workers.value % nnodes.value:
                 raise _contradiction(nnodes, workers)
-        local = address in LOCAL_HOSTS and "KUBERNETES_SERVICE_HOST" not in variables
-        if address and local and index is None and "nnodes" not in given:
-            note = (
-                f"ignoring {nnodes.source} and {rank.source}, because MASTER_ADDR={address} is "
-                f"this machine; using one node (--nnodes={nnodes.value} uses them)"
-            )
-            return FoundFlags(notes=(note,))
     elif "nnodes" not in given:
         note = (
             f"{rank.source}, but the number of nodes is not set; using one node (--nnodes, "
@@ -382,7 +384,7 @@ def _master(found: FoundFlags, variables: Mapping[str, str], hostname: str) -> F
     except ValueError as error:
         raise UsageError(f"MASTER_ADDR={address[:80]!r}: {error}") from None
     host = Text(address, f"MASTER_ADDR={address}")
-    if "KUBERNETES_SERVICE_HOST" in variables and address in LOCAL_HOSTS:
+    if "KUBERNETES_SERVICE_HOST" in variables and _is_local(address):
         if not found.hosts and found.node_rank is not None:
             raise UsageError(
                 f"{host.source} with {found.node_rank.source}: each pod has its own address",
@@ -425,6 +427,10 @@ def _text(variables: Mapping[str, str], name: str, prefix: str) -> Text:
 def _job_port(job: Text) -> Number:
     number = _FIRST_PORT + zlib.crc32(job.value.encode(errors="surrogateescape")) % _PORTS
     return Number(number, f"the job's id {job.value}")
+
+
+def _is_local(address: str) -> bool:
+    return address in LOCAL_HOSTS or is_loopback(address)
 
 
 def _check_rank(rank: Number | None, size: Number) -> None:
