@@ -33,6 +33,7 @@ from relight.core.diagnosis.failure_text import (
     Diagnosis,
     describe_exit,
     diagnose,
+    ended_thread,
     repeatable,
     shared,
     what_happened,
@@ -151,7 +152,7 @@ def test_merged_victims_are_listed_with_the_rank_that_the_numbers_belong_to() ->
     ("failure", "expected"),
     [
         (end(exitcode=-SEGV), "killed by SIGSEGV while being stopped by the agent"),
-        (end(exitcode=3), "stopped by the agent (SIGTERM), ended with 3"),
+        (end(exitcode=3), "stopped by the agent (SIGTERM), exited with code 3"),
         (
             end(report=error(), doing=READS),
             "stopped by the agent, then raised ValueError: bad batch",
@@ -162,6 +163,22 @@ def test_merged_victims_are_listed_with_the_rank_that_the_numbers_belong_to() ->
 )
 def test_stopped_rank_is_described_by_how_it_ended(failure: Failure, expected: str) -> None:
     assert describe_exit(failure._replace(stop_signal=TERM)) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ("Process Process-1:", True),
+        ("Process Process-1:2:", True),
+        ("Process SpawnProcess-2:", True),
+        ("Process ForkPoolWorker-3:", True),
+        ("Process failed:", False),
+        ("Process shard-3:", False),
+    ],
+)
+def test_child_process_is_recognized_by_its_default_name(before: str, expected: bool) -> None:
+    report = PRINTED._replace(lines=(before, *PRINTED.lines))
+    assert ended_thread(report) is expected
 
 
 def test_failure_report_includes_gpu_error() -> None:

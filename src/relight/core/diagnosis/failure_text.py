@@ -54,7 +54,10 @@ cause.
 """
 _AT_ONCE_S = 2.0
 """A worker that was killed later than this after the stop signal did not exit in response to it."""
-_IN_THREAD = re.compile(r"Exception in thread |Task exception was never |Process \S+:$")
+_IN_THREAD = re.compile(
+    r"Exception in thread |Task exception was never |Process _?[A-Z]\w*-\d[\d:]*:$"
+)
+"""multiprocessing names a process after its class, such as `Process-1:2` or `SpawnPoolWorker-3`."""
 _SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 _MAX_CONSEQUENCES = 4
 _MAX_RECORDED = 7
@@ -713,7 +716,7 @@ def _consequence(failure: Failure, *, many: bool) -> str:
     if failure.exitcode < 0 and not signalled:
         return f"killed by {signal_name(-failure.exitcode)} while being stopped by the agent"
     if not signalled:
-        text += f", ended with {failure.exitcode}"
+        text += f", exited with code {failure.exitcode}"
     return text
 
 
