@@ -10,7 +10,7 @@ import pytest
 
 from relight.base.errors import UsageError
 from relight.flags.spec import DEFAULT_GRACE_S
-from relight.job import launcher_file, macros
+from relight.job import components, launcher_file, macros
 from relight.job.app import AppDef, BindMount, DeviceMount, Role
 from relight.job.components import dist
 from relight.rendezvous.conf import Conf
@@ -138,6 +138,28 @@ def test_torchrun_listens_on_replica_0_before_its_name_is_in_the_dns(
     variables = {"RELIGHT_REPLICA_ID": replica, "RELIGHT_RANK0_HOST": "elsewhere", **os.environ}
     said = subprocess.run(words, env=variables, stdout=subprocess.PIPE, check=True).stdout
     assert said.decode() == f"{host}\n"
+
+
+def test_image_without_shell_gets_its_own_command() -> None:
+    app = main_role(args=["--master-env", macros.rank0_env], num_replicas=2)
+    app.roles[0].entrypoint = "/server"
+    assert pod(app)["containers"][0]["command"] == ["/server", "--master-env", "RELIGHT_RANK0_HOST"]
+
+
+def test_replica_0_keeps_rank0_host_of_the_user() -> None:
+    app = main_role(args=["-c", f"echo {macros.rank0_env}"], env={"TORCHX_RANK0_HOST": "10.0.0.7"})
+    app.roles[0].entrypoint = "/bin/bash"
+    script = pod(app)["containers"][0]["command"][2]
+    assert "export RELIGHT_RANK0_HOST=localhost;" in script
+
+
+def test_ddp_with_torchrun_names_localhost() -> None:
+    token = components.launcher.set(components.TORCHRUN)
+    try:
+        app = ddp()
+    finally:
+        components.launcher.reset(token)
+    assert "_RANK0_HOST=localhost" in pod(app)["containers"][0]["command"][2]
 
 
 # The launcher

@@ -47,13 +47,8 @@ _TELL_END = (
 """A shell command that exports the job's deadline, because a recreated pod doesn't know when the
 job started.
 """
-_NAME_LOCALHOST = (
-    f'[ "${_REPLICA_ENV}" != 0 ] || export {_RANK0_ENV}=localhost TORCHX_RANK0_HOST=localhost'
-)
-"""A shell command that names the host of replica 0 `localhost` in that replica, as in TorchX.
-torchrun only listens there if its endpoint is its own host, and a pod that has just started may not
-find its own name in the DNS.
-"""
+_RANK0_ENVS = (_RANK0_ENV, "TORCHX_RANK0_HOST")
+_SHELLS = ("sh", "bash")
 _REPLICA = "\0replica\0"
 """A placeholder for the replica number, used until everything else has been escaped."""
 _FIELD = "[FIELD_PATH]"
@@ -110,7 +105,7 @@ def template(
     if brings:
         own = launcher_file.wrapped(own, LAUNCHER)
     seconds = time_limit_s(cfg)
-    first = [_NAME_LOCALHOST] if _needs_localhost(app, role) else []
+    first = _name_localhost(app, role)
     first += [_TELL_END.format(seconds)] if seconds else []
     if first:
         script = _escape("; ".join([*first, 'exec "$@"']))
@@ -169,14 +164,25 @@ def template(
     return found
 
 
-def _needs_localhost(app: AppDef, role: Role) -> bool:
-    """Return whether replica 0's launcher gets its own host name and isn't relight, whose agents
-    wait until they can resolve it.
+def _name_localhost(app: AppDef, role: Role) -> list[str]:
+    """Return a shell command that names the host of replica 0 `localhost` in that replica, as in
+    TorchX, or nothing if it isn't needed. torchrun only listens there if its endpoint is its own
+    host, and a pod that has just started may not find its own name in the DNS.
+
+    A role that doesn't start a shell can't expand the variable, and its image may not have a shell.
+    The agents of relight wait until they can resolve the host. The role's own values are kept.
     """
     texts = (*role.args, *role.env.values())
-    named = any(macros.rank0_env in text for text in texts)
-    is_first = role.name == app.roles[0].name
-    return named and is_first and not launcher_file.starts_relight(role)
+    names = [name for name in _RANK0_ENVS if name not in role.env]
+    if (
+        not names
+        or not any(macros.rank0_env in text for text in texts)
+        or role.name != app.roles[0].name
+        or role.entrypoint.rpartition("/")[2] not in _SHELLS
+        or launcher_file.starts_relight(role)
+    ):
+        return []
+    return [f'[ "${_REPLICA_ENV}" != 0 ] || export {" ".join(f"{n}=localhost" for n in names)}']
 
 
 def labels(app: AppDef, name: str, role: Role | None = None) -> dict[str, str]:
