@@ -468,6 +468,15 @@ def test_note_is_printed_if_scheduler_does_not_use_workspace(runner: Runner, pla
     assert "scripted takes no workspace, because the job runs where the files are" in notes
 
 
+def test_option_image_repo_of_a_plugin_pushes_no_image(
+    runner: Runner, scheduler: scripted.Scripted, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option = Option("image_repo", str, None, "the plug-in's own")
+    monkeypatch.setattr(scheduler, "options", (*scheduler.options, option))
+    job = runner.dryrun(*ECHO, workspace=str(place), cfg="image_repo=reg.example/train")
+    assert job.images == ()
+
+
 @pytest.mark.needs_kubernetes
 def test_workspace_is_pushed_before_a_job_whose_scheduler_pulls_images(
     runner: Runner, place: Path, monkeypatch: pytest.MonkeyPatch

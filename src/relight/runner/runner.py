@@ -179,7 +179,7 @@ class Runner:
 
         app_id = app_id or new_id(app.name)
         images: Sequence[Mapping[str, str]] = ()
-        if workspace and _pushes_images(values):
+        if workspace and found.capabilities.pushes_images:
             app, images = _with_workspace(app, workspace, app_id, values["image_repo"])
             notes += [f"{each['image']} is {each['base']} with the workspace" for each in images]
         rendered = found.render(app, values, app_id)
@@ -565,7 +565,7 @@ class Runner:
                 folders = workspaces.absolute(workspace)
             except UsageError as error:
                 raise UsageError(f"--workspace={workspace}: {error.message}") from None
-            if _pushes_images(values):
+            if found.capabilities.pushes_images:
                 if not values["image_repo"]:
                     raise UsageError(
                         f"--workspace={workspace}: {name} needs a repository for the image that "
@@ -667,11 +667,6 @@ def _with_workspace(
     found: tuple[AppDef, Sequence[Mapping[str, str]]]
     found = _docker().with_workspace(app, workspace, app_id, repository)
     return found
-
-
-def _pushes_images(values: Mapping[str, Any]) -> bool:
-    """Return whether a scheduler's machines pull the workspace as part of an image."""
-    return "image_repo" in values and "workspace" not in values
 
 
 def _common_workspace(app: AppDef) -> str:

@@ -52,7 +52,9 @@ class Locks(NamedTuple):
 class Capabilities(NamedTuple):
     """The parts of an app that a scheduler supports. Unsupported parts are rejected or reported in
     a note before submission, but never silently ignored. If `files` is true, replicas can access
-    this machine's files, and a script that does not exist here is rejected.
+    this machine's files, and a script that does not exist here is rejected. If `pushes_images` is
+    true, `--workspace` is added to the role's image, which is pushed to the repository in the
+    scheduler's option `image_repo`.
     """
 
     retries: bool = False
@@ -63,6 +65,7 @@ class Capabilities(NamedTuple):
     survives_caller: bool = True
     since: bool = False
     files: bool = False
+    pushes_images: bool = False
 
 
 class Request(NamedTuple):

@@ -71,7 +71,9 @@ class AwsBatch(Scheduler):
         Option("image_repo", str, None, "repository for the image with the workspace"),
         Option("quiet", bool, False, "don't show the progress of building and pushing images"),
     )  # fmt: skip
-    capabilities = Capabilities(retries=True, mounts=True, resources=True, images=True, since=True)
+    capabilities = Capabilities(
+        retries=True, mounts=True, resources=True, images=True, since=True, pushes_images=True
+    )
 
     def __init__(self) -> None:
         self._aws = Aws()

@@ -114,7 +114,13 @@ class Kubernetes:
         Option("quiet", bool, False, "don't show the progress of building and pushing images"),
     )  # fmt: skip
     capabilities = Capabilities(
-        retries=True, mounts=True, resources=True, elastic=True, images=True, since=True
+        retries=True,
+        mounts=True,
+        resources=True,
+        elastic=True,
+        images=True,
+        since=True,
+        pushes_images=True,
     )
 
     def __init__(self) -> None:
