@@ -42,6 +42,22 @@ def test_reason_that_all_agents_share_names_no_replica() -> None:
     assert why(pod(0, 124, said), pod(1, 124, said)) == f"train: {said}"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "probably rank 5, which was killed by signal 9 (SIGKILL)",
+        "perhaps rank 5 never entered all_reduce",
+        "the ranks were in different collectives",
+    ],
+)
+def test_reason_with_likely_rank_names_no_replica(said: str) -> None:
+    assert why(pod(1, 1, said)) == f"train: {said}"
+
+
+def test_reason_without_termination_message_names_replica() -> None:
+    assert why(pod(0, 1), pod(1, 1)) == "train/0: exit code 1"
+
+
 def test_reason_names_replica_with_an_error_of_its_own() -> None:
     assert why(pod(0, 143), pod(1, 3, "no GPU")) == "train/1: no GPU"
 

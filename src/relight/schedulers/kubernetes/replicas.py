@@ -28,7 +28,8 @@ _OUT_OF_MEMORY = "out of memory: the container used more than its limit"
 """The error of a container that the kernel killed. Its exit code is that of a replica that was
 stopped because another one failed, but it is a cause.
 """
-_NAMES_RANK = re.compile(r"ranks? \d")
+_POD_FAILED = "its pod failed"
+_NAMES_RANK = re.compile(r"(?:probably |perhaps )?(?:the )?ranks?\b")
 
 
 def by_replica(
@@ -136,15 +137,17 @@ def _reason(replicas: Sequence[ReplicaStatus]) -> str:
     """Return why replicas failed or are waiting, in one line.
 
     An agent's termination message is the headline of the job's failure, which is the same in all
-    pods and names the rank. The line then names the role, because the replica with the first of
-    these pods may not be the one that failed.
+    pods and usually names the rank. The line then names the role, because the replica with the
+    first of these pods may not be the one that failed.
     """
     found = [each for each in by_cause(replicas) if each.error]
     if not found:
         return ""
     first = next((each for each in found if each.error == _OUT_OF_MEMORY), found[0])
     is_headline = _NAMES_RANK.match(first.error) or (
-        first.state is AppState.FAILED and [each.error for each in found].count(first.error) > 1
+        first.state is AppState.FAILED
+        and first.error not in (_OUT_OF_MEMORY, _POD_FAILED, _exit_code(first.exitcode))
+        and [each.error for each in found].count(first.error) > 1
     )
     place = first.role if is_headline else f"{first.role}/{first.replica}"
     return f"{place}: {first.error}"
@@ -185,10 +188,14 @@ def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
                 return code, of_pod
             if reason == "OOMKilled":
                 return code, _OUT_OF_MEMORY
-            return code, said or f"exit code {code}"
+            return code, said or _exit_code(code)
     if known.get("phase") == "Failed":
-        return None, of_pod or "its pod failed"
+        return None, of_pod or _POD_FAILED
     return None, ""
+
+
+def _exit_code(code: int | None) -> str:
+    return f"exit code {code}"
 
 
 def _waits(known: Mapping[str, Any]) -> str:
