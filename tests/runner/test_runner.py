@@ -490,7 +490,8 @@ def test_workspace_is_pushed_before_a_job_whose_scheduler_pulls_images(
     job = runner.dryrun(*line, scheduler="kubernetes", workspace=str(place), cfg=options)
     image = f"registry.example/team/train:{job.app_id}"
     assert f"image: {image}\n" in job.request.text
-    assert f"{image} is img:1 with the workspace" in job.notes
+    assert f"the workspace is added to img:1 and pushed as {image}" in job.notes
+    assert job.to_json()["images"] == [{"image": image, "base": "img:1", "workspace": str(place)}]
     monkeypatch.setenv("DOCKER_HOST", f"unix://{place}/no.sock")
     with pytest.raises(MachineError, match="no Docker daemon at "):
         runner.submit(job)

@@ -181,7 +181,10 @@ class Runner:
         images: Sequence[Mapping[str, str]] = ()
         if workspace and found.capabilities.pushes_images:
             app, images = _with_workspace(app, workspace, app_id, values["image_repo"])
-            notes += [f"{each['image']} is {each['base']} with the workspace" for each in images]
+            notes += [
+                f"the workspace is added to {each['base']} and pushed as {each['image']}"
+                for each in images
+            ]
         rendered = found.render(app, values, app_id)
         request = _as_the_roles_want(rendered)
         is_changed = request.body != rendered.body
