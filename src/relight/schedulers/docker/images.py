@@ -3,6 +3,7 @@ is added as a layer. For schedulers whose machines pull images from a registry, 
 pushed.
 """
 
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ _DOCKERFILES = ("Dockerfile.relight", "Dockerfile.torchx")
 """The names of a Dockerfile that a workspace may contain. Its build arguments are IMAGE and
 WORKSPACE.
 """
+_NEEDS_LOGIN = re.compile(r"unauthori|not authori|denied|credentials|authentication", re.IGNORECASE)
+"""What daemons and registries say if a user hasn't logged in or lacks the permission."""
 _GENERATED = "FROM {base}\nCOPY workspace/ ./\n"
 
 
@@ -99,12 +102,17 @@ class Images:
         try:
             answers = self._client.push(*_repository_and_tag(image), stream=True, decode=True)
             self._progress.show(f"pushing {image}", answers)
-        except (MachineError, docker.errors.APIError) as error:
-            said = error.message if isinstance(error, MachineError) else str(error.explanation)
-            raise MachineError(
-                f"can't push the image: {' '.join(said.split())}",
-                hint="check -cfg image_repo=; run docker login if it requires a login",
-            ) from None
+        except MachineError as error:
+            why = error.message.removeprefix(f"pushing {image}: ")
+        except docker.errors.APIError as error:
+            why = " ".join(str(error.explanation or error).split())
+        else:
+            return
+        needs_login = _NEEDS_LOGIN.search(why)
+        raise MachineError(
+            f"can't push {image}: {why}",
+            hint="run docker login" if needs_login else "check -cfg image_repo= and the registry",
+        )
 
     def _build(self, build: Mapping[str, str], app_id: str) -> None:
         workspace, base = build["workspace"], build["base"]
