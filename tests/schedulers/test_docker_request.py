@@ -30,7 +30,12 @@ from relight.job.app import (
 )
 from relight.schedulers.docker import replicas
 from relight.schedulers.docker import scheduler as docker
-from relight.schedulers.docker.request import Label, build_request, container_names
+from relight.schedulers.docker.request import (
+    Label,
+    build_request,
+    check_repository,
+    container_names,
+)
 
 NO_VARIABLES = Environment({})
 EFA = "vpc.amazonaws.com/efa"
@@ -240,6 +245,41 @@ def test_dry_run_with_workspace_builds_no_image(tmp_path: Path) -> None:
     assert [build["base"] for build in found["builds"]] == ["img:1", "other"]
     images = [container["config"]["Image"] for container in found["containers"]]
     assert images == [found["builds"][number]["image"] for number in (0, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "reg.io/app:latest",
+        "reg.io/Team/app",
+        "Team/app",
+        f"app@sha256:{'0' * 64}",
+        "reg.io/",
+        "a b",
+    ],
+)
+def test_rejects_image_repo_that_is_no_repository(name: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"^-cfg image_repo={name}: expected a repository"
+    ) as error:
+        docker.Docker().with_workspace(AppDef("app", (role(),)), "/", "app-x7k2m", name)
+    assert error.value.hint == "-cfg image_repo=registry.example/team/train"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train",
+        "team/train",
+        "localhost/train",
+        "localhost:5000/team/my__train-2",
+        "[::1]:5000/train",
+        "123456.dkr.ecr.us-east-1.amazonaws.com/team/train.v2",
+        "REG.example:5000/train",
+    ],
+)
+def test_accepts_image_repo(name: str) -> None:
+    check_repository(name)
 
 
 def test_secrets_in_request_are_redacted() -> None:

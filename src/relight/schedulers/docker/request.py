@@ -40,6 +40,12 @@ _DEVICES = {
     "aws.amazon.com/neurondevice": "/dev/neuron",
 }
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_HOST = r"(?:(?:[\w-]+(?:\.[\w-]+)+|localhost|\[[\da-fA-F:]+\])(?::\d+)?|[\w-]+:\d+)"
+_PATH_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+_REPOSITORY = re.compile(rf"(?:{_HOST}/)?{_PATH_PART}(?:/{_PATH_PART})*", re.ASCII)
+"""A registry and a repository, as in github.com/distribution/reference. The first part is a
+registry if it contains a dot or a colon, or is `localhost`.
+"""
 _GPU_CAPABILITIES = [["compute", "utility"]]
 
 
@@ -233,6 +239,20 @@ def _hostname_part(text: str) -> str:
 
 def _has_image(role: Role) -> bool:
     return bool(role.image) and not role.image.startswith("<")
+
+
+def check_repository(name: str) -> None:
+    """Check the option `image_repo`.
+
+    Raises:
+        UsageError: if it isn't a repository.
+    """
+    if not _REPOSITORY.fullmatch(name):
+        raise UsageError(
+            f"-cfg image_repo={name}: expected a repository, in lower case and without a tag or "
+            "digest",
+            hint="-cfg image_repo=registry.example/team/train",
+        )
 
 
 def planned_builds(

@@ -51,6 +51,7 @@ from relight.schedulers.docker.request import (
     STOP_LIMIT_S,
     Label,
     build_request,
+    check_repository,
     format_commands,
     notes_on,
     planned_builds,
@@ -123,7 +124,11 @@ class Docker(Scheduler):
     ) -> tuple[AppDef, list[dict[str, str]]]:
         """Return an app for another scheduler, with images in a repository that contain the
         workspace, and the images to push (see `push_images`).
+
+        Raises:
+            UsageError: if the repository or the workspace is invalid.
         """
+        check_repository(repository)
         builds = planned_builds(app, workspace, app_id, repository)
         images = {build["base"]: build["image"] for build in builds}
         roles = [replace(role, image=images.get(role.image, role.image)) for role in app.roles]
