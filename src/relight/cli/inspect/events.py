@@ -94,8 +94,9 @@ def main(argv: list[str]) -> int:
         if nodes is not None:
             nodes.look_ahead(lines)
         found = iter(lines)
-    is_empty = True
+    has_lines, is_empty = False, True
     for log, line in found:
+        has_lines = True
         if nodes is not None:
             nodes.take(log, line)
         selection = selections.setdefault(log, Selection(names, since, values["rank"]))
@@ -103,7 +104,10 @@ def main(argv: list[str]) -> int:
             is_empty = False
             print(_shown(log, line, nodes, as_json=values["json"]), flush=values["follow"])
     if is_empty and job is not None and not chosen:
-        say(f"{job} has no events yet: its nodes have not formed a group")
+        why = ": this node has not run any workers" if job.scheduler == handles.RUN else ""
+        say(f"{job} has no events yet{why}")
+    elif not has_lines:
+        say("no events")
     return EXIT_OK
 
 
@@ -190,7 +194,7 @@ def _read(source: Handle | str, *, follow: bool) -> Iterator[tuple[str, Line]]:
 
 
 def _lines(texts: Iterator[tuple[str, str]]) -> Iterator[tuple[str, Line]]:
-    newer, number = False, 0
+    newer = False
     for log, text in texts:
         line = event_lines.read(text)
         if line is None:
@@ -200,10 +204,7 @@ def _lines(texts: Iterator[tuple[str, str]]) -> Iterator[tuple[str, Line]]:
             say(
                 f"the log has version {line.version}, but this version of relight supports {SCHEMA}"
             )
-        number += 1
         yield log, line
-    if not number:
-        say("no events")
 
 
 def _replay(lines: Iterator[Line]) -> int:
