@@ -96,6 +96,15 @@ def test_role_or_replicas_can_be_appended_to_id_or_name(
     assert found == Handle("local", "relight", "team-train-x3b", role, replicas)
 
 
+@pytest.mark.parametrize("text", ["train/worker", "train/worker/0"])
+def test_rejects_text_that_is_a_name_with_a_slash_or_a_role(jobs: Jobs, text: str) -> None:
+    jobs.submit("train-x3b")
+    jobs.submit("train-worker-x4c", name="train/worker")
+    with pytest.raises(UsageError, match=f"^{text} is ambiguous") as caught:
+        jobs.find_job(text)
+    assert caught.value.hint.endswith("local://relight/train-worker-x4c, local://relight/train-x3b")
+
+
 @pytest.mark.parametrize("text", ["train", "train-11", "11", "run://relight/train-11"])
 @pytest.mark.parametrize("purpose", ANY)
 def test_run_job_is_found_by_name_id_pid_or_handle(jobs: Jobs, text: str, purpose: Purpose) -> None:

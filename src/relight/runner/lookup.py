@@ -69,7 +69,15 @@ def find_job(
     if match is None:
         return to_handle(text)
     word, role, replicas = match.groups()
-    return parse_part(_find(find, jobs, word, purpose), role, replicas)
+    found = parse_part(_find(find, jobs, word, purpose), role, replicas)
+    first = text.partition("/")[0]
+    others = [job["handle"] for job in jobs if first in (job["id"], job["app_id"], job["name"])]
+    if with_slash and others:
+        raise UsageError(
+            f"{text} is ambiguous, because there is also a job {first}",
+            hint=f"choose one: {format_names([str(found), *others])}",
+        )
+    return found
 
 
 def _is_in(name: str, text: str) -> bool:
