@@ -408,7 +408,7 @@ class Store:
 
     port = 29500
     served = True
-    clients = 0
+    clients = most_clients = 0
 
     def __init__(self, *_: object, served: bool, among: range) -> None:
         pass
