@@ -35,5 +35,5 @@ class Prepared(NamedTuple):
             "cfg": dict(self.request.cfg),
             "app": serial.to_json(self.app),
             "request": dict(self.request.body),
-            "images": [dict(each) for each in self.images],
+            **({"images": [dict(each) for each in self.images]} if self.images else {}),
         }
