@@ -99,7 +99,7 @@ class Group:
 
 def main() -> None:
     """Print the costs."""
-    parser = argparse.ArgumentParser(description="Measure what an agent costs its coordinator.")
+    parser = argparse.ArgumentParser(description="Measure an agent's cost to its coordinator.")
     parser.add_argument("--nodes", type=int, nargs="*", default=(1000, 10_000, 100_000))
     options = parser.parse_args()
     for token in (False, True):

@@ -193,7 +193,7 @@ class Diagnosis(NamedTuple):
             return f"probably {named}, which {happened}"
         return f"{named} {happened}"
 
-    def _numbers_of_cause(self) -> str:
+    def _whose_cause(self) -> str:
         """Return a note if the messages of the causes differ among ranks that failed in the same
         way.
         """
@@ -231,9 +231,7 @@ class Diagnosis(NamedTuple):
             at = f" at {report.cause_where}" if report.cause_where else ""
             is_context = any(line.startswith(_IMPLICIT) for line in report.lines)
             link = "while handling" if is_context else "caused by"
-            lines.append(
-                f"{link} {report.cause.partition(chr(10))[0]}{at}{self._numbers_of_cause()}"
-            )
+            lines.append(f"{link} {report.cause.partition(chr(10))[0]}{at}{self._whose_cause()}")
         elif report is not None and report.cause_where and symptom.is_explained:
             lines.append(f"the exception group was raised at {report.cause_where}")
         is_crash = report is not None and report.kind is FailureKind.CRASHED
