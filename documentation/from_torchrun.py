@@ -154,14 +154,13 @@ def row(flag: Flag, named: dict[str, list[str]]) -> str:
     value = f" {value}{', or nothing' if flag.implied else ''}" if value else ""
     short = f", `-{flag.short}`" if flag.short else ""
     default = shown_default(flag)
-    variable = flag.variable or (f"PET_{flag.field.upper()}" if flag.from_env else "")
     links = [f"[{name}](differences.md#{name})" for name in named.get(flag.name, ())]
     links += [f"[{_PAGES[flag.name]}]({_PAGES[flag.name]})"] if flag.name in _PAGES else []
     cells = (
         f"`--{flag.name}`{short}{value}",
         flag.help,
         f"`{default}`" if default else "",
-        f"`{variable}`" if variable else "",
+        f"`{flag.source}`" if flag.source else "",
         ", ".join(links),
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,6 +1,7 @@
 """Habits from other launchers: rejected before anything starts, with the right command."""
 
 import os
+import re
 import socket
 import sys
 import time
@@ -437,8 +438,15 @@ DEVICES = {"CUDA_VISIBLE_DEVICES": "0,1"}
         ("--nproc-per-node=1 x.py", DEVICES, ""),
         ("x.py", {"CUDA_VISIBLE_DEVICES": "0"}, ""),
         ("x.py", {"CUDA_VISIBLE_DEVICES": ""}, ""),
+        ("x.py", {"RELIGHT_HANG_TIMOUT": "5"}, "RELIGHT_HANG_TIMOUT has no effect; did you mean "
+         "RELIGHT_HANG_TIMEOUT?"),
+        ("x.py", {"PET_NPROC_PER_NODES": "2"}, "PET_NPROC_PER_NODES has no effect; did you mean "
+         "PET_NPROC_PER_NODE?"),
+        ("x.py", {"RELIGHT_MAX_RESTARTS": "3"}, "RELIGHT_MAX_RESTARTS has no effect; did you mean "
+         "PET_MAX_RESTARTS?"),
+        ("x.py", {"RELIGHT_EXPERIMENT": "a", "PET_NAME_OF_MY_CAT": "b"}, ""),
     ],
-)
+)  # fmt: skip
 def test_ignored_environment_variable_prints_a_note(
     words: str, variables: dict[str, str], note: str
 ) -> None:
@@ -446,6 +454,13 @@ def test_ignored_environment_variable_prints_a_note(
     found = unused_variables.notes(*spec_of(*words.split()), variables, 1)
     assert len(found) == bool(note)
     assert all(each.startswith(note) for each in found)
+
+
+def test_relights_own_variables_are_not_taken_for_typos() -> None:
+    text = "".join(path.read_text() for path in Path(relight.__file__).parent.rglob("*.py"))
+    names = re.findall(r"\b(?:RELIGHT|PET)_[A-Z_]*[A-Z]\b", text)
+    assert "RELIGHT_JOB_DIR" in names
+    assert unused_variables.notes(*spec_of("x.py"), dict.fromkeys(names, "1"), 1) == []
 
 
 def test_script_in_a_named_pipe_is_not_scanned(tmp_path: Path) -> None:

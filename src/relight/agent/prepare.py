@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from relight.warm.worker_program import WorkerProgram
 
 _UNUSED = {"MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
+_PREFIXES = ("RELIGHT_", "PET_")
 _RESOLVE_TIMEOUT_S = 60
 _RESOLVE_INTERVAL_S = 1.0
 _WRITABLE = 0o022
@@ -94,7 +95,7 @@ def prepare(
     notes += entrypoint.check_streams(spec, local_world_size)
     notes += check_ranks(spec, local_world_size) + entrypoint.misplaced_flags(spec, given)
     notes += entrypoint.local_rank_notes(spec, local_world_size, is_passed=local_rank_argument)
-    if not _UNUSED.isdisjoint(env.variables):
+    if any(name in _UNUSED or name.startswith(_PREFIXES) for name in env.variables):
         from relight.agent import unused_variables
 
         notes += unused_variables.notes(spec, given, env.variables, local_world_size)

@@ -1,15 +1,18 @@
 """Notes about environment variables that users expect to have an effect, but that relight doesn't
-read. This module is loaded only if such a variable is set.
+read. This module is loaded only if such a variable may be set.
 """
 
 from collections.abc import Mapping
 
-from relight.flags.spec import LaunchSpec
+from relight.base.text import closest_match
+from relight.flags.spec import FLAGS, LaunchSpec
 
 _OF_A_WORKER = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 _PLACE = ("master-addr", "master-port", "rdzv-endpoint")
 _DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """ROCm prefers the first of them."""
+_SIMILARITY = 0.82
+"""Typos are above it. relight's own other variables are at most 0.8 (RELIGHT_PYTHON)."""
 
 
 def notes(
@@ -26,6 +29,7 @@ def notes(
     if any(name in variables for name in _OF_A_WORKER):
         return []  # they were set by another launcher, which knows better
     found = _address_notes(spec, given, variables) if spec.runs_locally() else []
+    found += _misspelled(variables)
     name = next((name for name in _DEVICES if variables.get(name)), "")
     count = len(list(filter(None, variables.get(name, "").split(","))))
     if count > 1 and local_world_size == 1 and "nproc-per-node" not in given:
@@ -57,3 +61,18 @@ def _address_notes(spec: LaunchSpec, given: set[str], variables: Mapping[str, st
         why += f"(set it with --master-port={port})"
     shown = ", ".join(f"{name}={value}" for name, value in place.items())
     return [f"{shown}: no effect, as in torchrun; {why}"]
+
+
+def _misspelled(variables: Mapping[str, str]) -> list[str]:
+    """Return a note for each variable that is almost the variable of a flag, or has the prefix of
+    the other kind. Other unknown names may belong to the script.
+    """
+    sources = [flag.source for flag in FLAGS if flag.source]
+    by_name = {source.partition("_")[2]: source for source in sources}
+    found = []
+    for name in variables:
+        if name.startswith(("RELIGHT_", "PET_")) and name not in sources:
+            meant = closest_match(name.partition("_")[2], list(by_name), cutoff=_SIMILARITY)
+            if meant:
+                found.append(f"{name} has no effect; did you mean {by_name[meant]}?")
+    return found

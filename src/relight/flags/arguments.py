@@ -46,8 +46,8 @@ def parse(
     given = set(texts)
     for flag in table.values():
         text = texts.get(flag.name)
-        source = flag.variable or "PET_" + flag.field.upper()
-        variable = env.variables.get(source) if flag.from_env or flag.variable else None
+        source = flag.source
+        variable = env.variables.get(source)
         of_site = site.run.get(flag.name) if FLAG_BY_NAME.get(flag.name) is flag else None
         default = flag.default
         if of_site is not None:

@@ -195,6 +195,11 @@ class Flag(NamedTuple):
         """The name of the field in `LaunchSpec`."""
         return self.name.replace("-", "_")
 
+    @property
+    def source(self) -> str:
+        """The variable that may hold the default, or an empty string."""
+        return self.variable or ("PET_" + self.field.upper() if self.from_env else "")
+
 
 DEFAULT_SIGNALS = tuple(
     getattr(signal, name)

@@ -64,8 +64,8 @@ def _run_settings(env: Environment, site: Site) -> list[Setting]:
     values = parse([], env, FLAGS, site).values  # rejects invalid or locked values
     found = []
     for flag in FLAGS:
-        variable = flag.variable or "PET_" + flag.field.upper()
-        text = env.variables.get(variable) if flag.from_env or flag.variable else None
+        variable = flag.source
+        text = env.variables.get(variable)
         locked = site.locks(flag.name)
         if flag.name == CONF:
             found += _conf_settings(values[flag.field], site, variable)
