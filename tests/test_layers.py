@@ -17,7 +17,7 @@ ROOMS = (
     "base", "flags", "events", "core", "host", "processes", "output", "net", "rendezvous",
     "stacks", "health", "warm", "preload", "worker", "agent",
     "job", "sandbox", "schedulers", "runner", "tracker", "inspect", "doctor", "cli", "__main__",
-    "api", "torch_launcher", "pytest_plugin", "shim",
+    "api", "torch_launcher", "pytest_plugin",
 )  # fmt: skip
 LAUNCHER = ROOMS[: ROOMS.index("agent") + 1]
 """The layers that `relight run` needs, which don't depend on any others."""

@@ -65,7 +65,7 @@ def test_torchrun_script_from_torch_is_not_modified(environment: Path, launch: L
 def test_shim_does_nothing_after_relight_is_removed(environment: Path, launch: Launch) -> None:
     launch("shim", "install", f"--venv={environment}")
     (hook,) = environment.rglob("relight_shim.pth")
-    hook.write_text(hook.read_text().replace("relight/shim/site", "relight/gone"))
+    hook.write_text(hook.read_text().replace("relight/torch_launcher/shim/site", "relight/gone"))
     done = run(environment / "bin/python", "-c", "print('ok')")
     assert (done.stdout, done.stderr) == ("ok\n", "")
 
@@ -101,7 +101,9 @@ def test_invalid_arguments_are_rejected(words: tuple[str, ...], said: str, launc
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> "Callable[[list[str]], list[str] | None]":
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "src/relight/shim/site"))
+    monkeypatch.syspath_prepend(
+        str(Path(__file__).parents[2] / "src/relight/torch_launcher/shim/site")
+    )
     import relight_hook  # type: ignore[import-not-found]
 
     found: Callable[[list[str]], list[str] | None] = relight_hook.command

@@ -13,7 +13,13 @@ from conftest import LIMIT_S, clean_environment
 
 from relight import torch_launcher
 from relight.base.errors import UsageError
-from relight.torch_launcher import DefaultLogsSpecs, LaunchConfig, elastic_launch
+from relight.torch_launcher import (
+    DefaultLogsSpecs,
+    LaunchConfig,
+    elastic_launch,
+    launch_config,
+    replacement,
+)
 
 HERE = Path(__file__).parent
 OF_TORCH = HERE / "results_of_torch.json"
@@ -131,7 +137,7 @@ def test_unsupported_launch_config_option_is_rejected() -> None:
 )
 def test_missing_program_is_rejected(arguments: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        torch_launcher.main(arguments)
+        replacement.main(arguments)
 
 
 def test_fields_from_newer_torch_versions_are_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +150,7 @@ def test_fields_from_newer_torch_versions_are_passed_on(capfd: pytest.CaptureFix
     elastic_launch(found, "echo")("hi")
     lines = capfd.readouterr().out.splitlines()
     assert sorted(lines) == [f"{socket.gethostname()} {rank}|hi" for rank in (0, 1)]
-    assert ("exit_barrier_timeout=7.5") in " ".join(torch_launcher._spec(found, "echo", ()).flags)
+    assert ("exit_barrier_timeout=7.5") in " ".join(launch_config.to_spec(found, "echo", ()).flags)
 
 
 def test_launch_config_has_same_defaults_as_torch() -> None:

@@ -20,7 +20,7 @@ from relight.cli.jobs.common import HELP, Page
 from relight.flags.arguments import parse
 from relight.stacks import exit_evidence
 
-SHIM = os.path.join(os.path.dirname(os.path.abspath(relight.__file__)), "shim")
+SHIM = os.path.join(os.path.dirname(os.path.abspath(relight.__file__)), "torch_launcher", "shim")
 PAGE = Page(
     "exec [--] COMMAND …",
     (

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 OLDEST = (3, 11)
 MODULES = {"torch.distributed.run": "run", "torch.distributed.launch": "launch"}
 API = "torch.distributed.launcher.api"
-PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
 
 
 class Finder:
@@ -67,7 +68,7 @@ class Loader:
                 f"{OLDEST[0]}.{OLDEST[1]}, and {sys.executable} is {sys.version.split()[0]}\n"
             )
             return
-        from relight.torch_launcher import replace_in
+        from relight.torch_launcher.replacement import replace_in
 
         replace_in(module)
 
