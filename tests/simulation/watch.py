@@ -342,6 +342,8 @@ class Watch:
         for node, message in sent:
             if isinstance(message, JobEnded) and message.exit_code == EXIT_MACHINE:
                 self._see_left_out(coordinator, node)
+            elif isinstance(message, JobEnded) and message is not coordinator.end and formation:
+                formation.kept.pop(node, None)  # it finished; if it comes back, it is a newcomer
         if probes := {node: each for node, each in sent if isinstance(each, StartProbes)}:
             self._tries[coordinator.number] = Try(probes)
         forms = {node: message for node, message in sent if isinstance(message, GenerationFormed)}
