@@ -82,7 +82,7 @@ def test_failure_report_names_missing_shebang_interpreter(tmp_path: Path) -> Non
     program.chmod(0o755)
     result = relight.run(RunSpec(str(program), flags=["--no-python"]))
     assert result.failures[0].evidence == (
-        f"it could not be started: the interpreter on the first line of {program}, "
+        f"the program could not be started: the interpreter on the first line of {program}, "
         "/no/such/python, does not exist"
     )
 

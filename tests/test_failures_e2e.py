@@ -278,7 +278,7 @@ PEER_IS_GONE = "raised RuntimeError: "
             r"probably rank 1, which was in <module> \(train.py:4\), system call \w+, "
             "when ranks? (0|2|0, 2) raised DistStoreError: wait timeout after 2000ms",
             1,
-            "it was late, or was waiting for something that never arrived",
+            "perhaps it was late, had finished early, or was waiting for something",
         ),
         (LOADER, "ranks? [-, 0-2]+ raised ValueError: bad row 0", 1, ""),
         long(RECORDED, "rank 1 raised ValueError: bad batch", 1, "other ranks:\n"),

@@ -254,7 +254,7 @@ def test_report_suggests_flag_if_script_uses_another_master_port(served: str) ->
 
 
 def test_failure_to_start_worker_suggests_checking_process_limit() -> None:
-    evidence = f"it could not be started: {os.strerror(errno.EAGAIN)}"
+    evidence = f"the program could not be started: {os.strerror(errno.EAGAIN)}"
     command: Any = SimpleNamespace()
     assert postmortem._explain_start_failure(evidence, command).startswith(
         f"{evidence} (check `ulimit -u` and"

@@ -66,7 +66,7 @@ def stopped(rank: int = 0, doing: WorkerState | None = None, **known: Any) -> Fa
         (stopped(doing=OVER), Role.STOPPED),
         (stopped(report=PRINTED), Role.STOPPED),
         (stopped(report=CRASHED), Role.STOPPED),
-        (stopped(exitcode=127, evidence="it could not be started"), Role.REPORTED),
+        (stopped(exitcode=127, evidence="the program could not be started"), Role.REPORTED),
         (stopped(report=PRINTED, evidence="the disk is full"), Role.STOPPED),
         (stopped(exitcode=1, report=error("", "KeyboardInterrupt")), Role.STOPPED),
         (stopped(exitcode=1, report=error("got SIGTERM", "Stop")), Role.STOPPED),
@@ -402,6 +402,25 @@ def test_reason_is_true_if_ranks_of_other_nodes_are_unknown() -> None:
         verdict = judge(root, *others, world_size=3)
         assert verdict.why == "no other rank is known to have failed before"
         assert verdict.certainty is Certainty.PROVEN
+
+
+@pytest.mark.parametrize(
+    ("failure", "certainty"),
+    [
+        (end(exitcode=5), Certainty.UNKNOWN),
+        (end(exitcode=5, report=PRINTED), Certainty.UNKNOWN),
+        (end(report=error()._replace(source="raise E(str(e)) from None")), Certainty.UNKNOWN),
+        (end(report=error()), Certainty.PROVEN),
+        (end(exitcode=-KILL), Certainty.PROVEN),
+    ],
+)
+def test_exit_that_may_hide_a_lost_peer_is_uncertain_after_a_rank_has_left(
+    failure: Failure, certainty: Certainty
+) -> None:
+    verdict = judge(failure, succeeded=(1,), world_size=2)
+    assert verdict.certainty is certainty
+    left = "rank 1 had already exited with code 0; rank 0 may have needed it"
+    assert verdict.detail == (left if certainty is Certainty.UNKNOWN else "")
 
 
 @pytest.mark.parametrize(

@@ -552,7 +552,7 @@ def test_report_shows_locations_of_exception_group_and_its_first_exception() -> 
         (
             [end(report=LOST), end(2, -TERM, stop_signal=TERM, doing=READS)],
             (),
-            "it was late, or was waiting for something that never arrived",
+            "perhaps it was late, had finished early, or was waiting for something",
         ),
         (
             [end(exitcode=1)],

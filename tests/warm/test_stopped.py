@@ -131,7 +131,7 @@ def test_workers_that_were_never_started_are_not_reported_as_killed() -> None:
     workers.close()
     loop.close()
     assert seen == [WorkerExited(0, 127), SpawnerLost(70)]
-    assert "it could not be started: the worker spawner" in workers.evidence[0]
+    assert "the program could not be started: the worker spawner" in workers.evidence[0]
     assert workers.evidence[0].endswith("ended with 70")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from relight.agent.agent_config import AgentConfig
 from relight.base.errors import UsageError, signal_name
 from relight.base.fields import plain
-from relight.core.diagnosis.causes import Role, absence, role
+from relight.core.diagnosis.causes import Certainty, Role, absence, role
 from relight.core.diagnosis.failure_text import describe_exit
 from relight.core.diagnosis.hang_text import hung
 from relight.core.failure import ErrorReport, Failure, FailureKind
@@ -147,7 +147,10 @@ def _ending(failure: Failure, end: JobEnded) -> tuple[str, str]:
     if is_blamed and end.symptom is not None and (was_stopped or not failure.exitcode):
         where = absence(failure) if was_stopped else ""
         return "missing", where or describe_exit(failure)
-    return _KINDS[role(failure)] if failure.exitcode else "exited", describe_exit(failure)
+    if not failure.exitcode:
+        return "exited", describe_exit(failure)
+    is_cause = is_blamed and end.certainty == Certainty.PROVEN.value
+    return "failed" if is_cause else _KINDS[role(failure)], describe_exit(failure)
 
 
 def _exception(report: ErrorReport, failure: Failure) -> dict[str, Any]:

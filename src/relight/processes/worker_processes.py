@@ -361,7 +361,7 @@ class Workers:
             self.pids[index] = int(value)
             self._on_event(WorkerStarted(index, self.ranks[index], int(value)), now)
         elif word in ("failed", "unborn"):
-            self.evidence[index] = f"it could not be started: {os.strerror(int(value))}"
+            self.evidence[index] = f"the program could not be started: {os.strerror(int(value))}"
             if word == "unborn":  # so there will be no exit message
                 self._on_event(WorkerExited(index, 127), now)
         else:
@@ -413,7 +413,7 @@ class Workers:
             if local_rank in self.pids:
                 self.evidence.setdefault(local_rank, reason)
             elif local_rank not in self.evidence:
-                self.evidence[local_rank] = f"it could not be started: {reason}"
+                self.evidence[local_rank] = f"the program could not be started: {reason}"
                 self._on_event(WorkerExited(local_rank, 127), self._loop.now())
         self._on_event(SpawnerLost(exitcode), self._loop.now())
 

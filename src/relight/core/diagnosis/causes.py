@@ -43,6 +43,8 @@ processes that the signal killed.
 _IN = (" in ", " is ")
 """The prefix of a worker's location, if it is known."""
 _MAX_PRINTED = 200
+SHOWN_S = 0.1
+"""Shorter times between failures are not shown."""
 _AT_ONCE_S = 1.0
 """On a busy machine, failures within this time may be noticed in the wrong order."""
 _ENDED = " has ended"
@@ -380,7 +382,8 @@ def own_failure(known: Known) -> Verdict | None:
     other = next((f for f in found[1:] if _is_simultaneous(f, root)), None)
     if not earlier and other is not None:
         later_s = since(other) - since(root)
-        why = f"rank {other.rank} failed {later_s:.1f} s later with a different error"
+        when = f"{later_s:.1f} s later" if later_s >= SHOWN_S else "at the same time"
+        why = f"rank {other.rank} failed {when} with a different error"
         return Verdict("own_failure", Certainty.LIKELY, why, root, root)
     # These ranks may have failed first and be cleaning up, or be waiting before they try again.
     handlers = [(f, _was_handling(f, known)) for f in known.ends if f is not root and handling(f)]
@@ -395,6 +398,12 @@ def own_failure(known: Known) -> Verdict | None:
     if waited and known.with_role(Role.STOPPED):
         why = "nothing arrived in time, perhaps because of another rank"
         return Verdict("own_failure", Certainty.UNKNOWN, why, root, root)
+    if not earlier and known.succeeded_ranks and _may_hide_loss(root):
+        gone = format_ranks(known.succeeded_ranks)
+        needed = "it" if len(known.succeeded_ranks) == 1 else "them"
+        why = f"{gone} had already exited with code 0; rank {root.rank} may have needed {needed}"
+        ranks = tuple(sorted((*known.succeeded_ranks, root.rank)))
+        return Verdict("own_failure", Certainty.UNKNOWN, why, root, root, ranks, detail=why)
     if not earlier:
         had = "had failed" if _are_all_seen(root, known) else "is known to have failed before"
         return Verdict("own_failure", Certainty.PROVEN, f"no other rank {had}", root, root)
@@ -411,6 +420,16 @@ def _are_all_seen(root: Failure, known: Known) -> bool:
     is_complete = len(known.ends) + len(known.succeeded_ranks) >= known.world_size
     others = [each for each in known.ends if each is not root and each.stop_signal]
     return is_complete and all(map(_is_seen, others))
+
+
+def _may_hide_loss(failure: Failure) -> bool:
+    """Return whether a worker may have handled the loss of a peer before it failed: it exited
+    without an exception, or hid the exception that it was handling (`raise … from None`).
+    """
+    report = failure.report
+    if report is None or not failure.is_explained:
+        return failure.exitcode > 0
+    return report.source.rstrip(" )").endswith("from None")
 
 
 def _is_seen(failure: Failure) -> bool:
@@ -829,7 +848,7 @@ def elsewhere(known: Known) -> Verdict | None:
     where = places(found, past=True)
     joint = " when " if where.endswith(")") else ", when "
     why = f"{where} while others waited"
-    hint = "it was late, or was waiting for something that never arrived"
+    hint = "perhaps it was late, had finished early, or was waiting for something"
     return Verdict(
         "elsewhere", Certainty.LIKELY, why, first, victims[0], ranks, where, joint,
         _printed([first]) or _was_handling(first, known), hint,

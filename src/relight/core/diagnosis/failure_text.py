@@ -149,10 +149,10 @@ class Diagnosis(NamedTuple):
         end.append(f"exit code {self.exit_code}; {verdict}")
         # The agent's prefix takes up a little of the first row.
         room = _ROWS - count_rows([f"relight: {lines[0]}", *lines[1:], *end])
-        followed = _consequences(self.consequences, symptom.at, 2)
+        followed = _consequences(self.consequences, causes.since(symptom), 2)
         recorded = self._recorded(_MAX_RECORDED)
         if room - count_rows([*followed, *recorded]) < _MIN_EVIDENCE:
-            followed = _consequences(self.consequences, symptom.at, 1)
+            followed = _consequences(self.consequences, causes.since(symptom), 1)
         evidence = _evidence(symptom, room - count_rows([*followed, *recorded]))
         caller = _caller(symptom) if where else None
         if caller is not None and not any(frame_of(line) == caller for line in evidence):
@@ -216,6 +216,7 @@ class Diagnosis(NamedTuple):
         """Return lines with more information about the cause."""
         verdict, symptom = self.verdict, self.verdict.symptom
         lines = [verdict.detail] if verdict.detail else []
+        who = f"rank {symptom.rank}" if verdict.says else "it"  # which the headline is about
         if verdict.says and not verdict.joint and role(symptom) is Role.VICTIM:
             if -symptom.exitcode not in CRASHES:
                 lines.append(f"rank {symptom.rank} {what_happened(symptom)}")
@@ -240,10 +241,10 @@ class Diagnosis(NamedTuple):
         if evidence and (is_separate or lost_loader or _explains_output(symptom)):
             lines.append(evidence)
         elif symptom.is_explained and self._adds_something(symptom):
-            lines.append(f"before that, it printed: {symptom.words}")
+            lines.append(f"before that, {who} printed: {symptom.words}")
         elif symptom.words and report is not None and _explains(report, symptom):
             printed = printed_exception(report, _WHAT, places=True)
-            lines.append(f"before that, it printed: {printed}")
+            lines.append(f"before that, {who} printed: {printed}")
         every = [symptom, self.root, *self.same, *self.consequences]
         if failure := next((each for each in every if each.gpu_error), None):
             rank = "" if failure is symptom else f"rank {failure.rank}: "
@@ -668,8 +669,8 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
         groups.setdefault(without_numbers(_consequence(failure, many=False)), []).append(failure)
     rows = []
     for first, *others in groups.values():
-        later = first.at - root_at
-        shows_time = later >= 0.1 and not _was_stopped(first)
+        later = causes.since(first) - root_at
+        shows_time = later >= causes.SHOWN_S and not _was_stopped(first)
         when = f"{format_duration(later, digits=1)} later, " if shows_time else ""
         ranks = format_ranks([first.rank, *(failure.rank for failure in others)])
         happened = _consequence(first, many=bool(others))
