@@ -70,7 +70,7 @@ class Hang(NamedTuple):
             f"local rank {root.local_rank}, pid {root.pid}; "
             f"{ended}, after {format_duration(root.at - formed_at, digits=1)}"
         )
-        lines += [cut(where, 2 * WIDTH), f"  {self.cause}", *self._ended_thread()]
+        lines += [*self._ended_thread(), cut(where, 2 * WIDTH), f"  {self.cause}"]
         if self.is_guess:
             lines.append(
                 "  this is a guess: just as many ranks are elsewhere, and neither group is "
