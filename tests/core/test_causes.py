@@ -27,6 +27,7 @@ from relight.core.diagnosis.stack_text import NO_CODE, SHUTTING_DOWN
 from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerEnd, WorkerState
 
 OVER = WorkerState(SHUTTING_DOWN, (), False)
+DURING = "During handling of the above exception, another exception occurred:"
 CLEANS_UP = WorkerState(" in sleep (a.py:9)", ("line",), False, "ValueError: bad record", "a.py:7")
 
 
@@ -102,6 +103,24 @@ def test_exception_raised_before_the_stop_is_the_ranks_own_failure(
 ) -> None:
     """The time of the traceback shows this, or else the stack taken just before the stop."""
     assert role(stopped(exitcode=1, report=error(), **known)) is expected
+
+
+def test_rank_that_quotes_the_exception_of_another_rank_is_not_the_cause() -> None:
+    """It may report the errors that it gathered from all ranks before they fail."""
+    header = "Traceback (most recent call last):"
+    said = "AssertionError: tokenizer hash differs"
+    lines = (header, "RuntimeError: checks failed on ranks [3]", header, said)
+    gathered = error("checks failed on ranks [3]", "RuntimeError", where="a.py:18")
+    by_cause = gathered._replace(lines=lines, cause=said, cause_where="a.py:7 in check")
+    in_message = gathered._replace(lines=lines, message=f"rank 3 failed:\n{said}")
+    wrapped = by_cause._replace(
+        lines=(header, said, "", DURING, "", header, "RuntimeError: checks failed on ranks [3]")
+    )
+    cause = end(3, at=3.0, report=error("tokenizer hash differs", "AssertionError"))
+    for report, rank in ((by_cause, 3), (in_message, 3), (wrapped, 0)):
+        verdict = judge(end(0, at=1.0, report=report), cause)
+        assert (verdict.root.rank, verdict.certainty) == (rank, Certainty.PROVEN)
+    assert judge(end(0, at=1.0, report=by_cause)).root.rank == 0
 
 
 def test_root_cause_is_only_likely_among_simultaneous_failures() -> None:

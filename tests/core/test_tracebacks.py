@@ -475,6 +475,113 @@ def test_exception_that_quotes_another_traceback_is_the_one_raised() -> None:
     assert headline(report, 200) == "worker 3 failed: ZeroDivisionError: division by zero"
 
 
+GATHERED = """\
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 21, in <module>
+    if e: raise RuntimeError(f"rank {r} failed:\\n{e}")
+          ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+RuntimeError: rank 1 failed:
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 10, in <module>
+    step()
+  File "/srv/job/train.py", line 7, in step
+    return 1 / (1 - rank)
+           ~~^~~~~~~~~~~~
+ZeroDivisionError: division by zero
+
+"""
+CHECKS = """\
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 18, in <module>
+    raise RuntimeError("checks failed on ranks " + str(bad) + "\\n" + "\\n".join(errors))
+RuntimeError: checks failed on ranks [2, 3]
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 10, in <module>
+    check()
+  File "/srv/job/train.py", line 7, in check
+    assert rank < 2, "tokenizer hash 9f3a differs"
+AssertionError: tokenizer hash 9f3a differs
+
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 10, in <module>
+    check()
+  File "/srv/job/train.py", line 6, in check
+    raise KeyError("vocab")
+KeyError: 'vocab'
+"""
+GOLDEN = """\
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 8, in <module>
+    assert golden == "", "golden output differs:\\n" + golden
+AssertionError: golden output differs:
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "old.py", line 3, in <module>
+[rank0]: ValueError: recorded in golden log
+relight: rank 0 raised ValueError: recorded
+"""
+CHILD = """\
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 11, in <module>
+    preprocess(rank)
+  File "/srv/job/train.py", line 10, in preprocess
+    raise RuntimeError(f"preprocess of shard {shard} failed with exit code {code}:\\n{stderr}")
+RuntimeError: preprocess of shard 1 failed with exit code 1:
+Traceback (most recent call last):
+  File "<string>", line 3, in <module>
+  File "<string>", line 2, in load
+ImportError: libsndfile.so.1: cannot open shared object file
+
+"""
+SAME_TYPE = GATHERED.replace("ZeroDivisionError", "RuntimeError")
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: "])
+@pytest.mark.parametrize(
+    ("text", "expected", "where"),
+    [
+        (GATHERED, "RuntimeError: rank 1 failed: ZeroDivisionError: division by zero", "21"),
+        (SAME_TYPE, "RuntimeError: rank 1 failed: RuntimeError: division by zero", "21"),
+        (CHECKS, "RuntimeError: checks failed on ranks [2, 3]", "18"),
+        (GOLDEN, "AssertionError: golden output differs: ValueError: recorded in golden log", "8"),
+        (CHILD, "RuntimeError: preprocess of shard 1 failed with exit code 1: "
+         "ImportError: libsndfile.so.1: cannot open shared object file", "10 in preprocess"),
+    ],
+    ids=["gathered", "same type", "several", "golden", "child"],
+)  # fmt: skip
+def test_quoted_traceback_of_a_whole_program_is_part_of_the_message(
+    text: str, expected: str, where: str, prefix: str
+) -> None:
+    printed = "".join(
+        prefix + line if line.strip() else line for line in text.splitlines(keepends=True)
+    )
+    report = from_stderr(printed)
+    assert report is not None
+    assert report.kind is RAISED
+    assert f"{report.type}: {headline(report, 200)}" == expected
+    assert report.where == f"/srv/job/train.py:{where}"
+    assert printed_before(printed) is None
+    assert not any(besides(printed)[1])
+
+
+def test_exception_of_torch_ends_with_its_prefix() -> None:
+    """torch.distributed prints one uncaught exception with a prefix, and nothing else."""
+    message = f"{MAIN}RuntimeError: evaluation failed\n{LOAD}KeyError: 'bleu'\nsee eval.log"
+    prefixed = "".join(f"[rank0]: {line}\n" for line in message.split("\n"))
+    text = f"{LOAD}OSError: retried\n{prefixed}bye\n"
+    report = from_stderr(text)
+    assert report is not None
+    assert (report.kind, report.message) == (RAISED, "evaluation failed")
+    assert (report.cause, report.cause_where) == ("KeyError: 'bleu'", "/srv/job/data.py:7 in load")
+    assert [line for line in besides(text)[1] if line] == ["bye"]
+
+
+def test_fatal_exception_after_a_printed_one_is_not_part_of_its_message() -> None:
+    for printed in ("RuntimeError: no data", "RuntimeError: no data\nsee data.log"):
+        report = from_stderr(f"{MAIN}{printed}\n{MAIN}ValueError: bad\n")
+        assert report is not None
+        assert (report.type, report.message) == ("ValueError", "bad")
+
+
 def test_source_line_is_not_mistaken_for_a_traceback() -> None:
     source = (
         f"    raise RuntimeError('failed:\\n{HEADER.rstrip()}\\n  File \"x.py\", line 1, in f')"

@@ -30,7 +30,13 @@ from relight.core.diagnosis.blame import Blame
 from relight.core.diagnosis.excerpts import headline
 from relight.core.diagnosis.last_words import is_error
 from relight.core.diagnosis.stack_text import NO_CODE, SHUTTING_DOWN, Frame, place
-from relight.core.diagnosis.traceback_lines import frame_of, without_numbers
+from relight.core.diagnosis.traceback_lines import (
+    frame_of,
+    is_chained,
+    is_header,
+    split_exception,
+    without_numbers,
+)
 from relight.core.failure import AT_EXIT, Failure, FailureKind, WorkerEnd, WorkerState
 
 _BY_REQUEST = re.compile(
@@ -365,6 +371,8 @@ def own_failure(known: Known) -> Verdict | None:
     found = [
         failure for failure in found if not (handling(failure) and _may_be_well(failure, known))
     ]
+    quoting = _quoting(found)
+    found = [failure for failure in found if failure not in quoting]
     if not found:
         return None
     root = found[0]
@@ -406,10 +414,32 @@ def own_failure(known: Known) -> Verdict | None:
         return Verdict("own_failure", Certainty.UNKNOWN, why, root, root, ranks, detail=why)
     if not earlier:
         had = "had failed" if _are_all_seen(root, known) else "is known to have failed before"
-        return Verdict("own_failure", Certainty.PROVEN, f"no other rank {had}", root, root)
+        why = f"no other rank {had}"
+        if quoting:
+            why = f"{format_ranks(_failed_ranks(quoting))} only reported this exception"
+        return Verdict("own_failure", Certainty.PROVEN, why, root, root)
     later = since(root) - since(earlier[0])
     why = f"rank {earlier[0].rank} had lost a connection {later:.1f} s before, perhaps to it"
     return Verdict("own_failure", Certainty.LIKELY, why, root, root)
+
+
+def _quoting(found: Sequence[Failure]) -> list[Failure]:
+    """Return the failures whose messages quote the traceback of another worker's exception."""
+    raised = {_raised(failure) for failure in found}
+    return [each for each in found if _quoted(each) in raised - {_raised(each), ""}]
+
+
+def _quoted(failure: Failure) -> str:
+    """Return the exception whose traceback is part of a worker's message, or an empty string. An
+    exception in the same chain is not part of the message.
+    """
+    report = failure.report
+    if report is None or not failure.is_explained or any(map(is_chained, report.lines)):
+        return ""
+    if sum(map(is_header, report.lines)) < 2:
+        return ""
+    type_, message = split_exception(report.cause or report.message.rpartition("\n")[2])
+    return f"{type_}: {message}" if message else type_
 
 
 def _are_all_seen(root: Failure, known: Known) -> bool:

@@ -21,6 +21,7 @@ length of the text.
 import json
 import re
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from relight.core.diagnosis.traceback_lines import (
@@ -85,6 +86,15 @@ class ProgramFacts(NamedTuple):
 _UNKNOWN = ProgramFacts()
 
 
+class _Link(Enum):
+    """How a traceback relates to the chain before it."""
+
+    SEPARATE = "it begins another chain"
+    CHAINED = "one of Python's sentences is between the two"
+    QUOTED = "it is part of the last exception's message"
+    REST = "it is part of the same message as an earlier quoted traceback"
+
+
 class _Chain(NamedTuple):
     """One or more exceptions, in the order they were raised, and their positions."""
 
@@ -101,7 +111,10 @@ _FROM_TEXT = ("<string>", "<stdin>", "<dynamic-code>")
 """File names of code without a file. Functions from a notebook that were pickled by cloudpickle
 have the last of these names.
 """
-_RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
+_RANK = re.compile(r"^(?:\[rank\d+\]: )+", re.MULTILINE)
+"""The prefix of each nonempty line that torch's excepthook prints, possibly followed by another
+one in a quoted log.
+"""
 _SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError): ")
 _NOT_FATAL = re.compile(
     r"^(?:Exception (?:ignored|in) |Task exception was never|Error in (?:atexit|sys\.excepthook)"
@@ -175,6 +188,8 @@ _ONE_LINE = re.compile(
     re.VERBOSE,
 )
 """Exceptions that Python itself raises."""
+_QUOTES = re.compile(r"""^ +(?:raise|assert|if\b.*:\ raise)\b.*\\n(?:[{"']|%[sr])""")
+"""A source line that raises an exception whose message contains a value after a newline."""
 _LONGEST_SOURCE = 500
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/[^/]+")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
@@ -227,16 +242,16 @@ def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | No
     This applies to exceptions in threads, destructors, logs or other processes, and to exceptions
     that the program handled.
     """
-    lines = _lines(text)
-    return _ending(lines, _chains(lines), program)[1]
+    lines, hooked = _lines(text)
+    return _ending(lines, _chains(lines, hooked), program)[1]
 
 
 def printed_before(text: str) -> ErrorReport | None:
     """Return the last exception printed before the fatal exception, such as an exception in a
     thread, or None. If the fatal exception is unknown, return None.
     """
-    lines = _lines(text)
-    chains = _chains(lines)
+    lines, hooked = _lines(text)
+    chains = _chains(lines, hooked)
     at, ending = _ending(lines, chains)
     if ending is None or ending.kind is FailureKind.PRINTED or not at:
         return None
@@ -251,10 +266,10 @@ def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], lis
     before and the lines after the end of the last traceback. Without a traceback, all lines are in
     the second part.
     """
-    lines = _lines(text)
+    lines, hooked = _lines(text)
     before: list[str] = []
     end = 0
-    for chain in _chains(lines):
+    for chain in _chains(lines, hooked):
         before += lines[end : chain.start]
         last = chain.raised[-1]
         printed = _report(lines, chain, program).kind is FailureKind.PRINTED
@@ -266,8 +281,9 @@ def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
     """Return the lines that a worker printed up to the end of its fatal exception, and the number
     of these lines. Without such an exception, return no lines.
     """
-    lines = [_RANK.sub("", clean(line.rstrip("\r"))).rpartition("\n")[2] for line in printed]
-    for chain in reversed(_chains(lines)):
+    cleaned = [clean(line.rstrip("\r")).rpartition("\n")[2] for line in printed]
+    lines = [_RANK.sub("", line) for line in cleaned]
+    for chain in reversed(_chains(lines, _hooked(cleaned))):
         if _report(lines, chain).kind is FailureKind.RAISED:
             return lines[: chain.end], chain.end
     return [], 0
@@ -305,39 +321,97 @@ def last_lines(text: str, count: int = 3) -> tuple[str, ...]:
     return tuple([line for line in lines if line.strip()][-count:])
 
 
-def _lines(text: str) -> list[str]:
-    return as_python(_RANK.sub("", clean(text)).split("\n"))
+def _lines(text: str) -> tuple[list[str], range]:
+    """Return the lines in the format that Python prints, and the numbers of those lines that
+    torch's excepthook printed.
+    """
+    printed = clean(text).split("\n")
+    hooked = _hooked(printed)
+    lines = [_RANK.sub("", line) for line in printed]
+    before, within, after = (
+        as_python(part)
+        for part in (lines[: hooked.start], lines[hooked.start : hooked.stop], lines[hooked.stop :])
+    )
+    begin = len(before)
+    return [*before, *within, *after], range(begin, begin + len(within))
+
+
+def _hooked(printed: Sequence[str]) -> range:
+    """Return the numbers of the lines that torch's excepthook printed. It prints one uncaught
+    exception, with `[rank0]: ` before each line.
+    """
+    end = len(printed)
+    while end and not _RANK.match(printed[end - 1]):
+        end -= 1
+    begin = end
+    while begin and (
+        not printed[begin - 1] or _RANK.match(printed[begin - 1]) or is_omission(printed[begin - 1])
+    ):
+        begin -= 1
+    while begin < end and not printed[begin]:
+        begin += 1
+    return range(begin, end) if begin < end and is_header(printed[begin]) else range(0)
 
 
 # From lines to tracebacks.
 
 
-def _chains(lines: Sequence[str]) -> list[_Chain]:
-    """Return all tracebacks, grouped into the chains in which Python printed them."""
+def _chains(lines: Sequence[str], hooked: range = range(0)) -> list[_Chain]:
+    """Return all tracebacks, grouped into the chains in which Python printed them.
+
+    Args:
+        lines: the worker's output.
+        hooked: the numbers of the lines that contain a single uncaught exception and nothing else.
+    """
     groups: list[list[tuple[_Traceback, bool]]] = []
     for traceback in _tracebacks(lines):
-        quoted = _is_quoted(lines, groups[-1][-1][0], traceback) if groups else None
-        if quoted is None:
+        link = _link(lines, groups[-1], traceback, hooked) if groups else _Link.SEPARATE
+        if link is _Link.SEPARATE:
             groups.append([(traceback, False)])
+        elif link is _Link.REST:
+            last, quoted = groups[-1][-1]
+            groups[-1][-1] = last._replace(end=traceback.end), quoted
         else:
-            groups[-1].append((traceback, quoted))
+            groups[-1].append((traceback, link is _Link.QUOTED))
+    for group in groups:
+        last, quoted = group[-1]
+        if last.start in hooked and last.end < hooked.stop:
+            group[-1] = last._replace(end=hooked.stop), quoted
     return [
         _Chain(group[0][0].start, group[-1][0].end, tuple(_raised(lines, group)))
         for group in groups
     ]
 
 
-def _is_quoted(lines: Sequence[str], before: _Traceback, traceback: _Traceback) -> bool | None:
-    """Return whether a traceback is part of the previous exception's message, or None if the
-    traceback belongs to another chain.
-    """
-    between = [n for n in range(before.end, traceback.start) if lines[n].strip(' "')]
-    if between:
-        return False if len(between) == 1 and is_chained(lines[between[0]]) else None
+def _link(
+    lines: Sequence[str],
+    group: Sequence[tuple[_Traceback, bool]],
+    traceback: _Traceback,
+    hooked: range,
+) -> _Link:
+    before = group[-1][0]
+    between = [line for line in lines[before.end : traceback.start] if line.strip(' "')]
+    if len(between) == 1 and is_chained(between[0]):
+        return _Link.CHAINED
+    if not between and _quotes(lines, before, traceback):
+        return _Link.QUOTED
+    quoted = next((each for each, is_quoted in group if is_quoted), None)
+    if before.start in hooked and traceback.start in hooked:
+        return _Link.QUOTED if quoted is None else _Link.REST
+    if quoted is None or not _is_outermost(lines, quoted):
+        return _Link.SEPARATE
+    above = lines[traceback.start - 1].rstrip()
+    return _Link.SEPARATE if above and not above.endswith(":") else _Link.REST
+
+
+def _quotes(lines: Sequence[str], outer: _Traceback, traceback: _Traceback) -> bool:
+    """Return whether an exception's message contains the traceback that follows it."""
     if lines[traceback.start].startswith(ORIGINAL):
         return True
-    introduced = lines[before.end - 1].rstrip().endswith(":")
-    return True if introduced and not _is_outermost(lines, traceback) else None
+    if _is_whole(lines, outer.exception):
+        return False
+    source = _source_above(lines, outer.exception)
+    return lines[outer.end - 1].rstrip().endswith(":") or _QUOTES.match(source) is not None
 
 
 def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> list[_Raised]:
@@ -380,8 +454,9 @@ def _is_reraise(lines: Sequence[str], outer: _Raised, traceback: _Traceback) -> 
     """
     if lines[traceback.start].startswith(ORIGINAL):
         return True
-    type_ = _type(lines, outer)
-    return type_ in _WRAPPERS or type_ == _split(lines[traceback.exception])[0]
+    type_, message = _split(lines[outer.exception])
+    same = type_ == _split(lines[traceback.exception])[0]
+    return type_ in _WRAPPERS or (same and (not message or type_ in message))
 
 
 def _is_outermost(lines: Sequence[str], traceback: _Traceback) -> bool:
@@ -492,16 +567,22 @@ def _is_whole(lines: Sequence[str], exception: int) -> bool:
     message = split_exception(line)[1]
     if not message:
         return not line.endswith(":")
-    number = exception - 1
-    while number > 0 and is_marks(lines[number]):
-        number -= 1
-    raised = _RAISES.match(lines[number][:_LONGEST_SOURCE])
+    source = _source_above(lines, exception)
+    raised = _RAISES.match(source)
     if raised is not None:
         return raised["literal"] == message
-    formatted = _FORMATS.match(lines[number][:_LONGEST_SOURCE])
+    formatted = _FORMATS.match(source)
     if formatted is not None and message.endswith(formatted["end"]):
         return True
     return _ONE_LINE.match(line) is not None
+
+
+def _source_above(lines: Sequence[str], exception: int) -> str:
+    """Return the last source line of the traceback above an exception."""
+    number = exception - 1
+    while number > 0 and is_marks(lines[number]):
+        number -= 1
+    return lines[number][:_LONGEST_SOURCE]
 
 
 def _shape(line: str) -> str:
@@ -571,7 +652,9 @@ def _report(lines: Sequence[str], chain: _Chain, program: ProgramFacts = _UNKNOW
     else:
         said = lines[last.exception : end]
         if last.end < chain.end == end:  # the message quotes a traceback
-            said = [*lines[last.exception : last.end], lines[chain.raised[-2].exception]]
+            said = lines[last.exception : last.end]
+            if said[-1].rstrip().endswith(":"):
+                said = [*said, lines[chain.raised[-2].exception]]
         type_, message = _split("\n".join(said))
         report = ErrorReport(kind, type_, message, *_place(lines, last.stack), shown)
     cause, cause_where = _cause(lines, chain, report)
