@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relight.core.diagnosis import blame
 from relight.core.diagnosis.excerpts import count_rows, excerpt, headline
 from relight.core.diagnosis.last_words import words
 from relight.core.diagnosis.traceback_lines import clean
@@ -54,10 +55,10 @@ EXPECTED = [
     ("exec-3.13", RAISED, "ZeroDivisionError", "division by zero", "1", "exec('1/0')"),
     ("from-3.11", RAISED, "ValueError", "no a", "5 in f", "raise ValueError('no a') from e"),
     ("futures-3.11", RAISED, "JSONDecodeError", NO_KEY, "4 in work", "return json.loads(x)"),
-    ("group-3.11", RAISED, "ExceptionGroup", f"two (2 sub-exceptions): ValueError: {NO_INT}",
-     "3 in g", "int(n)"),
-    ("group-3.13", RAISED, "ExceptionGroup", f"two (2 sub-exceptions): ValueError: {NO_INT}",
-     "3 in g", "int(n)"),
+    ("group-3.11", RAISED, "ExceptionGroup",
+     f"two (2 sub-exceptions): ValueError: {NO_INT}\nTypeError: t", "3 in g", "int(n)"),
+    ("group-3.13", RAISED, "ExceptionGroup",
+     f"two (2 sub-exceptions): ValueError: {NO_INT}\nTypeError: t", "3 in g", "int(n)"),
     ("ignored-3.12", RAISED, "ValueError", "real", "6 in f", "raise ValueError('real')"),
     ("importfrom-3.11", RAISED, "ImportError",
      "cannot import name 'nosuch' from 'json' (/usr/lib/python3.11/json/__init__.py)", "1",
@@ -580,6 +581,145 @@ def test_fatal_exception_after_a_printed_one_is_not_part_of_its_message() -> Non
         report = from_stderr(f"{MAIN}{printed}\n{MAIN}ValueError: bad\n")
         assert report is not None
         assert (report.type, report.message) == ("ValueError", "bad")
+
+
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/srv/job/train.py", line 23, in <module>
+  |     async with asyncio.TaskGroup() as tg:
+  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+"""
+CANCELLED = (
+    GROUP
+    + """\
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/srv/job/train.py", line 16, in heartbeat
+    |     await asyncio.sleep(0.2)
+    | asyncio.exceptions.CancelledError
+    |
+    | During handling of the above exception, another exception occurred:
+    |
+    | Traceback (most recent call last):
+    |   File "/srv/job/train.py", line 18, in heartbeat
+    |     raise ConnectionError("heartbeat: could not deregister from tracker")
+    | ConnectionError: heartbeat: could not deregister from tracker
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "/srv/job/train.py", line 11, in fetch
+    |     raise ValueError(f"sample {i} has negative length {n}")
+    | ValueError: sample 17 has negative length -7
+    +------------------------------------
+"""
+)
+CHAINED = (
+    GROUP
+    + """\
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/srv/job/train.py", line 9, in get
+    |     await asyncio.open_connection("127.0.0.1", 9)
+    | ConnectionRefusedError: [Errno 111] Connect call failed ('127.0.0.1', 9)
+    |
+    | The above exception was the direct cause of the following exception:
+    |
+    | Traceback (most recent call last):
+    |   File "/srv/job/train.py", line 11, in get
+    |     raise DownloadError(f"part {i} failed") from e
+    | DownloadError: part 0 failed
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "/srv/job/train.py", line 7, in get
+    |     if i == 1: raise ValueError("checksum of part 1 is wrong")
+    | ValueError: checksum of part 1 is wrong
+    +------------------------------------
+"""
+)
+NESTED = (
+    GROUP
+    + """\
+  +-+---------------- 1 ----------------
+    | ExceptionGroup: dataset (1 sub-exception)
+    +-+---------------- 1 ----------------
+      | Traceback (most recent call last):
+      |   File "/srv/job/train.py", line 8, in <lambda>
+      |     for f in (lambda: open("tokens.bin"), lambda: len(5)):
+      | FileNotFoundError: [Errno 2] No such file or directory: 'tokens.bin'
+      +------------------------------------
+    +---------------- 2 ----------------
+    | KeyError: 5
+    |
+    | During handling of the above exception, another exception occurred:
+    |
+    | TypeError: object of type 'int' has no len()
+    +------------------------------------
+"""
+)
+CAUSED_BY_GROUP = (
+    GROUP
+    + """\
+  +-+---------------- 1 ----------------
+    | ExceptionGroup: dataset (1 sub-exception)
+    +-+---------------- 1 ----------------
+      | KeyError: 'a'
+      +------------------------------------
+    |
+    | The above exception was the direct cause of the following exception:
+    |
+    | Traceback (most recent call last):
+    |   File "/srv/job/train.py", line 8, in load
+    |     raise ValueError("no data") from e
+    | ValueError: no data
+    +------------------------------------
+"""
+)
+MANY = (
+    GROUP.replace("2", "21")
+    + "  +-+---------------- 1 ----------------\n"
+    + "".join(
+        f"    | KeyError: 'shard {n}'\n    +---------------- {n + 1} ----------------\n"
+        for n in range(1, 15)
+    )
+    + """\
+    | KeyError: 'shard 15'
+    +---------------- ... ----------------
+    | and 6 more exceptions
+    +------------------------------------
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "where"),
+    [
+        (CANCELLED, "(2 sub-exceptions): ValueError: sample 17 has negative length -7; "
+         "ConnectionError: heartbeat: could not deregister from tracker", "11 in fetch"),
+        (CHAINED, "(2 sub-exceptions): DownloadError: part 0 failed; "
+         "ValueError: checksum of part 1 is wrong", "11 in get"),
+        (NESTED, "(2 sub-exceptions): FileNotFoundError: [Errno 2] No such file or directory: "
+         "'tokens.bin'; TypeError: object of type 'int' has no len()", "8 in <lambda>"),
+        (CAUSED_BY_GROUP, "(2 sub-exceptions): ValueError: no data", "8 in load"),
+        (MANY, "(21 sub-exceptions): KeyError: 'shard 1'; KeyError: 'shard 2'; "
+         "KeyError: 'shard 3'; and 18 more", "213"),
+    ],
+    ids=["cancelled", "chained", "nested", "caused by a group", "many"],
+)  # fmt: skip
+def test_exceptions_in_a_group_are_named_with_the_most_relevant_first(
+    text: str, expected: str, where: str
+) -> None:
+    report = from_stderr(text)
+    assert report is not None
+    assert headline(report, 400) == f"unhandled errors in a TaskGroup {expected}"
+    assert report.where == f"/srv/job/train.py:{where}"
+    assert blame.determine(report, ()) is blame.Blame.NOBODY
+
+
+def test_group_that_is_the_cause_is_named_with_its_exceptions() -> None:
+    report = from_stderr(CHAINED + FROM + MAIN + "PipelineError: stopped\n")
+    assert report is not None
+    assert report.cause.endswith(
+        "(2 sub-exceptions): DownloadError: part 0 failed; ValueError: checksum of part 1 is wrong"
+    )
 
 
 def test_source_line_is_not_mistaken_for_a_traceback() -> None:

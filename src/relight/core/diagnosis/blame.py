@@ -12,6 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from relight.core.diagnosis import loaders
+from relight.core.diagnosis.traceback_lines import without_other_members
 from relight.core.failure import ErrorReport, Failure, FailureKind
 
 
@@ -172,12 +173,12 @@ def is_at_other_address(failure: Failure) -> bool:
 
 def last_messages(report: ErrorReport | None, last_lines: Sequence[str]) -> str:
     """Return a worker's last messages, which are its exception and the first exception in that
-    exception's chain.
+    exception's chain. A group's most relevant exception represents the group.
     """
     if report is None:
         return "\n".join(last_lines)
-    said = f"{report.type}: {report.message}"
-    return f"{said}\n{report.cause}" if report.cause else said
+    said = without_other_members(f"{report.type}: {report.message}")
+    return f"{said}\n{without_other_members(report.cause)}" if report.cause else said
 
 
 def _text(failure: Failure) -> str:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from relight.core.diagnosis.traceback_lines import (
     frame_of,
     in_box,
+    in_one_line,
     is_chained,
     is_exception,
     is_fatal,
@@ -95,7 +96,7 @@ def headline(report: ErrorReport, most: int) -> str:
     message's first line, followed by the next lines if they contain the reason. Parts that are
     useless to users, such as a location in C++ code, are removed.
     """
-    message = report.message
+    message = in_one_line(report.message)
     for untelling in _UNTELLING:
         message = untelling.sub("", message)
     lines = [line.rstrip() for line in message.split("\n") if line.strip()]

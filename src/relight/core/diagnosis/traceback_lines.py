@@ -98,6 +98,10 @@ _ESCAPED = {
 """Patterns for the rest of a string with escaped newlines, by quotation mark."""
 _IN_STRING = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_OF_GROUP = re.compile(r"\(\d+ sub-exceptions?\): ")
+_MORE_MEMBERS = re.compile(r"and (\d+) more exceptions?")
+_MEMBERS = 3
+"""Maximum number of exceptions that represent a group."""
 _OMITTED = re.compile(
     r"^ *… (?:(?P<frames>\d[\d,]*) frames?(?: of (?P<names>[^…]+?))?)?(?: and )?"
     r"(?:(?P<lines>\d[\d,]*) more lines?)? …$"
@@ -179,6 +183,14 @@ def in_box(line: str) -> str:
     return _IN_BOX.sub("", line)
 
 
+def is_member(line: str) -> bool:
+    """Return whether a line, without its box, is an exception in a group, or the number of those
+    that Python omitted.
+    """
+    is_known = _EXCEPTION.match(line) or _MORE_MEMBERS.fullmatch(line)
+    return bool(is_known) and not is_header(line)
+
+
 def fatal_message(line: str) -> str:
     """Return the text of Python's fatal error message."""
     match = _FATAL.match(line)
@@ -191,6 +203,29 @@ def split_exception(text: str) -> tuple[str, str]:
     if match is None:
         return "", text
     return match["type"].rpartition(".")[2], match["message"] or ""
+
+
+def in_one_line(message: str) -> str:
+    """Join the message of an ExceptionGroup, whose first line ends with an exception and whose
+    further lines are other exceptions. Other messages are unchanged.
+    """
+    first, *others = message.split("\n")
+    if not (others and _OF_GROUP.search(first)):
+        return message
+    omitted = _MORE_MEMBERS.fullmatch(others[-1])
+    if omitted is not None:
+        others.pop()
+    text = "; ".join([first, *others[: _MEMBERS - 1]])
+    more = max(0, len(others) - _MEMBERS + 1) + _number(omitted and omitted[1])
+    return f"{text}; and {more} more" if more > 0 else text
+
+
+def without_other_members(text: str) -> str:
+    """Remove all exceptions but the first from the message of an ExceptionGroup."""
+    match = _OF_GROUP.search(text)
+    if match is None:
+        return text
+    return text[: match.end()] + re.split(r"\n|; ", text[match.end() :], maxsplit=1)[0]
 
 
 def without_numbers(text: str) -> str:

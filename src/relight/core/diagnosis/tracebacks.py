@@ -34,11 +34,13 @@ from relight.core.diagnosis.traceback_lines import (
     fatal_message,
     frame_of,
     in_box,
+    in_one_line,
     is_chained,
     is_exception,
     is_fatal,
     is_header,
     is_marks,
+    is_member,
     is_omission,
     split_exception,
     without_middle,
@@ -66,6 +68,18 @@ class _Raised(NamedTuple):
     exception: int
     end: int
     stack: tuple[_Traceback, ...]
+
+
+class _Member(NamedTuple):
+    """The last exception in the chain of an exception in a group, with the numbers of the lines of
+    its traceback. It `is_late` if its task had been cancelled.
+    """
+
+    text: str
+    start: int
+    end: int
+    depth: int
+    is_late: bool
 
 
 class ProgramFacts(NamedTuple):
@@ -158,8 +172,10 @@ _NEAR = 5
 _TERMINATE = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
 _BOX = re.compile(r"^ +[|+]")
 _GROUP = re.compile(r"^ +\+ Exception Group Traceback")
-_FIRST_OF_GROUP = re.compile(r"^ +\+-\+-+ 1 -+$")
-_NEXT_OF_GROUP = re.compile(r"^ +\+-+(?: \d+ -+)?$")
+_MEMBER = re.compile(r"^ +\+-(?:\+-)?-*(?: (?:\d+|\.\.\.) -+)?$")
+"""The line before or after an exception in a group. In place of the exceptions after the fifteenth,
+Python prints `...`.
+"""
 _RAISES = re.compile(
     r"""^\ +(?:raise\ [\w.]+\(|assert\ .*,\ *\(?)
     (?P<quote>["'])(?P<literal>(?:(?!(?P=quote))[^\\])+)(?P=quote)\)?(?:\ from\ .*)?$""",
@@ -755,6 +771,9 @@ def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[st
         if type_ and type_ not in _CONTROL_FLOW:
             if message and message in report.message:
                 break
+            outer = each.stack[0]
+            if _BOX.match(lines[outer.start]):
+                message = in_one_line(_group(lines, outer, report.kind, ()).message)
             where, _ = _place(lines, each.stack)
             package = _PACKAGE.match(report.where)
             program = package is not None and where.startswith(package[0])
@@ -767,32 +786,55 @@ def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[st
 def _group(
     lines: Sequence[str], traceback: _Traceback, kind: FailureKind, shown: tuple[str, ...]
 ) -> ErrorReport:
-    """Return the report on an ExceptionGroup, with the location and message of its first exception,
-    and the location where the group itself was raised.
+    """Return the report on an ExceptionGroup, with the location of its most relevant exception, and
+    the location where the group itself was raised. The first line of the message ends with the
+    most relevant exception, and each further line is another exception.
     """
     type_, message = _split(in_box(lines[traceback.exception]))
-    begin = traceback.exception
-    end = traceback.end
-    for number in range(traceback.exception + 1, traceback.end):
-        if _FIRST_OF_GROUP.match(lines[number]):
-            begin = number
-        elif _NEXT_OF_GROUP.match(lines[number]):
-            end = number
-            break
-    first = next(
-        (
-            text
-            for text in map(in_box, lines[begin + 1 : end])
-            if is_exception(text) and not is_header(text)
-        ),
-        "",
-    )
-    group_where, group_source = _place_in(lines[traceback.start : traceback.exception])
-    where, source = _place_in(lines[begin:end])
-    if not where:
-        where, source, group_where = group_where, group_source, ""
-    said = f"{message}: {first}" if first else message
-    return ErrorReport(kind, type_, said, where, source, shown, cause_where=group_where)
+    members = _members(lines, traceback)
+    where, source = _place_in(lines[traceback.start : traceback.exception])
+    group_where = ""
+    if members:
+        message = f"{message}: " + "\n".join(member.text for member in members)
+        place = _place_in(lines[members[0].start : members[0].end])
+        if place[0]:
+            where, source, group_where = *place, where
+    return ErrorReport(kind, type_, message[:_LIMIT], where, source, shown, cause_where=group_where)
+
+
+def _members(lines: Sequence[str], group: _Traceback) -> list[_Member]:
+    """Return the exceptions in an ExceptionGroup, including those in nested groups. What a task
+    raises after it was cancelled is the least relevant.
+    """
+    found: list[_Member] = []
+    begin = group.exception + 1
+    for end in range(begin, group.end + 1):
+        if end < group.end and not _MEMBER.match(lines[end]):
+            continue
+        links = [number for number in range(begin, end) if is_chained(lines[number])]
+        start = links[-1] + 1 if links else begin
+        texts = [in_box(line) for line in lines[start:end]]
+        text = next((t for t in texts if is_member(t)), "")
+        is_group = end < group.end and _is_first(lines[end])
+        depth = _depth(lines[start]) if start < end else 0
+        is_caused = links and not any(in_box(line).strip() for line in lines[begin : links[0]])
+        while is_caused and found and found[-1].depth > depth:
+            found.pop()  # members of the group that is the cause of this exception
+        if text and not is_group:
+            before = [in_box(line) for line in lines[begin:start]]
+            is_late = any(_split(t)[0] == "CancelledError" for t in (*before, text))
+            found.append(_Member(text, start, end, depth, is_late))
+        begin = end + 1
+    return sorted(found, key=lambda member: member.is_late)
+
+
+def _is_first(line: str) -> bool:
+    """Return whether the first exception of a group begins after this line."""
+    return line.lstrip().startswith("+-+")
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
