@@ -10,6 +10,7 @@ from conftest import FIRST_WARM, RELIGHT, Launch
 
 import relight
 from relight import RunSpec
+from relight.core.diagnosis.failure_text import diagnose
 from relight.core.failure import Failure
 
 pytestmark = pytest.mark.forked
@@ -50,6 +51,16 @@ def test_failure_records_whether_program_continued_after_traceback(
     assert found.printed_s is not None
     assert found.printed_s >= 0.9
     assert found.went_on is True
+
+
+def test_exception_ignored_at_exit_does_not_hide_the_reason(tmp_path: Path) -> None:
+    text = (
+        "class Reader:\n    def __del__(self): self.process.kill()\n"
+        "reader = Reader()\nprint('ERROR: 3 of 8 shards are empty', file=sys.stderr)\nsys.exit(4)\n"
+    )
+    found = failure_of(tmp_path, text)
+    assert found.words == "ERROR: 3 of 8 shards are empty"
+    assert "Exception ignored" not in diagnose([found]).headline()
 
 
 @pytest.mark.parametrize("flags", [(), ("-r3",)], ids=["pipe", "file"])

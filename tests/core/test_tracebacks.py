@@ -464,6 +464,45 @@ def test_line_before_a_printed_traceback_is_kept(before: str) -> None:
     assert (report.kind, report.lines[:2]) == (PRINTED, (before, HEADER.rstrip()))
 
 
+LOGGED = """\
+CRITICAL:root:run failed
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 16, in <module>
+    main()
+  File "/srv/job/train.py", line 13, in main
+    raise ValueError("num_heads 12 does not divide d_model 1000")
+ValueError: num_heads 12 does not divide d_model 1000
+"""
+IGNORED = """\
+Exception ignored in: <generator object stream at 0x7f3b8f132670>
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 9, in stream
+RuntimeError: cannot join reader thread before it is started
+"""
+AT_EXIT = """\
+Exception ignored in atexit callback: <function <lambda> at 0x7f64101e5ee0>
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 6, in <lambda>
+    atexit.register(lambda: socket.create_connection(("127.0.0.1", 9)))
+ConnectionRefusedError: [Errno 111] Connection refused
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (LOGGED + IGNORED, "ValueError"),
+        (LOGGED + AT_EXIT + IGNORED, "ValueError"),
+        (LOGGED + "step 3\n" + IGNORED, "RuntimeError"),  # the program continued
+        (IGNORED + LOGGED + "bye\n", "ValueError"),
+    ],
+)
+def test_exception_ignored_at_exit_does_not_hide_a_logged_one(text: str, expected: str) -> None:
+    report = from_stderr(text)
+    assert report is not None
+    assert (report.kind, report.type) == (PRINTED, expected)
+
+
 def test_exception_that_quotes_another_traceback_is_the_one_raised() -> None:
     told = f"{MAIN}RuntimeError: worker 3 failed:\n{LOAD}ZeroDivisionError: division by zero\n"
     report = from_stderr(told)

@@ -441,9 +441,11 @@ def _informative_line(
     stdout = _text(logs.stdout_of, local_rank)
     if is_exception:
         earlier, later = tracebacks.besides(stderr, program)
+        is_ignored = report is not None and tracebacks.is_ignored(report)
         # An error that did not end the worker may be irrelevant by the time it ended.
-        stderr = "\n".join(earlier if failure.is_explained else later)
-        if not (failure.is_explained or _went_on(logs, local_rank)):
+        kept = earlier if failure.is_explained else [*earlier, *later] if is_ignored else later
+        stderr = "\n".join(kept)
+        if not (failure.is_explained or is_ignored or _went_on(logs, local_rank)):
             stdout = ""
     if crashed:
         said = last_words.before_crash(stderr, elsewhere)

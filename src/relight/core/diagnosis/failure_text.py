@@ -24,6 +24,7 @@ from relight.core.diagnosis.traceback_lines import (
     is_header,
     without_numbers,
 )
+from relight.core.diagnosis.tracebacks import is_ignored
 from relight.core.failure import CRASHES, ErrorReport, Failure, FailureKind, WorkerState
 
 _ROWS = 25
@@ -597,6 +598,8 @@ def _explains(report: ErrorReport, failure: Failure) -> bool:
     if ended_thread(report):
         return True
     is_printed = report.kind is FailureKind.PRINTED and report.type and not report.others
+    if is_ignored(report):
+        return False
     at_the_end = failure.printed_s is not None and failure.printed_s < _AGED_S
     return bool(is_printed) and at_the_end and failure.exitcode > 0 and not is_error(failure.words)
 

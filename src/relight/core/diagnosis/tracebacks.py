@@ -134,6 +134,7 @@ _NOT_FATAL = re.compile(
     r"^(?:Exception (?:ignored|in) |Task exception was never|Error in (?:atexit|sys\.excepthook)"
     r"|Process \S+:$|--- Logging error)"
 )
+_IGNORED = re.compile(r"^(?:Exception ignored |Error in atexit)")
 _WITHOUT_STARTERS = re.compile(r"^Error executing job with overrides")
 """The message that Hydra prints before the fatal traceback, which lacks the outermost frames."""
 _LOG = re.compile(
@@ -633,7 +634,10 @@ def _ending(
     for number, chain in reversed(list(enumerate(chains))):
         report = _report(lines, chain, program)
         if report.kind is FailureKind.PRINTED:
-            printed = printed or (number, report)
+            ignored = chains[number + 1 : number + 2] if printed and is_ignored(printed[1]) else []
+            later = lines[chain.raised[-1].exception + 1 : ignored[0].start] if ignored else []
+            if not printed or (ignored and not any(map(_is_own_output, later))):
+                printed = number, report
         elif crash is None or crash[0] < chain.end or not crash[1].where:
             return number, _with_quoted(lines, chain, chains[number + 1 : number + 2], report)
         else:
@@ -641,6 +645,17 @@ def _ending(
     if crash is not None:
         return sum(chain.start < crash[0] for chain in chains), crash[1]
     return printed or (0, None)
+
+
+def is_ignored(report: ErrorReport) -> bool:
+    """Return whether Python ignored an exception, for example in a destructor or an atexit
+    function. Such an exception ends nothing, and is often printed after the reason for an exit.
+    """
+    return bool(report.lines) and _IGNORED.match(report.lines[0]) is not None
+
+
+def _is_own_output(line: str) -> bool:
+    return bool(line.strip()) and not _IGNORED.match(line)
 
 
 def _report(lines: Sequence[str], chain: _Chain, program: ProgramFacts = _UNKNOWN) -> ErrorReport:
