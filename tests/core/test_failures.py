@@ -48,6 +48,18 @@ IMPLICIT = "During handling of the above exception, another exception occurred:"
 LOADED = (PRINTED.lines[0], '  File "/srv/job/train.py", line 3, in load', PRINTED.lines[1])
 
 
+def test_report_points_out_that_the_context_of_alike_exceptions_is_hidden() -> None:
+    """A rank that only lost its connection may have raised the same exception as the cause."""
+    report = error("step 3 failed", "StepFailed")._replace(
+        source='raise StepFailed(f"step {i} failed") from None'
+    )
+    alone, alike = [end(0, report=report)], [end(r, report=report) for r in (0, 2)]
+    hint = "`from None` hides the exception that led to this one"
+    for ends, is_shown in ((alone, False), (alike, True)):
+        lines = diagnose(ends).render(formed_at=0, ended="now", verdict="over")
+        assert any(line.startswith(f"  {hint}") for line in lines) == is_shown
+
+
 def test_identical_failures_are_reported_once() -> None:
     """Ranks that failed in the same way share a cause, even if numbers in their messages differ."""
     ends = [end(r, at=r / 10, report=error(f"rank {r} at 0x7f{r}")) for r in (3, 1, 2)]

@@ -327,6 +327,9 @@ NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '/data/x'"
         (READ + NO_FILE + "\n" + FROM + MAIN + f"OSError: no {NO_FILE[19:]}\n", "", "", False),
         # No errors.
         (READ + "StopIteration\n" + DURING + MAIN + "ValueError: no data\n", "", "", False),
+        (READ + "StopIteration\n" + FROM + MAIN + "RuntimeError: generator raised StopIteration\n",
+         "StopIteration", "/srv/job/data.py:4 in read", False),
+        (READ + "SystemExit: 143\n" + FROM + MAIN + "OSError: no data\n", "", "", True),
         (READ + "SystemExit: 143\n" + DURING + MAIN + "OSError: no data\n", "", "", True),
         (READ + NO_FILE + "\n" + DURING + LOAD + "KeyboardInterrupt\n" + DURING + MAIN
          + "OSError: no data\n", NO_FILE, "/srv/job/data.py:4 in read", True),

@@ -163,6 +163,13 @@ def is_chained(line: str) -> bool:
     return in_box(line) in _CHAINED
 
 
+def is_stated_cause(line: str) -> bool:
+    """Return whether a line says that an exception is the cause of the next one, as opposed to its
+    context.
+    """
+    return in_box(line) == _CHAINED[1]
+
+
 def is_marks(line: str) -> bool:
     """Return whether a line underlines part of the source line above it."""
     return _MARKS.match(line) is not None

@@ -42,6 +42,7 @@ from relight.core.diagnosis.traceback_lines import (
     is_marks,
     is_member,
     is_omission,
+    is_stated_cause,
     split_exception,
     without_middle,
 )
@@ -216,7 +217,9 @@ _INTERRUPTS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
 own.
 """
 _CONTROL_FLOW = (*_INTERRUPTS, "StopIteration", "StopAsyncIteration", "CancelledError", "Empty")
-"""Exceptions that aren't errors, and therefore can't be the cause of an error."""
+"""Exceptions that aren't errors, and therefore can't be the cause of an error, unless
+`raise … from` says so.
+"""
 
 _FOREIGN = 10
 """Maximum number of foreign lines, such as lines from C threads, within a traceback."""
@@ -381,19 +384,24 @@ def _chains(lines: Sequence[str], hooked: range = range(0)) -> list[_Chain]:
         hooked: the numbers of the lines that contain a single uncaught exception and nothing else.
     """
     groups: list[list[tuple[_Traceback, bool]]] = []
+    quoted: _Traceback | None = None  # the first one in the last group
     for traceback in _tracebacks(lines):
-        link = _link(lines, groups[-1], traceback, hooked) if groups else _Link.SEPARATE
+        before = groups[-1][-1][0] if groups else None
+        link = _link(lines, before, quoted, traceback, hooked) if before else _Link.SEPARATE
         if link is _Link.SEPARATE:
             groups.append([(traceback, False)])
+            quoted = None
         elif link is _Link.REST:
-            last, quoted = groups[-1][-1]
-            groups[-1][-1] = last._replace(end=traceback.end), quoted
+            last, is_quoted = groups[-1][-1]
+            groups[-1][-1] = last._replace(end=traceback.end), is_quoted
         else:
             groups[-1].append((traceback, link is _Link.QUOTED))
+            if link is _Link.QUOTED:
+                quoted = quoted or traceback
     for group in groups:
-        last, quoted = group[-1]
+        last, is_quoted = group[-1]
         if last.start in hooked and last.end < hooked.stop:
-            group[-1] = last._replace(end=hooked.stop), quoted
+            group[-1] = last._replace(end=hooked.stop), is_quoted
     return [
         _Chain(group[0][0].start, group[-1][0].end, tuple(_raised(lines, group)))
         for group in groups
@@ -402,17 +410,19 @@ def _chains(lines: Sequence[str], hooked: range = range(0)) -> list[_Chain]:
 
 def _link(
     lines: Sequence[str],
-    group: Sequence[tuple[_Traceback, bool]],
+    before: _Traceback,
+    quoted: _Traceback | None,
     traceback: _Traceback,
     hooked: range,
 ) -> _Link:
-    before = group[-1][0]
+    """Return how a traceback relates to the traceback before it, and to the first one that a
+    message in the same chain quotes.
+    """
     between = [line for line in lines[before.end : traceback.start] if line.strip(' "')]
     if len(between) == 1 and is_chained(between[0]):
         return _Link.CHAINED
     if not between and _quotes(lines, before, traceback):
         return _Link.QUOTED
-    quoted = next((each for each, is_quoted in group if is_quoted), None)
     if before.start in hooked and traceback.start in hooked:
         return _Link.QUOTED if quoted is None else _Link.REST
     if quoted is None or not _is_outermost(lines, quoted):
@@ -783,7 +793,10 @@ def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[st
     """
     for each in chain.raised[:-1]:
         type_, message = _split(in_box(lines[each.exception]))
-        if type_ and type_ not in _CONTROL_FLOW:
+        near = lines[each.end : each.end + _NEAR]
+        link = next((line for line in near if in_box(line).strip()), "")
+        stated = type_ not in _INTERRUPTS and is_stated_cause(link)
+        if type_ and (stated or type_ not in _CONTROL_FLOW):
             if message and message in report.message:
                 break
             outer = each.stack[0]
