@@ -105,6 +105,28 @@ def test_filesystem_without_free_inodes_is_reported(disks: Disks, tmp_path: Path
     assert exit_evidence.full_disks(TORCH, [str(tmp_path)], os.devnull) == expected
 
 
+def test_file_size_limit_may_explain_a_failed_write(
+    disks: Disks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.save does not give the reason. If the file system has room, it is a limit."""
+    lines = [f'    torch.save(w, "{tmp_path}/step.pt")', TORCH[-1]]
+    limit = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    disks({str(tmp_path): Disk(2 << 30)})
+    expected = (
+        "perhaps a file size limit (ulimit -f) or a quota: "
+        f"the file system of {tmp_path} has 2 GiB free"
+    )
+    assert exit_evidence.file_size_limit(lines) == expected
+    assert exit_evidence.file_size_limit(lines[:1]) == ""
+    assert exit_evidence.file_size_limit(TORCH) == ""  # the path is unknown
+    disks({str(tmp_path): Disk(1 << 20)})
+    assert exit_evidence.file_size_limit(lines) == ""
+    limit = 1 << 20
+    expected = "perhaps the file reached its size limit (ulimit -f, 1 MiB)"
+    assert exit_evidence.file_size_limit(TORCH) == expected
+
+
 def test_read_only_filesystem_is_not_reported_as_full(disks: Disks, tmp_path: Path) -> None:
     disks({str(tmp_path): Disk(0, flags=os.ST_RDONLY)})
     assert exit_evidence.full_disks(TORCH, [str(tmp_path)], os.devnull) == ""

@@ -508,7 +508,8 @@ def _explain_exception(
         return f"{lost}; {full}" if lost and full else lost or full
     temporary = command.env.get("TMPDIR", "/tmp")  # noqa: S108
     log = os.path.dirname(failure.log)
-    return exit_evidence.full_disks(texts, (".", log, temporary))
+    full = exit_evidence.full_disks(texts, (".", log, temporary))
+    return full or exit_evidence.file_size_limit(texts)
 
 
 def _explain_full_disk(end: WorkerEnd, log: str) -> str:

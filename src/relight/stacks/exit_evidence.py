@@ -30,6 +30,8 @@ _NEARLY = 16 << 10
 """A file system with less free space than this counts as full, because a file needs whole
 blocks.
 """
+_ROOM = 1 << 30
+"""A file system with more free space than this was not full."""
 _NO_ROOM = re.compile(
     r"No space left on device|Errno 28\b|ENOSPC|disk (?:is )?full|database or disk is full"
     r"|unexpected pos \d+ vs \d+|iostream error|PytorchStreamWriter failed|disk I/O error"
@@ -37,6 +39,10 @@ _NO_ROOM = re.compile(
     re.IGNORECASE,
 )
 """Messages from programs that can't write to a file. torch.save does not report the reason."""
+_UNEXPLAINED = re.compile(
+    r"unexpected pos \d+ vs \d+|basic_ios::clear: iostream error|PytorchStreamWriter failed"
+)
+"""Messages from torch.save about a failed write."""
 _PATH = re.compile(r"(?<![\w.:/-])/(?:[\w.+@=-]+/)*[\w.+@=-]*")
 _MAX_PATHS = 50
 _UNKNOWN_LOCAL_RANK = re.compile(
@@ -74,6 +80,32 @@ def full_disks(texts: Iterable[str], folders: Iterable[str], mounts: str = "/pro
     if not any(found):
         found = [_full(path, seen) for path in _writable(mounts)]
     return "; ".join(list(dict.fromkeys(filter(None, found)))[:2])
+
+
+def file_size_limit(texts: Iterable[str]) -> str:
+    """Explain a write error that torch.save does not explain, if no file system is full. The script
+    may have set the limit itself.
+
+    Args:
+        texts: the worker's output.
+    """
+    lines = list(texts)
+    if not any(_UNEXPLAINED.search(line) for line in lines):
+        return ""
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if soft != resource.RLIM_INFINITY:
+            return f"perhaps the file reached its size limit (ulimit -f, {format_size(soft)})"
+    except ImportError:
+        pass
+    named = [path for line in lines if not _is_frame(line) for path in _PATH.findall(line)]
+    for folder in map(os.path.dirname, named[:_MAX_PATHS]):
+        if folder != "/" and os.path.isdir(folder) and (free := _free(folder)) >= _ROOM:
+            room = f"the file system of {folder} has {format_size(free)} free"
+            return f"perhaps a file size limit (ulimit -f) or a quota: {room}"
+    return ""
 
 
 def bus_error(env: Environment, shm: str = _SHM) -> str:
@@ -292,6 +324,14 @@ def _size(path: str) -> int:
     except OSError:
         return 0
     return disk.f_blocks * disk.f_frsize
+
+
+def _free(path: str) -> int:
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return 0
+    return (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
 
 
 def _writable(mounts: str) -> list[str]:
