@@ -120,6 +120,31 @@ def test_short_excerpt_keeps_first_exception_of_exception_group() -> None:
     assert "    | ValueError: shard 2" not in shown
 
 
+def test_short_excerpt_omits_the_cleanup_of_cancelled_tasks_first() -> None:
+    lines = [
+        "  + Exception Group Traceback (most recent call last):",
+        "  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)",
+        "  +-+---------------- 1 ----------------",
+        "    | Traceback (most recent call last):",
+        '    |   File "/srv/job/train.py", line 16, in heartbeat',
+        "    | asyncio.exceptions.CancelledError",
+        "    |",
+        "    | During handling of the above exception, another exception occurred:",
+        "    |",
+        "    | Traceback (most recent call last):",
+        '    |   File "/srv/job/train.py", line 18, in heartbeat',
+        "    | ConnectionError: could not deregister",
+        "    +---------------- 2 ----------------",
+        "    | Traceback (most recent call last):",
+        '    |   File "/srv/job/train.py", line 11, in fetch',
+        "    | ValueError: negative length -7",
+        "    +------------------------------------",
+    ]
+    shown = excerpt(lines, 9)
+    assert "    | ValueError: negative length -7" in shown
+    assert "    | ConnectionError: could not deregister" not in shown
+
+
 @pytest.mark.parametrize("rows", [10, 54, 55, 70])
 def test_consecutive_omitted_lines_are_counted_together(rows: int) -> None:
     lines = ["Traceback (most recent call last):", '  File "a.py", line 4, in f', "E: bad:"]

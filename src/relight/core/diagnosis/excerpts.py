@@ -47,6 +47,7 @@ _ADDRESS = re.compile(
     | (?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])""",
     re.VERBOSE,
 )
+_FIRST_OF_GROUP = re.compile(r"^ +\+-\+-+ 1 -+$")
 _NEXT_OF_GROUP = re.compile(r"^ +\+-+ (?:[2-9]|\d\d+) -+$")
 """The separator that Python prints before the second and later exceptions of an ExceptionGroup."""
 _WITHOUT_REASON = re.compile(r"while [a-z]+ing |\d+ validation errors? for ")
@@ -251,8 +252,7 @@ def _droppable_lines(lines: Sequence[str]) -> list[list[int]]:
     last = [library.pop()] if own and library else []
     between = [range(begin, end) for begin, end in pairwise(links)]
     first_lines = message[:_MESSAGE] if len(headers) < 2 else []
-    later = [number for number, line in enumerate(lines) if _NEXT_OF_GROUP.match(line)]
-    members = [range(begin, end) for begin, end in pairwise([*later, len(lines)])]
+    members = _droppable_members(lines)
     return [
         *library,
         *([marks] if marks else []),
@@ -265,6 +265,20 @@ def _droppable_lines(lines: Sequence[str]) -> list[list[int]]:
         *([root] if root and root is not own[-1] else []),
         *reversed(first_lines),
     ]
+
+
+def _droppable_members(lines: Sequence[str]) -> list[range]:
+    """Return the line numbers of all but the most relevant exception of a group, with the least
+    relevant last. What a task raises after it was cancelled is the least relevant.
+    """
+    later = [number for number, line in enumerate(lines) if _NEXT_OF_GROUP.match(line)]
+    first = next((n for n, line in enumerate(lines) if _FIRST_OF_GROUP.match(line)), None)
+    members = [range(begin, end) for begin, end in pairwise([*later, len(lines)])]
+    if first is None or not members:
+        return members
+    members.insert(0, range(first + 1, later[0]))
+    members.sort(key=lambda member: any("CancelledError" in lines[n] for n in member))
+    return members[1:]
 
 
 def with_gaps(lines: Sequence[str], parts: Iterable[Sequence[int]]) -> list[str]:
