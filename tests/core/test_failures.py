@@ -48,6 +48,15 @@ IMPLICIT = "During handling of the above exception, another exception occurred:"
 LOADED = (PRINTED.lines[0], '  File "/srv/job/train.py", line 3, in load', PRINTED.lines[1])
 
 
+def test_lost_connection_in_the_list_of_consequences_has_one_line() -> None:
+    lost = error("step failed")._replace(cause="RuntimeError\nConnection closed by peer")
+    lines = diagnose([end(0, report=error()), end(1, at=1.0, report=lost)]).render(
+        formed_at=0, ended="now", verdict="over"
+    )
+    assert "\n" not in "".join(lines)
+    assert any("raised ValueError: step failed after RuntimeError" in line for line in lines)
+
+
 def test_report_points_out_that_the_context_of_alike_exceptions_is_hidden() -> None:
     """A rank that only lost its connection may have raised the same exception as the cause."""
     report = error("step 3 failed", "StepFailed")._replace(

@@ -624,7 +624,7 @@ def _exception(report: ErrorReport, most: int) -> str:
 def _cause(report: ErrorReport) -> str:
     """Return the first line of the first exception in a chain, or an empty string."""
     name, joint, message = report.cause.partition(": ")
-    return f"{name}{joint}{headline(report._replace(message=message), _WHAT)}"
+    return f"{name.partition(chr(10))[0]}{joint}{headline(report._replace(message=message), _WHAT)}"
 
 
 def _first_line(report: ErrorReport) -> str:
