@@ -454,12 +454,17 @@ def _are_all_seen(root: Failure, known: Known) -> bool:
 
 def _may_hide_loss(failure: Failure) -> bool:
     """Return whether a worker may have handled the loss of a peer before it failed: it exited
-    without an exception, or hid the exception that it was handling (`raise … from None`).
+    without an exception, or its exception hides the one that it was handling.
     """
-    report = failure.report
-    if report is None or not failure.is_explained:
+    if not failure.is_explained:
         return failure.exitcode > 0
-    return report.source.rstrip(" )").endswith("from None")
+    return hides_context(failure)
+
+
+def hides_context(failure: Failure) -> bool:
+    """Return whether a worker's exception was raised with `from None`."""
+    report = failure.report
+    return failure.is_explained and report is not None and report.source.endswith(" from None")
 
 
 def _is_seen(failure: Failure) -> bool:

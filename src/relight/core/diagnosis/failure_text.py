@@ -282,7 +282,7 @@ class Diagnosis(NamedTuple):
                 "torch detected this in a signal handler, "
                 "which can interrupt the script at any line"
             )
-        if self.same and symptom.is_explained and _hides_context(symptom.report):
+        if self.same and causes.hides_context(symptom):
             return (
                 "`from None` hides the exception that led to this one, "
                 "which may differ between these ranks"
@@ -374,11 +374,6 @@ def _in_signal_handler(report: ErrorReport | None) -> bool:
     """
     frames = [frame for line in report.lines if (frame := frame_of(line))] if report else []
     return bool(frames) and frames[-1].file.endswith(_SIGCHLD_HANDLER)
-
-
-def _hides_context(report: ErrorReport | None) -> bool:
-    """Return whether the exception was raised with `from None`."""
-    return report is not None and report.source.endswith(" from None")
 
 
 def _location(failure: Failure) -> str:
