@@ -497,6 +497,7 @@ ConnectionRefusedError: [Errno 111] Connection refused
         (LOGGED + IGNORED, "ValueError"),
         (LOGGED + AT_EXIT + IGNORED, "ValueError"),
         (LOGGED + "step 3\n" + IGNORED, "RuntimeError"),  # the program continued
+        (IGNORED + AT_EXIT, "ConnectionRefusedError"),
         (IGNORED + LOGGED + "bye\n", "ValueError"),
     ],
 )
@@ -616,6 +617,16 @@ def test_exception_of_torch_ends_with_its_prefix() -> None:
     assert (report.kind, report.message) == (RAISED, "evaluation failed")
     assert (report.cause, report.cause_where) == ("KeyError: 'bleu'", "/srv/job/data.py:7 in load")
     assert [line for line in besides(text)[1] if line] == ["bye"]
+
+
+def test_exceptions_of_two_ranks_that_a_worker_started_are_separate() -> None:
+    first, second = (
+        "".join(f"[rank{rank}]: {line}\n" for line in f"{MAIN}{said}".split("\n"))
+        for rank, said in ((0, "ValueError: bad"), (1, "RuntimeError: Connection closed"))
+    )
+    report = from_stderr(first + second)
+    assert report is not None
+    assert (report.type, report.cause) == ("RuntimeError", "")
 
 
 def test_fatal_exception_after_a_printed_one_is_not_part_of_its_message() -> None:

@@ -357,20 +357,23 @@ def _lines(text: str) -> tuple[list[str], range]:
 
 
 def _hooked(printed: Sequence[str]) -> range:
-    """Return the numbers of the lines that torch's excepthook printed. It prints one uncaught
-    exception, with `[rank0]: ` before each line.
+    """Return the numbers of the lines that torch's excepthook printed last. It prints one uncaught
+    exception, with `[rank0]: ` before each line. A worker may start other ranks itself.
     """
     end = len(printed)
     while end and not _RANK.match(printed[end - 1]):
         end -= 1
+    if not end:
+        return range(0)
+    prefix = printed[end - 1].partition(" ")[0]
     begin = end
     while begin and (
-        not printed[begin - 1] or _RANK.match(printed[begin - 1]) or is_omission(printed[begin - 1])
+        not (line := printed[begin - 1]) or line.startswith(f"{prefix} ") or is_omission(line)
     ):
         begin -= 1
     while begin < end and not printed[begin]:
         begin += 1
-    return range(begin, end) if begin < end and is_header(printed[begin]) else range(0)
+    return range(begin, end) if is_header(printed[begin]) else range(0)
 
 
 # From lines to tracebacks.
@@ -646,7 +649,8 @@ def _ending(
         if report.kind is FailureKind.PRINTED:
             ignored = chains[number + 1 : number + 2] if printed and is_ignored(printed[1]) else []
             later = lines[chain.raised[-1].exception + 1 : ignored[0].start] if ignored else []
-            if not printed or (ignored and not any(map(_is_own_output, later))):
+            outranks = ignored and not (is_ignored(report) or any(map(_is_own_output, later)))
+            if not printed or outranks:
                 printed = number, report
         elif crash is None or crash[0] < chain.end or not crash[1].where:
             return number, _with_quoted(lines, chain, chains[number + 1 : number + 2], report)
