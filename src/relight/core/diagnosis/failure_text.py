@@ -133,7 +133,8 @@ class Diagnosis(NamedTuple):
             at = f"rank {symptom.rank} at " if is_other else ""
             if not (symptom.is_explained or causes.handling(symptom)):
                 # It is the place of the exception that was printed, and not of the exit.
-                at = f"rank {symptom.rank}: raised at " if is_other else "raised at "
+                at = f"rank {symptom.rank}: " if is_other else ""
+                at += "last traceback at "
             lines.append(f"  {at}{cut_left(where, 2 * WIDTH - 2 - len(at))}")
             report = symptom.report
             if report is not None and report.source and symptom.is_explained:
