@@ -285,7 +285,7 @@ class Diagnosis(NamedTuple):
             )
         if self.same and causes.hides_context(symptom):
             return (
-                "`from None` hides the exception that led to this one, "
+                "from None hides the exception that led to this one, "
                 "which may differ between these ranks"
             )
         if verdict.certainty is Certainty.UNKNOWN:
