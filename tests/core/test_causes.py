@@ -535,6 +535,18 @@ def test_report_says_lost_connection_may_have_been_to_a_finished_rank(
     assert verdict.detail == "the connection may have been to rank 1, which had left the script"
 
 
+def test_report_says_lost_connection_may_have_been_to_a_rank_without_python_code() -> None:
+    """The rank may be in an exit function written in C, or may not have started yet."""
+    without_code = stopped(1, WorkerState(NO_CODE, (), False))
+    verdict = judge(end(0, at=1.0, report=RESET), without_code, stopped(2, READS))
+    assert (verdict.root.rank, verdict.ranks) == (0, (0, 1))
+    assert verdict.certainty is Certainty.UNKNOWN
+    assert verdict.detail == (
+        "the connection may have been to rank 1, which was not running Python code (starting or "
+        "exiting)"
+    )
+
+
 def test_reason_of_finished_rank_is_shown_with_lost_connection() -> None:
     told = end(1, 0)._replace(words="no data left")
     verdict = judge(end(0, at=1.0, report=RESET), told, succeeded=(1,))

@@ -631,6 +631,11 @@ def lost_connection(known: Known) -> Verdict | None:
     elif printers := [f for f in others if _had_printed(f, root)]:
         to = f"rank {printers[0].rank}; {_printed(printers)}"
         why, certainty = f"the connection may have been to {to}", Certainty.LIKELY
+    elif (left := _without_code(known, root)) is not None:
+        to = f"rank {left.root.rank}, which {absence(left.root)}"
+        why, certainty = f"the connection may have been to {to}", Certainty.UNKNOWN
+        ranks = tuple(sorted((root.rank, left.root.rank)))
+        return Verdict("lost_connection", certainty, why, root, root, ranks, detail=why)
     elif seen and not (earlier or root.stop_signal):
         why, certainty = "no other rank had failed or ended", Certainty.PROVEN
     else:
