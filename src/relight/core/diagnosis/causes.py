@@ -632,9 +632,9 @@ def lost_connection(known: Known) -> Verdict | None:
         to = f"rank {printers[0].rank}; {_printed(printers)}"
         why, certainty = f"the connection may have been to {to}", Certainty.LIKELY
     elif (left := _without_code(known, root)) is not None:
-        to = f"rank {left.root.rank}, which {absence(left.root)}"
-        why, certainty = f"the connection may have been to {to}", Certainty.UNKNOWN
-        ranks = tuple(sorted((root.rank, left.root.rank)))
+        other, certainty = left.root, Certainty.UNKNOWN
+        why = f"the connection may have been to rank {other.rank}, which {absence(other)}"
+        ranks = tuple(sorted((root.rank, other.rank)))
         return Verdict("lost_connection", certainty, why, root, root, ranks, detail=why)
     elif seen and not (earlier or root.stop_signal):
         why, certainty = "no other rank had failed or ended", Certainty.PROVEN
