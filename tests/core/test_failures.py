@@ -63,7 +63,7 @@ def test_report_points_out_that_the_context_of_alike_exceptions_is_hidden() -> N
         source='raise StepFailed(f"step {i} failed") from None'
     )
     alone, alike = [end(0, report=report)], [end(r, report=report) for r in (0, 2)]
-    hint = "from None hides the exception that led to this one"
+    hint = "from None hides the reason"
     for ends, is_shown in ((alone, False), (alike, True)):
         lines = diagnose(ends).render(formed_at=0, ended="now", verdict="over")
         assert any(line.startswith(f"  {hint}") for line in lines) == is_shown

@@ -32,17 +32,15 @@ blocks.
 """
 _ROOM = 1 << 30
 """A file system with more free space than this was not full."""
+_TORCH_SAVE = r"unexpected pos \d+ vs \d+|iostream error|PytorchStreamWriter failed"
 _NO_ROOM = re.compile(
     r"No space left on device|Errno 28\b|ENOSPC|disk (?:is )?full|database or disk is full"
-    r"|unexpected pos \d+ vs \d+|iostream error|PytorchStreamWriter failed|disk I/O error"
+    rf"|{_TORCH_SAVE}|disk I/O error"
     r"|(?:failed|unable|short|error)[\w ]{0,20} writ(?:e|ing)|write (?:error|failed)",
     re.IGNORECASE,
 )
 """Messages from programs that can't write to a file. torch.save does not report the reason."""
-_UNEXPLAINED = re.compile(
-    r"unexpected pos \d+ vs \d+|basic_ios::clear: iostream error|PytorchStreamWriter failed"
-)
-"""Messages from torch.save about a failed write."""
+_UNEXPLAINED = re.compile(_TORCH_SAVE)
 _PATH = re.compile(r"(?<![\w.:/-])/(?:[\w.+@=-]+/)*[\w.+@=-]*")
 _MAX_PATHS = 50
 _UNKNOWN_LOCAL_RANK = re.compile(

@@ -88,9 +88,7 @@ class SignalException(Exception):  # noqa: N818  # torch's name
 
 
 def _first(result: RunResult) -> Failure | None:
-    """Return the first failure on this node or, if there was none, the root cause on another
-    node.
-    """
+    """Return the first failure on this node, or else the root cause on another node."""
     own = sorted(result.failures, key=lambda each: (bool(each.stop_signal), each.at))
     cause = result.cause
     if cause is not None and any((each.rank, each.pid) == (cause.rank, cause.pid) for each in own):

@@ -410,8 +410,7 @@ def own_failure(known: Known) -> Verdict | None:
         gone = format_ranks(known.succeeded_ranks)
         needed = "it" if len(known.succeeded_ranks) == 1 else "them"
         why = f"{gone} had already exited with code 0; rank {root.rank} may have needed {needed}"
-        ranks = tuple(sorted((*known.succeeded_ranks, root.rank)))
-        return Verdict("own_failure", Certainty.UNKNOWN, why, root, root, ranks, detail=why)
+        return _perhaps_because_of(known.succeeded_ranks, root, known, "own_failure", why)
     if not earlier:
         had = "had failed" if _are_all_seen(root, known) else "is known to have failed before"
         why = f"no other rank {had}"
@@ -453,8 +452,8 @@ def _are_all_seen(root: Failure, known: Known) -> bool:
 
 
 def _may_hide_loss(failure: Failure) -> bool:
-    """Return whether a worker may have handled the loss of a peer before it failed: it exited
-    without an exception, or its exception hides the one that it was handling.
+    """Return whether the loss of a peer can't be ruled out as the reason for a failure, because the
+    worker exited without an exception, or its exception hides the one that it was handling.
     """
     if not failure.is_explained:
         return failure.exitcode > 0
@@ -601,10 +600,7 @@ def lost_connection(known: Known) -> Verdict | None:
     gone = (*known.succeeded_ranks, *_failed_ranks(over))
     if gone:
         why = f"the connection may have been to {format_ranks(gone)}, which had left the script"
-        ranks = tuple(sorted((*gone, root.rank)))
-        printed = _printed(known.told)
-        detail = f"{why}; {printed}" if printed else why
-        return Verdict("lost_connection", Certainty.UNKNOWN, why, root, root, ranks, detail=detail)
+        return _perhaps_because_of(gone, root, known, "lost_connection", why)
     if len(found) > 1 and len(found) == len(known.ends) - 1:
         left = elsewhere(known) or _without_code(known, root)
         if left is not None:
@@ -632,15 +628,23 @@ def lost_connection(known: Known) -> Verdict | None:
         to = f"rank {printers[0].rank}; {_printed(printers)}"
         why, certainty = f"the connection may have been to {to}", Certainty.LIKELY
     elif (left := _without_code(known, root)) is not None:
-        other, certainty = left.root, Certainty.UNKNOWN
+        other = left.root
         why = f"the connection may have been to rank {other.rank}, which {absence(other)}"
-        ranks = tuple(sorted((root.rank, other.rank)))
-        return Verdict("lost_connection", certainty, why, root, root, ranks, detail=why)
+        return _perhaps_because_of((other.rank,), root, known, "lost_connection", why)
     elif seen and not (earlier or root.stop_signal):
         why, certainty = "no other rank had failed or ended", Certainty.PROVEN
     else:
         why, certainty = "the connection may have been to another rank", Certainty.LIKELY
     return Verdict("lost_connection", certainty, why, root, root)
+
+
+def _perhaps_because_of(
+    gone: Sequence[int], root: Failure, known: Known, rule: str, why: str
+) -> Verdict:
+    """Return the verdict on a worker that may have failed because of ranks that had left."""
+    ranks, printed = tuple(sorted((*gone, root.rank))), _printed(known.told)
+    detail = f"{why}; {printed}" if printed else why
+    return Verdict(rule, Certainty.UNKNOWN, why, root, root, ranks, detail=detail)
 
 
 def _had_printed(failure: Failure, root: Failure) -> bool:

@@ -269,7 +269,7 @@ def _droppable_lines(lines: Sequence[str]) -> list[list[int]]:
 
 def _droppable_members(lines: Sequence[str]) -> list[range]:
     """Return the line numbers of all but the most relevant exception of a group, with the least
-    relevant last. What a task raises after it was cancelled is the least relevant.
+    relevant last. Exceptions from cancelled tasks are the least relevant.
     """
     later = [number for number, line in enumerate(lines) if _NEXT_OF_GROUP.match(line)]
     first = next((n for n, line in enumerate(lines) if _FIRST_OF_GROUP.match(line)), None)

@@ -221,7 +221,7 @@ class Diagnosis(NamedTuple):
         """Return lines with more information about the cause."""
         verdict, symptom = self.verdict, self.verdict.symptom
         lines = [verdict.detail] if verdict.detail else []
-        who = f"rank {symptom.rank}" if verdict.says else "it"  # which the headline is about
+        who = f"rank {symptom.rank}" if verdict.says else "it"  # not the subject of the headline
         if verdict.says and not verdict.joint and role(symptom) is Role.VICTIM:
             if -symptom.exitcode not in CRASHES:
                 lines.append(f"rank {symptom.rank} {what_happened(symptom)}")
@@ -284,10 +284,7 @@ class Diagnosis(NamedTuple):
                 "which can interrupt the script at any line"
             )
         if self.same and causes.hides_context(symptom):
-            return (
-                "from None hides the exception that led to this one, "
-                "which may differ between these ranks"
-            )
+            return "from None hides the reason, which may differ between these ranks"
         if verdict.certainty is Certainty.UNKNOWN:
             others = [f for f in self.consequences if role(f) is Role.STOPPED]
             if where := causes.places(others):

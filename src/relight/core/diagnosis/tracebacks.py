@@ -835,8 +835,8 @@ def _group(
 
 
 def _members(lines: Sequence[str], group: _Traceback) -> list[_Member]:
-    """Return the exceptions in an ExceptionGroup, including those in nested groups. What a task
-    raises after it was cancelled is the least relevant.
+    """Return the exceptions in an ExceptionGroup, including those in nested groups. Exceptions from
+    cancelled tasks come last, because they are the least relevant.
     """
     found: list[_Member] = []
     begin = group.exception + 1
