@@ -19,7 +19,7 @@ from relight.cli.doctor import DOCTOR_FLAGS
 from relight.cli.doctor import usage as doctor_help
 from relight.cli.main import main
 from relight.flags.arguments import parse, to_spec
-from relight.flags.spec import FLAGS, Flag, LaunchSpec
+from relight.flags.spec import FLAGS, Flag, LaunchSpec, unknown_variables
 from relight.flags.usage import coordinator_help, run_help, shown_default
 
 Refused = Callable[..., str]
@@ -438,11 +438,11 @@ DEVICES = {"CUDA_VISIBLE_DEVICES": "0,1"}
         ("--nproc-per-node=1 x.py", DEVICES, ""),
         ("x.py", {"CUDA_VISIBLE_DEVICES": "0"}, ""),
         ("x.py", {"CUDA_VISIBLE_DEVICES": ""}, ""),
-        ("x.py", {"RELIGHT_HANG_TIMOUT": "5"}, "RELIGHT_HANG_TIMOUT has no effect; did you mean "
+        ("x.py", {"RELIGHT_HANG_TIMOUT": "5"}, "RELIGHT_HANG_TIMOUT is ignored; did you mean "
          "RELIGHT_HANG_TIMEOUT?"),
-        ("x.py", {"PET_NPROC_PER_NODES": "2"}, "PET_NPROC_PER_NODES has no effect; did you mean "
+        ("x.py", {"PET_NPROC_PER_NODES": "2"}, "PET_NPROC_PER_NODES is ignored; did you mean "
          "PET_NPROC_PER_NODE?"),
-        ("x.py", {"RELIGHT_MAX_RESTARTS": "3"}, "RELIGHT_MAX_RESTARTS has no effect; did you mean "
+        ("x.py", {"RELIGHT_MAX_RESTARTS": "3"}, "RELIGHT_MAX_RESTARTS is ignored; did you mean "
          "PET_MAX_RESTARTS?"),
         ("x.py", {"RELIGHT_EXPERIMENT": "a", "PET_NAME_OF_MY_CAT": "b"}, ""),
     ],
@@ -451,7 +451,8 @@ def test_ignored_environment_variable_prints_a_note(
     words: str, variables: dict[str, str], note: str
 ) -> None:
     """Users expect the launcher to read it."""
-    found = unused_variables.notes(*spec_of(*words.split()), variables, 1)
+    unknown = unknown_variables(variables)
+    found = unused_variables.notes(*spec_of(*words.split()), variables, 1, unknown)
     assert len(found) == bool(note)
     assert all(each.startswith(note) for each in found)
 
@@ -460,7 +461,7 @@ def test_relights_own_variables_are_not_taken_for_typos() -> None:
     text = "".join(path.read_text() for path in Path(relight.__file__).parent.rglob("*.py"))
     names = re.findall(r"\b(?:RELIGHT|PET)_[A-Z_]*[A-Z]\b", text)
     assert "RELIGHT_JOB_DIR" in names
-    assert unused_variables.notes(*spec_of("x.py"), dict.fromkeys(names, "1"), 1) == []
+    assert unknown_variables(names) == []
 
 
 def test_script_in_a_named_pipe_is_not_scanned(tmp_path: Path) -> None:

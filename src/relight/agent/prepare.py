@@ -34,6 +34,7 @@ from relight.flags.spec import (
     LaunchSpec,
     check,
     check_ranks,
+    unknown_variables,
 )
 from relight.host import files, system
 from relight.net.ports import PORT_RANGE
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from relight.warm.worker_program import WorkerProgram
 
 _UNUSED = {"MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
-_PREFIXES = ("RELIGHT_", "PET_")
 _RESOLVE_TIMEOUT_S = 60
 _RESOLVE_INTERVAL_S = 1.0
 _WRITABLE = 0o022
@@ -95,10 +95,11 @@ def prepare(
     notes += entrypoint.check_streams(spec, local_world_size)
     notes += check_ranks(spec, local_world_size) + entrypoint.misplaced_flags(spec, given)
     notes += entrypoint.local_rank_notes(spec, local_world_size, is_passed=local_rank_argument)
-    if any(name in _UNUSED or name.startswith(_PREFIXES) for name in env.variables):
+    unknown = unknown_variables(env.variables)
+    if unknown or not _UNUSED.isdisjoint(env.variables):
         from relight.agent import unused_variables
 
-        notes += unused_variables.notes(spec, given, env.variables, local_world_size)
+        notes += unused_variables.notes(spec, given, env.variables, local_world_size, unknown)
     if spec.verbose and not spec.no_python:
         notes += filter(None, [interpreter.explain(python, env)])
     if "TORCHELASTIC_HEALTH_CHECK_PORT" in env.variables:

@@ -1,8 +1,8 @@
 """Notes about environment variables that users expect to have an effect, but that relight doesn't
-read. This module is loaded only if such a variable may be set.
+read. This module is loaded only if such a variable is set.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from relight.base.text import closest_match
 from relight.flags.spec import FLAGS, LaunchSpec
@@ -12,11 +12,15 @@ _PLACE = ("master-addr", "master-port", "rdzv-endpoint")
 _DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """ROCm prefers the first of them."""
 _SIMILARITY = 0.82
-"""Typos are above it. relight's own other variables are at most 0.8 (RELIGHT_PYTHON)."""
+"""The minimum similarity of a misspelled name (difflib)."""
 
 
 def notes(
-    spec: LaunchSpec, given: set[str], variables: Mapping[str, str], local_world_size: int
+    spec: LaunchSpec,
+    given: set[str],
+    variables: Mapping[str, str],
+    local_world_size: int,
+    unknown: Iterable[str] = (),
 ) -> list[str]:
     """Return a note for each unused variable.
 
@@ -25,11 +29,12 @@ def notes(
         given: the flags set by the user or the cluster.
         variables: the environment.
         local_world_size: the number of workers on this node.
+        unknown: the variables from `unknown_variables`.
     """
     if any(name in variables for name in _OF_A_WORKER):
         return []  # they were set by another launcher, which knows better
     found = _address_notes(spec, given, variables) if spec.runs_locally() else []
-    found += _misspelled(variables)
+    found += _misspelled(unknown)
     name = next((name for name in _DEVICES if variables.get(name)), "")
     count = len(list(filter(None, variables.get(name, "").split(","))))
     if count > 1 and local_world_size == 1 and "nproc-per-node" not in given:
@@ -63,16 +68,14 @@ def _address_notes(spec: LaunchSpec, given: set[str], variables: Mapping[str, st
     return [f"{shown}: no effect, as in torchrun; {why}"]
 
 
-def _misspelled(variables: Mapping[str, str]) -> list[str]:
-    """Return a note for each variable that is almost the variable of a flag, or has the prefix of
-    the other kind. Other unknown names may belong to the script.
+def _misspelled(unknown: Iterable[str]) -> list[str]:
+    """Return a note for each variable whose name is similar to a flag's variable, or is equal to it
+    except for the prefix. Other unknown variables may belong to the script.
     """
-    sources = [flag.source for flag in FLAGS if flag.source]
-    by_name = {source.partition("_")[2]: source for source in sources}
+    by_name = {flag.source.partition("_")[2]: flag.source for flag in FLAGS if flag.source}
     found = []
-    for name in variables:
-        if name.startswith(("RELIGHT_", "PET_")) and name not in sources:
-            meant = closest_match(name.partition("_")[2], list(by_name), cutoff=_SIMILARITY)
-            if meant:
-                found.append(f"{name} has no effect; did you mean {by_name[meant]}?")
+    for variable in unknown:
+        meant = closest_match(variable.partition("_")[2], list(by_name), cutoff=_SIMILARITY)
+        if meant:
+            found.append(f"{variable} is ignored; did you mean {by_name[meant]}?")
     return found

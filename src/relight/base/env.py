@@ -9,6 +9,18 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+OWN_VARIABLES = frozenset(
+    f"RELIGHT_{name}"
+    for name in (
+        "CALL_DIRECTORY", "CONFIG_DIR", "END_TIME", "HOOK", "IMAGE", "JOB_DIR", "JOB_ID",
+        "LAUNCHER", "LAUNCHER_PATH", "LAUNCHER_URL", "MAX_RETRIES", "MISTAKES", "NAMED_RESOURCES",
+        "NODE_NAME", "PARENT_RUN_ID", "PORT_RANGE", "PREEMPTIONS", "PROGRAMS", "PYTHON",
+        "PYTHONPATH", "RECOVERY", "REPLICA_ID", "REQUEUES", "ROOM", "SSH_ORDER", "STATE_DIR",
+        "STATUS_TOKEN", "TERMINATION_LOG", "TOKEN", "TOPOLOGY", "UNFIT_EXIT_CODE",
+    )
+)  # fmt: skip
+"""relight's variables that don't set a flag."""
+
 
 class Environment(NamedTuple):
     """A copy of the process environment, with the lookups that the launcher needs."""

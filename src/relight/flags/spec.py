@@ -11,9 +11,10 @@ one-line note for each setting that torchrun would silently ignore.
 """
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from relight.base.env import OWN_VARIABLES
 from relight.base.errors import UsageError, exit_code_text
 from relight.base.values import (
     BACKENDS,
@@ -354,6 +355,7 @@ FLAGS: tuple[Flag, ...] = (
 )  # fmt: skip
 
 FLAG_BY_NAME = {flag.name: flag for flag in FLAGS}
+_KNOWN_VARIABLES = OWN_VARIABLES | {flag.source for flag in FLAGS}
 
 
 def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
@@ -500,6 +502,12 @@ def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
             notes.append(
                 f"--duplicate-{name}-filters has no effect, because no {name} is tee'd (--tee)"
             )
+
+
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """Return the names that begin like relight's or torchrun's variables, but are none of them."""
+    own = ("RELIGHT_", "PET_")
+    return [name for name in names if name.startswith(own) and name not in _KNOWN_VARIABLES]
 
 
 def check_ranks(spec: LaunchSpec, local_world_size: int) -> list[str]:
