@@ -191,7 +191,6 @@ class Run:
         )  # fmt: skip
         self.watch.on_coordinator = self._begins
         if self._blips is not None:
-            self.watch.left_alone_from = _BEGUN_BY_S
             self.watch.may_freeze = self._sleeps
         self.watch.on_answer = self._answered
         self._kill_who_answers = 0.0
@@ -220,8 +219,10 @@ class Run:
             world.after(random.uniform(0, self._spread_s), self._start, host)
         if world.tries_network and world.probes.random() < 0.5:
             self._wall(world.probes.choice(world.hosts), world.probes.uniform(1, 30))
-        first = _BEGUN_BY_S if self._blips is not None else random.uniform(0, 5)
-        world.after(first, self._trouble)
+        if self._blips is not None:
+            world.after(_BEGUN_BY_S, self._begin_blips)
+        else:
+            world.after(random.uniform(0, 5), self._trouble)
         world.run_until(self._trouble_s)
         self._calm()
         if self._blips is not None and not self.watch.formations:
@@ -344,6 +345,16 @@ class Run:
             self._start_commands()
         else:
             self._start(process.host)
+
+    def _begin_blips(self) -> None:
+        """Begin as soon as the group has settled. Its nodes may still be probing each other."""
+        if self.world.now >= self._trouble_s:
+            return
+        if self._unsettled():
+            self.world.after(1.0, self._begin_blips)
+            return
+        self.watch.left_alone_from = self.world.now
+        self._trouble()
 
     def _trouble(self) -> None:
         world, random = self.world, self._random

@@ -732,6 +732,8 @@ class Watch:
                 self.world.at(renewed_until, self._still_runs, older, node)
                 return
             for newer in self._newer(older):
+                if self.world.now < newer.at + self.tolerated_s:
+                    continue  # has a check of its own; `older` may have been confirmed since
                 if self._is_unaware(older, newer):
                     self.world.after(self._lease_s, self._still_runs, older, node)
                     return
