@@ -287,6 +287,9 @@ def test_rank_in_an_except_block_may_have_failed_before_the_first_exit() -> None
     ("message", "root"),
     [
         ("rank 0 hung up", 0),
+        ("another rank has asked to abort", 0),
+        ("lost contact with other workers", 0),
+        ("the file of another run is here", 1),
         ("rank=0 is gone", 0),
         ("rank 10 hung up", 1),
         ("rank 0.5 is closed", 1),
@@ -702,6 +705,15 @@ def test_report_on_different_collectives_describes_one_blamed_rank() -> None:
     assert tied.root.rank == tied.symptom.rank == 1
 
 
+def test_no_rank_is_blamed_if_ranks_were_in_a_broadcast_and_another_call() -> None:
+    """A broadcast returns at its root before the other ranks have entered it."""
+    sends, waits = traceback("broadcast", 10), traceback("barrier", 11)
+    ends = [end(rank, at=2.0, report=sends) for rank in (0, 1)]
+    verdict = judge(*ends, end(2, at=3.0, report=waits))
+    assert verdict.certainty is Certainty.UNKNOWN
+    assert verdict.ranks == (0, 1, 2)
+
+
 def in_init(rank: int, missing: int) -> Failure:
     """Return a worker that waited in vain for a rank in init_process_group."""
     key = f"/default_pg/0//cpu//0/{missing}"
@@ -729,7 +741,7 @@ def test_rank_that_others_wait_for_in_init_is_not_said_to_have_a_different_rank(
 
 
 def test_majority_in_a_collective_is_not_blamed() -> None:
-    calls = ["barrier", "broadcast", *["all_reduce"] * 3]
+    calls = ["barrier", "all_gather", *["all_reduce"] * 3]
     ends = [end(rank, report=traceback(name, 10 + len(name))) for rank, name in enumerate(calls)]
     verdict = judge(*ends)
     assert (verdict.certainty, verdict.ranks) == (Certainty.LIKELY, (0,))

@@ -60,6 +60,19 @@ def test_ranks_waiting_for_each_other_may_all_cause_the_hang() -> None:
     assert alone is not None and alone.ranks == (2,)
 
 
+def test_rank_ahead_of_a_broadcast_is_not_blamed() -> None:
+    """The root of a broadcast goes on before the others have received anything, so the rank in the
+    minority may be right.
+    """
+    broadcast = (Frame("/x/torch/distributed/distributed_c10d.py", 9, "broadcast"), MAIN, MODULE)
+    hang = hang_text.diagnose([stopped(rank, *broadcast) for rank in (0, 1)], "")
+    assert hang is not None and not hang.is_unknown
+    ahead = stopped(2, *REDUCE)
+    hang = hang_text.diagnose([stopped(0, *broadcast), stopped(1, *broadcast), ahead], "")
+    assert hang is not None and hang.is_unknown
+    assert hang.ranks == (0, 1, 2)
+
+
 def stopped(rank: int, *frames: Frame, report: ErrorReport | None = None) -> Failure:
     seen = doing(process(*frames))
     return Failure(rank, rank, "h", 1, -15, 0.0, 15, report, (), "", "", doing=seen)

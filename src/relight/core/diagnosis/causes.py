@@ -29,7 +29,13 @@ from relight.core.diagnosis import blame
 from relight.core.diagnosis.blame import Blame
 from relight.core.diagnosis.excerpts import headline
 from relight.core.diagnosis.last_words import is_error
-from relight.core.diagnosis.stack_text import NO_CODE, SHUTTING_DOWN, Frame, place
+from relight.core.diagnosis.stack_text import (
+    NO_CODE,
+    SHUTTING_DOWN,
+    Frame,
+    has_root,
+    place,
+)
 from relight.core.diagnosis.traceback_lines import (
     frame_of,
     is_chained,
@@ -72,6 +78,10 @@ _NAMED_RANK = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 """A rank named in a message, as opposed to the rank of a tensor or matrix."""
+_OTHER_RANK = re.compile(
+    r"\b(?:an)?other (?:rank|worker|peer|node)s?\b|\ba (?:peer|remote rank)\b", re.IGNORECASE
+)
+"""Words that a script uses for a rank that made this rank give up."""
 _EVERYDAY = re.compile(
     r"""(?:[\w.]*\.)?(?:
     StopIteration|StopAsyncIteration|GeneratorExit|CancelledError|Empty|Full
@@ -397,7 +407,8 @@ def own_failure(known: Known) -> Verdict | None:
     handlers = [(f, _was_handling(f, known)) for f in known.ends if f is not root and handling(f)]
     handlers = [(failure, why) for failure, why in handlers if why]
     waited = not earlier and _may_have_waited(root)
-    needs_peer = waited or _NO_DATA.fullmatch(_raised(root)) is not None
+    raised = _raised(root)
+    needs_peer = waited or _NO_DATA.fullmatch(raised) or _OTHER_RANK.search(raised)
     for failure, why in handlers:
         if _reports_lost(root, failure.rank) or (needs_peer and _is_in_flight(failure, known)):
             return Verdict("own_failure", Certainty.LIKELY, why, failure, failure)
@@ -943,7 +954,8 @@ def different_collectives(known: Known) -> Verdict | None:
     says = f"the ranks were in different {what}: {listed}"
     ranks = tuple(ordered[0][1])
     certainty = Certainty.LIKELY
-    if len(ranks) == len(ordered[-1][1]):  # no call is that of the majority
+    # No call is that of the majority, or ranks need not return from a call at the same time.
+    if len(ranks) == len(ordered[-1][1]) or any(map(has_root, names)):
         certainty, ranks = Certainty.UNKNOWN, tuple(sorted(where))
     blamed = [failure for failure in (*victims, *known.ends) if failure.rank in ranks]
     root = blamed[0]

@@ -8,7 +8,8 @@ collective are listed last, because the cause is more likely a rank that has not
 collective. Among the other ranks, those that can't run, because they are stopped or in an
 uninterruptible call, are listed first. They are followed by the smallest group, and then by ranks
 that are not waiting for another process to send data to a socket. If two locations have the same
-number of ranks, the suspect is a guess. This module is loaded only after a hang.
+number of ranks, or ranks wait in a call with a root such as broadcast, the suspect is a guess. This
+module is loaded only after a hang.
 """
 
 from collections.abc import Iterable, Sequence
@@ -95,8 +96,8 @@ class Hang(NamedTuple):
 
     @property
     def is_tied(self) -> bool:
-        """Whether ranks wait for each other in different calls, with the same number of ranks in
-        each call.
+        """Whether ranks wait for each other in different calls, and no call is more likely to be
+        the wrong one.
         """
         return bool(self._tied)
 
@@ -115,6 +116,9 @@ class Hang(NamedTuple):
     @property
     def _tied(self) -> list[tuple[Failure, ...]]:
         waiting = [group for group in self.others if _waits(group) and _waits([self.root])]
+        # A rank that has sent its part of a broadcast may rightly be further than the others.
+        if waiting and any(map(_has_root, ([self.root], *waiting))):
+            return waiting
         return [group for group in waiting if len(group) == 1 + len(self.same)]
 
     def _what(self) -> str:
@@ -195,6 +199,13 @@ def hung(failure: Failure) -> str:
 
 def _waits(group: Sequence[Failure]) -> bool:
     return group[0].doing is not None and group[0].doing.expects_peers
+
+
+def _has_root(group: Sequence[Failure]) -> bool:
+    doing = group[0].doing
+    if doing is None:
+        return False
+    return stack_text.has_root(doing.place.removeprefix(" in ").partition(" (")[0])
 
 
 def _likelihood(group: Sequence[Failure]) -> tuple[bool, bool, bool, bool, int]:

@@ -71,6 +71,10 @@ _IDLE_CALLS = ("futex", "restart_syscall")
 is in futex.
 """
 _RECEIVES = re.compile(r", system call (?:recv\w+|accept4?)$")
+_ROOTED = re.compile(
+    r"(?:broadcast|gather|scatter)(?:_\w+)?|reduce|i?send|i?recv|(?:send|recv)_object_list"
+    r"|batch_isend_irecv"
+)
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """The outermost function of a script, and of `python -m` (Lib/runpy.py)."""
 _IMPORTS = "<frozen importlib._bootstrap>"
@@ -299,6 +303,16 @@ def receives(text: str) -> bool:
         text: the `text` of the processes' group, or `WorkerState.place`.
     """
     return _RECEIVES.search(text) is not None
+
+
+def has_root(call: str) -> bool:
+    """Return whether a call of torch.distributed sends to or receives from a single rank. Unlike an
+    all_reduce, it can return in some ranks before others have entered it.
+
+    Args:
+        call: the name of the function, such as `broadcast`.
+    """
+    return _ROOTED.fullmatch(call) is not None
 
 
 def is_locked(found: WorkerState) -> bool:
