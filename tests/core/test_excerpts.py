@@ -145,6 +145,24 @@ def test_short_excerpt_omits_the_cleanup_of_cancelled_tasks_first() -> None:
     assert "    | ConnectionError: could not deregister" not in shown
 
 
+def test_frames_of_a_recursion_are_counted() -> None:
+    frame = ['  File "/srv/a.py", line 4, in f', "    return f(n)"]
+    lines = ["Traceback (most recent call last):", *frame * 3]
+    lines += ["  [Previous line repeated 989 more times]", *frame * 20, "RecursionError: too deep"]
+    (mark,) = [line for line in excerpt(lines, 5) if "…" in line]
+    assert mark == "  … 1,011 frames …"
+
+
+def test_end_of_a_failed_command_is_kept() -> None:
+    """The exit code is at the end of the message, after the whole command."""
+    command = f"['python', '-c', '\\nimport sys\\n{'x' * 500}']"
+    message = f"Command '{command}' returned non-zero exit status 9."
+    report = ErrorReport(FailureKind.RAISED, "CalledProcessError", message, "", "", ())
+    assert headline(report, 100) == (
+        "Command '['python', '-c', ' import sys …' returned non-zero exit status 9."
+    )
+
+
 @pytest.mark.parametrize("rows", [10, 54, 55, 70])
 def test_consecutive_omitted_lines_are_counted_together(rows: int) -> None:
     lines = ["Traceback (most recent call last):", '  File "a.py", line 4, in f', "E: bad:"]

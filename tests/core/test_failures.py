@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from worker_ends import (
     ABRT,
     AT_EXIT,
+    CLEANS_UP,
     CRASHED,
+    INT,
     KILL,
     LOST,
     PRINTED,
@@ -178,12 +180,72 @@ def test_merged_victims_are_listed_with_the_rank_that_the_numbers_belong_to() ->
             end(report=error(), doing=READS),
             "stopped by the agent, then raised ValueError: bad batch",
         ),
+        (
+            end(exitcode=-TERM, report=error(), doing=READS, printed_s=0.1, stopping_s=0.5),
+            "raised ValueError: bad batch, then was stopped by the agent",
+        ),
+        (
+            end(exitcode=-KILL, report=error(), doing=READS, printed_s=0.1, stopping_s=0.5),
+            "stopped by the agent, then raised ValueError: bad batch",
+        ),
+        (
+            end(exitcode=-INT, report=error("", "KeyboardInterrupt"), doing=READS),
+            "stopped by the agent (SIGTERM), and raised KeyboardInterrupt",
+        ),
         # Nothing shows when it printed the exception, and the signal ended it.
         (end(exitcode=-TERM, report=error(), doing=READS), "stopped by the agent (SIGTERM)"),
     ],
 )
 def test_stopped_rank_is_described_by_how_it_ended(failure: Failure, expected: str) -> None:
     assert describe_exit(failure._replace(stop_signal=TERM)) == expected
+
+
+def test_failure_has_the_time_of_its_exception() -> None:
+    """The worker may have taken seconds to exit after that."""
+    root = end(at=10.0, report=error(), printed_s=2.5)
+    other = end(1, at=8.0, report=LOST)
+    lines = diagnose([root, other]).render(formed_at=5.0, ended="now", verdict="over")
+    assert "  on vm: local rank 0, pid 100; now, after 2.5 s" in lines
+    assert any(line.startswith("  rank 1: 0.5 s later, raised ") for line in lines)
+
+
+def test_traceback_of_a_rank_that_is_not_blamed_has_a_title() -> None:
+    lines = diagnose([end(report=LOST)], (1,)).render(formed_at=0, ended="now", verdict="over")
+    assert lines[lines.index(LOST.lines[0]) - 1] == "the traceback of rank 0:"
+    lines = diagnose([end(report=error())]).render(formed_at=0, ended="now", verdict="over")
+    assert not any(line.startswith("the traceback of") for line in lines)
+
+
+def test_exit_after_output_is_not_said_to_be_silent() -> None:
+    failure = end(exitcode=12, words="bad mesh '8 by 4'")  # on stdout
+    lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
+    assert lines[0] == "rank 0 exited with code 12 after printing: bad mesh '8 by 4'"
+    assert not any("printed nothing" in line for line in lines)
+
+
+def test_cancellation_by_wait_for_is_no_cause() -> None:
+    waited = error("", "TimeoutError")._replace(cause="CancelledError")
+    lines = diagnose([end(report=waited)]).render(formed_at=0, ended="now", verdict="over")
+    assert not any("CancelledError" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (end(report=error()), " at /srv/job/train.py:12 in step"),
+        (
+            end(report=error(), evidence="the file system is full"),
+            "; it was at /srv/job/train.py:12 in step",
+        ),
+        (
+            end(0, -TERM, stop_signal=TERM, doing=CLEANS_UP),
+            "; the exception came from a.py:7",
+        ),
+    ],
+)
+def test_place_in_one_line_is_that_of_the_exception(failure: Failure, expected: str) -> None:
+    line = diagnose([failure, end(1, at=0.5, report=LOST)]).headline()
+    assert line.partition(" (pid ")[0].endswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -528,9 +590,9 @@ def test_report_shows_locations_of_exception_group_and_its_first_exception() -> 
         (
             [end(report=LOST), end(2, -TERM, stop_signal=TERM, doing=REDUCES)],
             (),
-            "when it failed, rank 2 in all_reduce (train.py:8)",
+            "when it failed, rank 2 was in all_reduce (train.py:8)",
         ),
-        ([end(report=LOST)], (2, 1), "check that all ranks have the same number of batches"),
+        ([end(report=LOST)], (2, 1), "perhaps the ranks have different numbers of batches"),
         (
             [end(report=RESET), end(2, -TERM, stop_signal=TERM)],
             (),
@@ -565,12 +627,12 @@ def test_report_shows_locations_of_exception_group_and_its_first_exception() -> 
                 ),
             ],
             (),
-            "rank 2 had printed ValueError: bad batch at /srv/job/train.py:12 in step",
+            "rank 2 had printed: ValueError: bad batch at /srv/job/train.py:12 in step",
         ),
         (
             [end(report=LOST), end(2, -TERM, stop_signal=TERM, doing=READS, words="no space")],
             (),
-            "rank 2 had printed no space",
+            "rank 2 had printed: no space",
         ),
         (
             [end(report=LOST), end(2, -TERM, stop_signal=TERM, doing=READS)],

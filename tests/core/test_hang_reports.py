@@ -60,6 +60,17 @@ def test_ranks_waiting_for_each_other_may_all_cause_the_hang() -> None:
     assert alone is not None and alone.ranks == (2,)
 
 
+def test_hang_report_shows_the_exception_that_a_waiting_rank_handles() -> None:
+    handled = "IndexError: list index out of range"
+    seen = doing(process(*REDUCE))._replace(handling=handled, handling_where="/srv/a.py:7 in f")
+    handles = stopped(0, *REDUCE)._replace(doing=seen)
+    lines = rendered(handles, stopped(1, *READ))
+    assert f"  rank 0 was handling {handled} (a.py:7 in f)" in lines
+    lost = seen._replace(handling="RuntimeError: Connection reset by peer")
+    lines = rendered(handles._replace(doing=lost), stopped(1, *READ))
+    assert not any("handling" in line for line in lines)
+
+
 def test_rank_ahead_of_a_broadcast_is_not_blamed() -> None:
     """The root of a broadcast goes on before the others have received anything, so the rank in the
     minority may be right.

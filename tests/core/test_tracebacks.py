@@ -607,6 +607,16 @@ def test_quoted_traceback_of_a_whole_program_is_part_of_the_message(
     assert not any(besides(printed)[1])
 
 
+def test_failure_of_logging_is_not_reported() -> None:
+    """Python prints it, with the exception that was to be logged as its context."""
+    failed = f"{MAIN}ZeroDivisionError: division by zero\n"
+    context = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    closed = 'Traceback (most recent call last):\n  File "/usr/lib/python3.11/logging/__init__.py",'
+    closed += " line 1113, in emit\nValueError: I/O operation on closed file.\nCall stack:\n"
+    assert printed_before(f"--- Logging error ---\n{failed}{context}{closed}{failed}") is None
+    assert printed_before(f"Exception in thread a:\n{closed}{failed}") is not None
+
+
 def test_exception_of_torch_ends_with_its_prefix() -> None:
     """torch.distributed prints one uncaught exception with a prefix, and nothing else."""
     message = f"{MAIN}RuntimeError: evaluation failed\n{LOAD}KeyError: 'bleu'\nsee eval.log"

@@ -5,7 +5,8 @@ from typing import Any
 
 from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
 
-TERM, KILL, SEGV, ABRT = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT
+TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
+SEGV, ABRT = signal.SIGSEGV, signal.SIGABRT
 AT_EXIT = ("ValueError: bad batch", "terminate called without an active exception")
 
 
@@ -26,6 +27,8 @@ RESET = error("[Errno 104] Connection reset by peer", "ConnectionResetError")
 WAITED = error("Timed out waiting 3000ms for recv operation", "RuntimeError")
 READS = WorkerState(" in read (data.py:41)", ('File "data.py", line 41, in read',), False)
 REDUCES = WorkerState(" in all_reduce (train.py:8)", ("line",), True)
+CLEANS_UP = WorkerState(" in sleep (a.py:9)", ("line",), False, "ValueError: bad record", "a.py:7")
+"""A worker that is handling its own exception."""
 PRINTED = error(kind=FailureKind.PRINTED)
 CRASHED = error("Segmentation fault", "fatal error", FailureKind.CRASHED)
 

@@ -194,7 +194,7 @@ def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
         return failure
     evidence = f"{blame.OTHER_ADDRESS}{told[0]} and MASTER_PORT={told[1]}"
     if str(found[1]) != told[1] and variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        evidence += "; for other ports, torch before 2.14 needs --worker-store=rank0"
+        evidence += "; a port of the script's own needs --worker-store=rank0 before torch 2.14"
     return failure._replace(evidence=evidence)
 
 
@@ -288,7 +288,6 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         last_lines=tracebacks.last_lines(stderr),
         evidence="",
         log=logs.stderr_path(end.local_rank),
-        when=time.strftime("%F %T%z", time.localtime(time.time() - time.monotonic() + end.at)),
         doing=workers.doing.get(end.local_rank),
         stopping_s=round(end.stopping_s, 6),
         printed_s=printed_s,
@@ -298,7 +297,8 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
     if raised and not failure.is_explained:  # it is not known where its message ends
         printed = _reported(logs, end.local_rank, stderr, program._replace(went_on=True))
         failure = failure._replace(report=printed)
-    return failure
+    failed_at = time.localtime(time.time() - time.monotonic() + causes.since(failure))
+    return failure._replace(when=time.strftime("%F %T%z", failed_at))
 
 
 def _program(command: Command) -> tracebacks.ProgramFacts:

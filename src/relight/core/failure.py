@@ -98,16 +98,17 @@ class Failure(NamedTuple):
     `doing` field is set if the agent inspected the worker before it stopped the worker, and
     `collectives` is set if torch's flight recorder left a dump.
 
-    The `when` field is the time when the worker ended, on that host's clock, such as `2026-07-01
-    12:00:00+0200`. The `at` field is a time in seconds for sorting the failures on one node. Within
-    an agent, this time is monotonic. In a message and in a `relight.RunResult`, it is relative to
-    the time of sending and hence negative, because nodes don't share a clock. The `stopping_s`
-    field is the number of seconds between the stop signal and the worker's end. The `printed_s`
-    field is the number of seconds between the exception in `report` and the worker's end, or None
-    if unknown. The `went_on` field indicates whether the worker's program kept running after that
-    exception. The `words` field is the most informative line in the worker's other output. The
-    `gpu_error` field is a GPU error from the kernel log that may be the reason for the failure. The
-    `gpu_broken` field is true if that GPU needs a reset or a repair.
+    The `when` field is the time when the worker raised its exception or, if that is unknown, when
+    it ended, on that host's clock, such as `2026-07-01 12:00:00+0200`. The `at` field is a time in
+    seconds for sorting the failures on one node. Within an agent, this time is monotonic. In a
+    message and in a `relight.RunResult`, it is relative to the time of sending and hence negative,
+    because nodes don't share a clock. The `stopping_s` field is the number of seconds between the
+    stop signal and the worker's end. The `printed_s` field is the number of seconds between the
+    exception in `report` and the worker's end, or None if unknown. The `went_on` field indicates
+    whether the worker's program kept running after that exception. The `words` field is the most
+    informative line in the worker's other output. The `gpu_error` field is a GPU error from the
+    kernel log that may be the reason for the failure. The `gpu_broken` field is true if that GPU
+    needs a reset or a repair.
     """
 
     rank: int

@@ -57,6 +57,8 @@ _IN = (" in ", " is ")
 _MAX_PRINTED = 200
 SHOWN_S = 0.1
 """Shorter times between failures are not shown."""
+_AFTER_CLOSE_S = 0.3
+"""The longest time between the end of a connection and the output of the exception behind it."""
 _AT_ONCE_S = 1.0
 """On a busy machine, failures within this time may be noticed in the wrong order."""
 _ENDED = " has ended"
@@ -423,8 +425,8 @@ def own_failure(known: Known) -> Verdict | None:
         why = f"{gone} had already exited with code 0; rank {root.rank} may have needed {needed}"
         return _perhaps_because_of(known.succeeded_ranks, root, known, "own_failure", why)
     if not earlier:
-        had = "had failed" if _are_all_seen(root, known) else "is known to have failed before"
-        why = f"no other rank {had}"
+        had = "had" if _are_all_seen(root, known) else "is known to have"
+        why = f"no other rank {had} failed before"
         if quoting:
             why = f"{format_ranks(_failed_ranks(quoting))} only reported this exception"
         return Verdict("own_failure", Certainty.PROVEN, why, root, root)
@@ -584,7 +586,8 @@ def missing_rank(known: Known) -> Verdict | None:
                 "; then ", detail,
             )  # fmt: skip
         if missing is not None and 0 < known.world_size <= missing:
-            why = f"it is waiting for rank {missing}, but this job has {known.world_size} ranks"
+            last = known.world_size - 1
+            why = f"waiting for rank {missing}, but this job has only ranks 0-{last}"
             detail = f"{why}; is the script's world_size correct?"
             return Verdict("missing_rank", Certainty.PROVEN, why, failure, failure, detail=detail)
     return None
@@ -643,7 +646,7 @@ def lost_connection(known: Known) -> Verdict | None:
         why = f"the connection may have been to rank {other.rank}, which {absence(other)}"
         return _perhaps_because_of((other.rank,), root, known, "lost_connection", why)
     elif seen and not (earlier or root.stop_signal):
-        why, certainty = "no other rank had failed or ended", Certainty.PROVEN
+        why, certainty = "no other rank had failed or ended before", Certainty.PROVEN
     else:
         why, certainty = "the connection may have been to another rank", Certainty.LIKELY
     return Verdict("lost_connection", certainty, why, root, root)
@@ -659,14 +662,15 @@ def _perhaps_because_of(
 
 
 def _had_printed(failure: Failure, root: Failure) -> bool:
-    """Return whether a worker had printed an exception before another worker failed, and kept
-    running, like a server that fails to handle a request.
+    """Return whether a worker had printed an exception when another worker failed, and kept
+    running, like a server that fails to handle a request. A thread closes its connections before
+    its exception is printed.
     """
     report = failure.report
     if report is None or not failure.went_on or failure.printed_s is None:
         return False
     is_own = not (report.others or is_by_request(failure) or _EVERYDAY.match(_raised(failure)))
-    return is_own and failure.at - failure.printed_s <= since(root)
+    return is_own and failure.at - failure.printed_s <= since(root) + _AFTER_CLOSE_S
 
 
 def _is_in_flight(failure: Failure, known: Known) -> bool:
@@ -778,8 +782,8 @@ def different_sizes(known: Known) -> Verdict | None:
             where = f" to {name} ({at})"
             sender = _sender(name, failure.rank, known.world_size)
             if sender is not None:
-                by, ranks = f" by rank {sender}", tuple(sorted((failure.rank, sender)))
-        why = f"rank {failure.rank} was sent {sizes.sent} bytes{by} and expected {sizes.expected}"
+                by, ranks = f" from rank {sender}", tuple(sorted((failure.rank, sender)))
+        why = f"rank {failure.rank} expected {sizes.expected} bytes{by} and received {sizes.sent}"
         says = f"ranks passed tensors of different sizes or types{where}: {why}"
         return Verdict("different_sizes", Certainty.PROVEN, why, failure, failure, ranks, says)
     return None
@@ -879,8 +883,8 @@ def _left_script(known: Known) -> list[Failure]:
 def _left_early(
     symptom: Failure, root: Failure, ranks: tuple[int, ...], says: str, printed: str = ""
 ) -> Verdict:
-    why = f"{says}; others still needed {'it' if len(ranks) == 1 else 'them'}"
-    hint = "" if printed else "check that all ranks have the same number of batches"
+    why = f"{says}; other ranks still needed {'it' if len(ranks) == 1 else 'them'}"
+    hint = "" if printed else "perhaps the ranks have different numbers of batches"
     return Verdict(
         "left_early", Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", printed, hint
     )
@@ -922,7 +926,7 @@ def _printed(failures: Sequence[Failure]) -> str:
             at = f" at {report.where}" if report.where else ""
             said = f"{report.type}: {headline(report, _MAX_PRINTED)}{at}"
         if said and AT_EXIT not in said:
-            return f"rank {failure.rank} had printed {said}"
+            return f"rank {failure.rank} had printed: {said}"
     return ""
 
 

@@ -54,6 +54,11 @@ _WITHOUT_REASON = re.compile(r"while [a-z]+ing |\d+ validation errors? for ")
 """The first lines of messages from YAML and pydantic. The reason is in the next line that isn't
 indented, and in the line after it.
 """
+_COMMAND = re.compile(
+    r"Command '(?P<command>.*)' (?P<end>(?:returned non-zero exit|died with|timed out).*)",
+    re.DOTALL,
+)
+"""The message of CalledProcessError and TimeoutExpired (Lib/subprocess.py)."""
 _UNTELLING = (
     re.compile(
         r"\[(?:enforce\ fail\ at\ )?[^\]\s]+\.(?:cc|cpp|cu|cuh|cxx|h|hpp):\d+\]\ ?"
@@ -100,6 +105,10 @@ def headline(report: ErrorReport, most: int) -> str:
     message = in_one_line(report.message)
     for untelling in _UNTELLING:
         message = untelling.sub("", message)
+    if (command := _COMMAND.fullmatch(message)) is not None:
+        room = max(most - len(command["end"]) - len("Command '' "), _SHORTEST)
+        said = " ".join(command["command"].replace("\\n", " ").split())
+        message = f"Command '{cut(said, room)}' {command['end']}"
     lines = [line.rstrip() for line in message.split("\n") if line.strip()]
     text, *rest = lines or [""]
     text = text.strip()

@@ -59,6 +59,8 @@ _IN_THREAD = re.compile(
     r"Exception in thread |Task exception was never |Process _?[A-Z]\w*-\d[\d:]*:$"
 )
 """multiprocessing names a process after its class, such as `Process-1:2` or `SpawnPoolWorker-3`."""
+_IN_WAIT_FOR = re.compile(r"(?:asyncio\.exceptions\.)?CancelledError")
+"""asyncio.wait_for cancels what it has waited for, and raises TimeoutError from that."""
 _SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 _MAX_CONSEQUENCES = 4
 _MAX_RECORDED = 7
@@ -109,8 +111,15 @@ class Diagnosis(NamedTuple):
 
     def headline(self) -> str:
         """Return what happened, in one line."""
-        root, where = self.root, _location(self.verdict.symptom)
-        at = f" at {where}" if where and not self.verdict.says else ""
+        root, symptom = self.root, self.verdict.symptom
+        where = _location(symptom)
+        at = f" at {where}"
+        if causes.handling(symptom) and not symptom.is_explained:
+            at = f"; the exception came from {where}"
+        elif symptom.evidence:
+            at = f"; it was at {where}"  # the evidence may be about something else
+        if not where or self.verdict.says or _in_signal_handler(symptom.report):
+            at = ""
         return f"{self._what()}{at} (pid {root.pid} on {root.host})"
 
     def render(self, *, formed_at: float, ended: str, verdict: str) -> list[str]:
@@ -121,7 +130,7 @@ class Diagnosis(NamedTuple):
 
         Args:
             formed_at: when the generation was formed, on the clock of `Failure.at`.
-            ended: the time of day as text.
+            ended: the time of day of the failure, as text.
             verdict: the consequence for the job, such as the reason why it does not restart.
         """
         root, symptom = self.root, self.verdict.symptom
@@ -141,11 +150,13 @@ class Diagnosis(NamedTuple):
                 lines.append(cut(f"    {report.source}", WIDTH))
         after_place = len(lines)
         first = f"first rank {root.rank} " if self.same else ""
+        failed_at = causes.since(root)
         if is_other:
             first = f"rank {root.rank} "
         who = (
             f"  {first}on {root.host}: local rank {root.local_rank}, "
-            f"pid {root.pid}; {ended}, after {format_duration(root.at - formed_at, digits=1)}"
+            f"pid {root.pid}; {ended}, "
+            f"after {format_duration(failed_at - formed_at, digits=1)}"
         )
         lines.append(cut(who, 2 * WIDTH))
         hint = self._hint()
@@ -158,16 +169,28 @@ class Diagnosis(NamedTuple):
         recorded = self._recorded(_MAX_RECORDED)
         if room - count_rows([*followed, *recorded]) < _MIN_EVIDENCE:
             followed = _consequences(self.consequences, causes.since(symptom), 1)
-        evidence = _evidence(symptom, room - count_rows([*followed, *recorded]))
+        evidence = self._evidence(room - count_rows([*followed, *recorded]))
         caller = _caller(symptom) if where else None
         if caller is not None and not any(frame_of(line) == caller for line in evidence):
             at = f"  called at {caller.file.rpartition('/')[2]}:{caller.line}"
             lines.insert(after_place, cut(at, WIDTH))
             room -= 1
-            evidence = _evidence(symptom, room - count_rows([*followed, *recorded]))
+            evidence = self._evidence(room - count_rows([*followed, *recorded]))
         left = room - count_rows([*evidence, *followed])
         recorded = self._recorded(min(left, _MAX_RECORDED))
         return [*lines, *evidence, *followed, *recorded, *end]
+
+    def _evidence(self, room: int) -> list[str]:
+        """Return the symptom's traceback or output. If that is not the output of the blamed rank,
+        it has a title.
+        """
+        symptom = self.verdict.symptom
+        if symptom.rank in self.ranks:
+            return _evidence(symptom, room)
+        lines = _evidence(symptom, room - 1)
+        if len(lines) > 1 and symptom.is_explained:
+            lines.insert(1, f"the traceback of rank {symptom.rank}:")
+        return lines
 
     def _recorded(self, most: int) -> list[str]:
         """Return the information from torch's flight recorder about ranks that waited for each
@@ -237,7 +260,9 @@ class Diagnosis(NamedTuple):
             at = f" at {report.cause_where}" if report.cause_where else ""
             is_context = any(line.startswith(_IMPLICIT) for line in report.lines)
             link = "while handling" if is_context else "caused by"
-            lines.append(f"{link} {report.cause.partition(chr(10))[0]}{at}{self._whose_cause()}")
+            if not _IN_WAIT_FOR.fullmatch(report.cause):
+                cause = report.cause.partition("\n")[0]
+                lines.append(f"{link} {cause}{at}{self._whose_cause()}")
         elif report is not None and report.cause_where and symptom.is_explained:
             lines.append(f"the exception group was raised at {report.cause_where}")
         is_crash = report is not None and report.kind is FailureKind.CRASHED
@@ -287,7 +312,7 @@ class Diagnosis(NamedTuple):
             return "from None hides the reason, which may differ between these ranks"
         if verdict.certainty is Certainty.UNKNOWN:
             others = [f for f in self.consequences if role(f) is Role.STOPPED]
-            if where := causes.places(others):
+            if where := causes.places(others, past=True):
                 return f"when it failed, {where}"
             running = [failure.rank for failure in others]
             return f"{format_ranks(running)} still running" if running else ""
@@ -546,6 +571,8 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
             evidence = f"{report.type}: {_first_line(report)}"
         elif number in CRASHES and by_itself and not evidence and failure.words:
             text += f" after printing: {failure.words}"
+        elif number == signal.SIGPIPE and by_itself and not evidence:
+            text += ", as it wrote to a pipe or socket that nobody reads"
         elif by_itself and not (evidence or number in CRASHES):
             evidence = "not sent by relight"
     if evidence and not _explains_output(failure):
@@ -662,7 +689,7 @@ def _evidence(root: Failure, room: int) -> list[str]:
             title += f"; {format_ranks(report.others)} printed it and kept running"
         title = cut(f"{title}:", 2 * WIDTH)
         lines += ["", title, *excerpt(printed, left + 1 - count_rows([title]))]
-    if not (lines or root.evidence) and root.exitcode > 0:
+    if not (lines or root.evidence or root.words) and root.exitcode > 0:
         # Python's exit code after an exception is 1.
         hidden = "; use @record to report errors that go elsewhere" if root.exitcode == 1 else ""
         lines = [f"  it printed nothing to stderr{hidden}"]
@@ -720,12 +747,27 @@ def _consequence(failure: Failure, *, many: bool) -> str:
     report = failure.report
     explained = failure.is_explained and not causes.is_by_request(failure)
     if report is not None and explained and not (signalled and failure.printed_s is None):
-        return f"stopped by the agent, then {_exception(report, _FOLLOWED)}"
+        said = _exception(report, _FOLLOWED)
+        if _raised_first(failure):
+            return f"{said}, then was stopped by the agent"
+        return f"stopped by the agent, then {said}"
+    interrupted = report is not None and report.type == "KeyboardInterrupt"
+    if failure.exitcode == -signal.SIGINT and interrupted:
+        return f"{text}, and raised KeyboardInterrupt"  # Python then sends itself SIGINT
     if failure.exitcode < 0 and not signalled:
         return f"killed by {signal_name(-failure.exitcode)} while being stopped by the agent"
     if not signalled:
         text += f", exited with code {failure.exitcode}"
     return text
+
+
+def _raised_first(failure: Failure) -> bool:
+    """Return whether a worker raised its exception before it was stopped. A signal whose default
+    action ended the worker can't have raised anything.
+    """
+    if failure.exitcode == -failure.stop_signal:
+        return True
+    return failure.printed_s is not None and failure.printed_s > failure.stopping_s
 
 
 def _loss(failure: Failure) -> str:

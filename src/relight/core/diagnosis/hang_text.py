@@ -71,7 +71,8 @@ class Hang(NamedTuple):
             f"local rank {root.local_rank}, pid {root.pid}; "
             f"{ended}, after {format_duration(root.at - formed_at, digits=1)}"
         )
-        lines += [*self._ended_thread(), cut(where, 2 * WIDTH), f"  {self.cause}"]
+        lines += [*self._handled(), *self._ended_thread()]
+        lines += [cut(where, 2 * WIDTH), f"  {self.cause}"]
         if self.is_guess:
             lines.append(
                 "  this is a guess: just as many ranks are elsewhere, and neither group is "
@@ -131,6 +132,20 @@ class Hang(NamedTuple):
             return cut(f"{likely}{_line(mine, hangs=True)}", 3 * WIDTH - 40)
         lines = ", ".join(map(_line, (mine, *waiting)))
         return cut(f"ranks are waiting for each other in different calls: {lines}", 3 * WIDTH - 40)
+
+    def _handled(self) -> list[str]:
+        """Return a line about the first rank that waits for its peers while it handles an exception
+        of its own, for example in `finally: dist.barrier()`.
+        """
+        for failure in (self.root, *self.same, *(each for g in self.others for each in g)):
+            doing = failure.doing
+            if doing is None or not (doing.expects_peers and doing.handling):
+                continue
+            if not blame.blames_peer(doing.handling):
+                place = doing.handling_where.rpartition("/")[2]
+                at = f" ({place})" if place else ""
+                return [cut(f"  rank {failure.rank} was handling {doing.handling}{at}", 2 * WIDTH)]
+        return []
 
     def _ended_thread(self) -> list[str]:
         """Return a line about an exception that ended a thread or child process of a rank, for

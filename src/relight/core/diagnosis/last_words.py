@@ -95,6 +95,7 @@ _IGNORED = "Exception ignored "
 """The header of an exception in a destructor, which ends nothing."""
 _LEAVES = re.compile(
     r"(?i)\b(?:leav(?:e|es|ing)|exit(?:s|ing|ed)?|stop(?:s|ping|ped)?|quit(?:s|ting)?|early|enough"
+    r"|reached|done|saved|finish(?:es|ed)?|complet(?:e|es|ed)|converged"
     r"|exhausted|empty|nothing|no (?:more|\w+ (?:left|found|remain\w*))|giving up|ran out)\b"
 )
 """Words with which a program explains why it ends."""
@@ -126,6 +127,7 @@ def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -
     before, after = map(_telling, besides(stderr_tail))
     if after and without_numbers(after[-1]) not in elsewhere:
         after = [line for line in after if without_numbers(line) not in elsewhere]
+    before = [line for line in before if without_numbers(line) not in elsewhere]
     found = _first_error(after or before)
     if not (found or after):
         printed = _telling(clean(stdout_tail[-_LINES * _LONGEST :]).split("\n"))

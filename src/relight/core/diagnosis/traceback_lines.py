@@ -102,6 +102,8 @@ _OF_GROUP = re.compile(r"\(\d+ sub-exceptions?\): ")
 _MORE_MEMBERS = re.compile(r"and (\d+) more exceptions?")
 _MEMBERS = 3
 """Maximum number of exceptions that represent a group."""
+_REPEATED = re.compile(r"^ *\[Previous line repeated (?P<frames>\d+) more times?\]$")
+"""Python prints this instead of the fourth and further frames of a recursion."""
 _OMITTED = re.compile(
     r"^ *… (?:(?P<frames>\d[\d,]*) frames?(?: of (?P<names>[^…]+?))?)?(?: and )?"
     r"(?:(?P<lines>\d[\d,]*) more lines?)? …$"
@@ -266,6 +268,8 @@ def omitted(lines: Sequence[str]) -> list[str]:
             names.update(
                 dict.fromkeys((match["names"] or "").split(", ") if match["names"] else ())
             )
+        elif (match := _REPEATED.match(line)) is not None:
+            frames += _number(match["frames"])
         elif line.strip() and not is_marks(line) and not is_header(line):
             count += 1
     parts = []

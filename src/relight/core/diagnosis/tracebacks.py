@@ -135,6 +135,7 @@ _NOT_FATAL = re.compile(
     r"^(?:Exception (?:ignored|in) |Task exception was never|Error in (?:atexit|sys\.excepthook)"
     r"|Process \S+:$|--- Logging error)"
 )
+_LOGGING = "--- Logging error ---"
 _IGNORED = re.compile(r"^(?:Exception ignored |Error in atexit)")
 _WITHOUT_STARTERS = re.compile(r"^Error executing job with overrides")
 """The message that Hydra prints before the fatal traceback, which lacks the outermost frames."""
@@ -275,7 +276,11 @@ def printed_before(text: str) -> ErrorReport | None:
     at, ending = _ending(lines, chains)
     if ending is None or ending.kind is FailureKind.PRINTED or not at:
         return None
-    report = _report(lines, chains[at - 1])
+    before = chains[at - 1]
+    title = lines[max(0, before.start - 1) : before.start + 1]
+    if any(line.startswith(_LOGGING) for line in title):
+        return None  # logging failed, not the script
+    report = _report(lines, before)
     if (report.type, report.message) == (ending.type, ending.message):
         return None  # it was logged and raised again
     return report._replace(kind=FailureKind.PRINTED)
