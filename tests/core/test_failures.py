@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -323,6 +324,10 @@ def test_ranks_with_the_same_signal_or_exit_code_share_one_cause() -> None:
         (end(exitcode=-ABRT, last_lines=AT_EXIT), "was killed by SIGABRT"),
         (end(exitcode=-KILL, evidence="out of memory"), "was killed by SIGKILL: out of memory"),
         (end(exitcode=-TERM), "was killed by SIGTERM: not sent by relight"),
+        (
+            end(exitcode=-signal.SIGPIPE),
+            "was killed by SIGPIPE, as it wrote to a pipe or socket that nobody reads",
+        ),
         (end(exitcode=-TERM, stop_signal=TERM), "was killed by SIGTERM"),
         (end(exitcode=137), "exited with code 137 (128 + SIGKILL)"),
         (end(exitcode=130), "exited with code 130"),

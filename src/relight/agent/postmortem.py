@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from relight.base.env import Environment
 from relight.core.diagnosis import blame, causes, failure_text, last_words, loaders, tracebacks
@@ -82,14 +82,19 @@ def gather(
     ]
     # A worker that was killed by the stop signal had not finished on its own.
     stopped = [end for end in failed if end.stop_signal and end.exitcode < 0]
-    elsewhere = last_words.lines_without_numbers(_stderr(logs, end.local_rank) for end in stopped)
     near = _lines_without_crash(ends, logs)
     looked_at = [*failed, *over]
     found = failure_text.with_others(_failure(e, logs, workers, command, host) for e in looked_at)
+    victims = {e.local_rank for e in found if blame.from_failure(e) is blame.Blame.PEER}
+    by_healthy = _lines_of([end.local_rank for end in stopped], logs)
+    by_others = by_healthy | _lines_of(victims, logs)
     found = [
-        _add_output(failure, end, logs, workers, command, elsewhere, near)
-        for failure, end in zip(found, looked_at, strict=True)
-    ]
+        _add_output(
+            each, end, logs, workers, command,
+            by_healthy if each.local_rank in victims else by_others, near,
+        )
+        for each, end in zip(found, looked_at, strict=True)
+    ]  # fmt: skip
     found = with_gpu_errors(found, workers, command)
     found = [
         each if each.exitcode or _has_error(each) else each._replace(words="", report=None)
@@ -100,6 +105,10 @@ def gather(
     found = [each for each in found if each.exitcode or _has_error(each) or each.words]
     succeeded = tuple(workers.ranks[end.local_rank] for end in over)
     return failure_text.shared(_with_remedies(found, command, loop), loop.now()), succeeded
+
+
+def _lines_of(local_ranks: Iterable[int], logs: Logs) -> frozenset[str]:
+    return last_words.lines_without_numbers(_stderr(logs, rank) for rank in local_ranks)
 
 
 def _is_crash(exitcode: int) -> bool:
@@ -444,6 +453,9 @@ def _informative_line(
         is_ignored = report is not None and tracebacks.is_ignored(report)
         # An error that did not end the worker may be irrelevant by the time it ended.
         kept = earlier if failure.is_explained else [*earlier, *later] if is_ignored else later
+        if failure.is_explained:
+            numberless = last_words.lines_without_numbers
+            kept = [line for line in kept if not numberless([line]) <= elsewhere]
         stderr = "\n".join(kept)
         if not (failure.is_explained or is_ignored or _went_on(logs, local_rank)):
             stdout = ""

@@ -418,7 +418,7 @@ def own_failure(known: Known) -> Verdict | None:
         return Verdict("own_failure", Certainty.LIKELY, handlers[0][1], root, root)
     if waited and known.with_role(Role.STOPPED):
         why = "nothing arrived in time, perhaps because of another rank"
-        return Verdict("own_failure", Certainty.UNKNOWN, why, root, root)
+        return Verdict("own_failure", Certainty.UNKNOWN, why, root, root, detail=why)
     if not earlier and known.succeeded_ranks and _may_hide_loss(root):
         gone = format_ranks(known.succeeded_ranks)
         needed = "it" if len(known.succeeded_ranks) == 1 else "them"

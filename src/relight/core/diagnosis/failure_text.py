@@ -635,10 +635,9 @@ def _explains(report: ErrorReport, failure: Failure) -> bool:
 
 
 def _exception(report: ErrorReport, most: int) -> str:
-    message = headline(report, most)
-    if not report.type:
-        return f"reported: {message}"
-    return f"raised {report.type}: {message}" if message else f"raised {report.type}"
+    said = f"raised {report.type}" if report.type else "reported"
+    message = headline(report, most - len(said) - 2)
+    return f"{said}: {message}" if message or not report.type else said
 
 
 def _cause(report: ErrorReport) -> str:
