@@ -32,7 +32,8 @@ Guaranteed, and checked:
 - Blips of up to 7.5 s, one at a time, neither freeze workers nor end a generation. Nor is one ended
   by a coordinator that is suspended for up to twice the silence timeout.
 - Workers on a node that a coordinator has answered run for longer than a lease only if it permits
-  that.
+  that. Workers on a node that another machine has refused run for five more seconds, unless a
+  coordinator permits more.
 - When a generation is formed, no worker of an older one is running on a node that was dropped for
   its silence. On a node whose connection has closed, it may run until its lease ends, and then no
   longer next to another one. With a single endpoint this may take five seconds more if a firewall
@@ -82,8 +83,8 @@ from relight.core.group.messages import (
     StopWorkers,
 )
 from relight.core.group.silence import TELL_AFTER_S
-from relight.core.link.lease import Refusal, lease_s
-from relight.core.link.link_state import Broken, Heard, Opened
+from relight.core.link.lease import REFUSALS_S, Refusal, lease_s
+from relight.core.link.link_state import Broken, Heard, Hosting, Opened
 from relight.core.ranks import GenerationId
 
 from .world import Failure, Process, World
@@ -239,6 +240,8 @@ class Watch:
         """When it was last observed that no process coordinated."""
         self._refused: dict[Process, float] = {}
         """When a node was last refused because no process coordinated, which renews a lease."""
+        self._turned_away: dict[Process, float] = {}
+        """When another machine refused an agent for the first time since it was last confirmed."""
         self._failures_before = 0
         self._charged = 0
         """The restart count when a failure was last charged."""
@@ -433,10 +436,24 @@ class Watch:
             self.world.after(self._lease_s, self._unconfirmed, process, self.world.now)
         elif isinstance(event, Heard) and event.confirms_lease:
             self._answered.pop(process, None)
+            self._turned_away.pop(process, None)
+        elif isinstance(event, Hosting):
+            self._turned_away.pop(process, None)
         elif isinstance(event, Broken) and event.refusal is not Refusal.NOTHING:
             self._see_absence()
             if self.world.now < self._absent_at + UNDER_WAY_S:
                 self._refused[process] = self.world.now
+            if event.refusal is Refusal.HINT and process not in self._turned_away:
+                self._turned_away[process] = self.world.now
+                limit_s = REFUSALS_S * (1 + 2 * self.world.clocks)
+                limit_s += self.world.freezer_late_s + 1e-6
+                self.world.after(limit_s, self._turned_away_by_now, process, self.world.now)
+
+    def _turned_away_by_now(self, process: Process, at: float) -> None:
+        if self._turned_away.get(process) == at and process.alive:
+            workers = self.world.agent_of(process).workers
+            if workers is not None and workers.run:
+                raise Failure(f"{process.name} runs on although another machine refuses it")
 
     def _see_absence(self) -> None:
         if self.coordinating() is None:
