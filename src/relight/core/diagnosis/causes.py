@@ -586,8 +586,8 @@ def missing_rank(known: Known) -> Verdict | None:
                 "; then ", detail,
             )  # fmt: skip
         if missing is not None and 0 < known.world_size <= missing:
-            last = known.world_size - 1
-            why = f"waiting for rank {missing}, but this job has only ranks 0-{last}"
+            ranks = format_ranks(range(known.world_size))
+            why = f"waiting for rank {missing}, but this job has only {ranks}"
             detail = f"{why}; is the script's world_size correct?"
             return Verdict("missing_rank", Certainty.PROVEN, why, failure, failure, detail=detail)
     return None
