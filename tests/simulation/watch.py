@@ -749,8 +749,9 @@ class Watch:
                 self.world.at(renewed_until, self._still_runs, older, node)
                 return
             for newer in self._newer(older):
-                if self.world.now < newer.at + self.tolerated_s:
-                    continue  # has a check of its own; `older` may have been confirmed since
+                if self.world.now < (due := newer.at + self.tolerated_s):
+                    self.world.at(due, self._still_runs, older, node)
+                    continue
                 if self._is_unaware(older, newer):
                     self.world.after(self._lease_s, self._still_runs, older, node)
                     return
