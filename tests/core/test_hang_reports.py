@@ -66,14 +66,16 @@ def test_hang_report_shows_the_exception_that_a_waiting_rank_handles() -> None:
     handles = stopped(0, *REDUCE)._replace(doing=seen)
     lines = rendered(handles, stopped(1, *READ))
     assert f"  rank 0 was handling {handled} (a.py:7 in f)" in lines
+    lines = rendered(handles, handles._replace(rank=1))
+    assert not any("was handling" in line for line in lines)
     lost = seen._replace(handling="RuntimeError: Connection reset by peer")
     lines = rendered(handles._replace(doing=lost), stopped(1, *READ))
     assert not any("handling" in line for line in lines)
 
 
 def test_rank_ahead_of_a_broadcast_is_not_blamed() -> None:
-    """The root of a broadcast goes on before the others have received anything, so the rank in the
-    minority may be right.
+    """A broadcast returns at its root before the other ranks have received anything, so the rank in
+    the minority may be right.
     """
     broadcast = (Frame("/x/torch/distributed/distributed_c10d.py", 9, "broadcast"), MAIN, MODULE)
     hang = hang_text.diagnose([stopped(rank, *broadcast) for rank in (0, 1)], "")

@@ -33,6 +33,7 @@ from relight.core.diagnosis.stack_text import (
     NO_CODE,
     SHUTTING_DOWN,
     Frame,
+    handled_exception,
     has_root,
     place,
 )
@@ -938,8 +939,7 @@ def _was_handling(failure: Failure, known: Known) -> str:
     handled = doing.handling
     if known.others_share(failure, handled) or known.others_raised(failure, handled):
         return ""
-    at = f" ({doing.handling_where.rpartition('/')[2]})" if doing.handling_where else ""
-    return f"rank {failure.rank} was handling {doing.handling}{at}"
+    return f"rank {failure.rank} was handling {handled_exception(doing)}"
 
 
 def different_collectives(known: Known) -> Verdict | None:

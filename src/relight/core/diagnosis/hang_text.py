@@ -135,16 +135,17 @@ class Hang(NamedTuple):
 
     def _handled(self) -> list[str]:
         """Return a line about the first rank that waits for its peers while it handles an exception
-        of its own, for example in `finally: dist.barrier()`.
+        of its own, for example in `finally: dist.barrier()`. An exception that all ranks handle is
+        expected.
         """
-        for failure in (self.root, *self.same, *(each for g in self.others for each in g)):
-            doing = failure.doing
-            if doing is None or not (doing.expects_peers and doing.handling):
-                continue
-            if not blame.blames_peer(doing.handling):
-                place = doing.handling_where.rpartition("/")[2]
-                at = f" ({place})" if place else ""
-                return [cut(f"  rank {failure.rank} was handling {doing.handling}{at}", 2 * WIDTH)]
+        every = (self.root, *self.same, *(each for group in self.others for each in group))
+        seen = [(failure.rank, failure.doing) for failure in every if failure.doing is not None]
+        if len(every) > 1 and len({doing.handling for _, doing in seen}) == 1:
+            return []
+        for rank, doing in seen:
+            if doing.expects_peers and doing.handling and not blame.blames_peer(doing.handling):
+                handled = stack_text.handled_exception(doing)
+                return [cut(f"  rank {rank} was handling {handled}", 2 * WIDTH)]
         return []
 
     def _ended_thread(self) -> list[str]:

@@ -315,6 +315,12 @@ def has_root(call: str) -> bool:
     return _ROOTED.fullmatch(call) is not None
 
 
+def handled_exception(doing: WorkerState) -> str:
+    """Return the exception that a worker was handling, and where that exception was raised."""
+    place = doing.handling_where.rpartition("/")[2]
+    return f"{doing.handling} ({place})" if place else doing.handling
+
+
 def is_locked(found: WorkerState) -> bool:
     """Return whether a worker was in state D, in which its stack can't be read."""
     return found.place.startswith(_STATES["D"]) and not found.stack
