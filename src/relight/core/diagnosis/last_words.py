@@ -127,7 +127,6 @@ def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -
     before, after = map(_telling, besides(stderr_tail))
     if after and without_numbers(after[-1]) not in elsewhere:
         after = [line for line in after if without_numbers(line) not in elsewhere]
-    before = [line for line in before if without_numbers(line) not in elsewhere]
     found = _first_error(after or before)
     if not (found or after):
         printed = _telling(clean(stdout_tail[-_LINES * _LONGEST :]).split("\n"))
