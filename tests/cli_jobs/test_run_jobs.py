@@ -251,7 +251,9 @@ def test_waiting_job_has_no_workers_and_no_events(
     assert f"{job} has not started any worker yet\n" in relight("logs", job).stderr
     events = relight("events", job)
     assert events.stdout == ""
-    said = f"relight: {job} hasn't recorded any events yet: this node has not run any workers"
+    said = (
+        f"relight: {job} hasn't recorded any events yet because this node has not run any workers"
+    )
     assert events.stderr.splitlines() == [said]
     agent.terminate()
     agent.wait(LIMIT_S)

@@ -203,7 +203,7 @@ def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
         return failure
     evidence = f"{blame.OTHER_ADDRESS}{told[0]} and MASTER_PORT={told[1]}"
     if str(found[1]) != told[1] and variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        evidence += "; a port of the script's own needs --worker-store=rank0 before torch 2.14"
+        evidence += "; to use its own port, a script needs --worker-store=rank0 before torch 2.14"
     return failure._replace(evidence=evidence)
 
 

@@ -505,7 +505,7 @@ def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
-    """Return the names that begin like relight's or torchrun's variables, but are none of them."""
+    """Return the variables with relight's or torchrun's prefix that relight does not read."""
     own = ("RELIGHT_", "PET_")
     return [name for name in names if name.startswith(own) and name not in _KNOWN_VARIABLES]
 

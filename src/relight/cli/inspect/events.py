@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
             is_empty = False
             print(_shown(log, line, nodes, as_json=values["json"]), flush=values["follow"])
     if is_empty and job is not None and not chosen:
-        why = ": this node has not run any workers" if job.scheduler == handles.RUN else ""
+        why = " because this node has not run any workers" if job.scheduler == handles.RUN else ""
         say(f"{job} hasn't recorded any events yet{why}")
     elif not has_lines:
         say("no events")

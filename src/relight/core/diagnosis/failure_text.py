@@ -60,7 +60,7 @@ _IN_THREAD = re.compile(
 )
 """multiprocessing names a process after its class, such as `Process-1:2` or `SpawnPoolWorker-3`."""
 _IN_WAIT_FOR = re.compile(r"(?:asyncio\.exceptions\.)?CancelledError")
-"""asyncio.wait_for cancels what it has waited for, and raises TimeoutError from that."""
+"""The cause of every TimeoutError from asyncio.wait_for. It says nothing about the reason."""
 _SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 _MAX_CONSEQUENCES = 4
 _MAX_RECORDED = 7
@@ -155,8 +155,7 @@ class Diagnosis(NamedTuple):
             first = f"rank {root.rank} "
         who = (
             f"  {first}on {root.host}: local rank {root.local_rank}, "
-            f"pid {root.pid}; {ended}, "
-            f"after {format_duration(failed_at - formed_at, digits=1)}"
+            f"pid {root.pid}; {ended}, after {format_duration(failed_at - formed_at, digits=1)}"
         )
         lines.append(cut(who, 2 * WIDTH))
         hint = self._hint()
@@ -309,7 +308,7 @@ class Diagnosis(NamedTuple):
                 "which can interrupt the script at any line"
             )
         if self.same and causes.hides_context(symptom):
-            return "from None hides the reason, which may differ between these ranks"
+            return "from None hides the reason; it may differ between these ranks"
         if verdict.certainty is Certainty.UNKNOWN:
             others = [f for f in self.consequences if role(f) is Role.STOPPED]
             if where := causes.places(others, past=True):
@@ -572,7 +571,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
         elif number in CRASHES and by_itself and not evidence and failure.words:
             text += f" after printing: {failure.words}"
         elif number == signal.SIGPIPE and by_itself and not evidence:
-            text += ", as it wrote to a pipe or socket that nobody reads"
+            text += ", probably because it wrote to a pipe or socket without a reader"
         elif by_itself and not (evidence or number in CRASHES):
             evidence = "not sent by relight"
     if evidence and not _explains_output(failure):
