@@ -753,8 +753,8 @@ raise ValueError("last")
 def test_worker_waiting_at_exit_counts_as_shutting_down(python: Path, run: Run, how: str) -> None:
     """This includes waiting for threads, and for whatever prints the exception."""
     process = run(python, ENDS.format(how=how))
-    until(process.pid, lambda stack: "<module>" not in {f.function for f in main_of(stack).frames})
-    assert inspect_program(process.pid) is Program.ENDS
+    # A stack that was read while it changed may lack the frame of the module.
+    until(process.pid, lambda _: inspect_program(process.pid) is Program.ENDS)
 
 
 AFTER_PYTHON = """\
