@@ -337,28 +337,12 @@ def test_refusal_after_unconfirmed_coordinator_does_not_renew_lease() -> None:
     assert not any(isinstance(each, LetWorkersRun) for each in played.lost(Refusal.PROOF, 0.1))
 
 
-def test_endpoint_host_keeps_unexpired_lease() -> None:
-    """No group can have continued without this node. Once the lease has expired, the node waits
-    for a confirmation.
-    """
+@pytest.mark.parametrize("after_s", [0.5, LEASE_S + 0.5])
+def test_lease_of_new_coordinators_own_workers_waits_for_the_group(after_s: float) -> None:
+    """Other nodes may have continued without this one before it became the coordinator."""
     played = Played().connected()
     played.lost()
-    assert played.step(Hosting(FOR_EVER), 0.5) == [LetWorkersRun(FOR_EVER), Disconnect()]
-    played = Played().connected()
-    played.lost()
-    assert played.step(Hosting(FOR_EVER), LEASE_S + 0.5) == [Disconnect()]
-    assert played.step(Heard(confirms_lease=True)) == [LetWorkersRun(FOR_EVER)]
-
-
-def test_endpoint_host_defers_to_recent_coordinator() -> None:
-    """A coordinator that answered without confirming this node's workers may have let
-    others run.
-    """
-    played = Played().connected()
-    played.lost()
-    played.step(Opened("x"), 0.1)
-    played.lost()
-    assert played.step(Hosting(FOR_EVER), 0.1) == [Disconnect()]
+    assert played.step(Hosting(FOR_EVER), after_s) == [Disconnect()]
     assert played.step(Heard(confirms_lease=True)) == [LetWorkersRun(FOR_EVER)]
 
 

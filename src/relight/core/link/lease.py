@@ -10,20 +10,19 @@ The lease is renewed if
 
 - a heartbeat is echoed over a connection that has confirmed the generation,
 - the coordinator is in this process, has confirmed the generation, and is now certain to remain the
-  only coordinator until a later time,
+  only coordinator until a later time, or
 - a connection to the only endpoint is refused on the endpoint's own machine, so that no coordinator
-  can have continued, or
-- this process becomes the host of the only endpoint, so that no other node can have continued
-  without it.
+  can have continued.
 
 The lease is not renewed
 
 - by `StopWorkers`, which doesn't confirm the generation, because other nodes may already be running
   the next one,
-- by a refusal or by hosting, if the lease has already expired, because other nodes may have
-  continued before the coordinator ended, or
-- by a refusal or by hosting, if this node has since reached a coordinator that did not confirm the
-  workers here.
+- by becoming the coordinator's process, because other nodes may have continued before (like any
+  other node, this one announces its workers to the group, and whether their lease has expired),
+- by a refusal, if the lease has already expired, because other nodes may have continued before the
+  coordinator ended, or
+- by a refusal, if this node has since reached a coordinator that did not confirm the workers here.
 
 The lease ends `REFUSALS_S` after the first refusal by another machine, unless a coordinator has
 confirmed the workers by then. The refusal may come from a firewall that also made the coordinator
@@ -34,8 +33,6 @@ Invariants (`check`): Unless the coordinator is in this process, a lease never e
 """
 
 from enum import Enum
-
-from relight.core.workers.supervision import FOR_EVER
 
 MARGIN_S = 1.0
 """How many seconds longer than a lease the group waits for a silent node. The process that freezes
@@ -110,14 +107,11 @@ class Lease:
                 self._refused_since = now
             self.until = min(self.until, self._refused_since + REFUSALS_S)
 
-    def begin_hosting(self, until: float, now: float) -> None:
+    def begin_hosting(self, until: float) -> None:
         """Record that the coordinator is now in this process, and is certain to stay here until
-        `until`.
+        `until`. It has yet to confirm the workers.
         """
-        # No other process can have become the coordinator at the only endpoint in between, unless
-        # it has confirmed the workers here.
-        sole = until == FOR_EVER and not self._doubtful
-        self._confirmed_here = sole and now < self.until
+        self._confirmed_here = False
         self.host(until)
 
     def host(self, until: float) -> None:

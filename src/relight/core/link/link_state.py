@@ -384,7 +384,7 @@ class Link:
             case NothingFound(reason, again_s) if self.state is LinkState.SEEKING:
                 self._wait(reason, again_s, now)
             case Hosting(until):
-                self._host(until, now)
+                self._host(until)
             case SteppedDown(again_s) if self.state is LinkState.HOSTING:
                 self._lease.stop_hosting(now)
                 if self._job_over:
@@ -511,12 +511,12 @@ class Link:
             mute = session is not None and not stepped_down
             self._wait(reason, SLOW_RETRY_S if turned_away or mute else RETRY_S, now)
 
-    def _host(self, until: float, now: float) -> None:
+    def _host(self, until: float) -> None:
         if self.state is LinkState.HOSTING:
             self._lease.host(until)
             return
         self.state, self._due, self._session = LinkState.HOSTING, None, None
-        self._lease.begin_hosting(until, now)
+        self._lease.begin_hosting(until)
         self._effects.append(Disconnect())
 
     def _send_heartbeat(self, session: _Session, now: float) -> None:
