@@ -177,6 +177,12 @@ class Run:
             for host in world.hosts:
                 host.far_s = 0.0
             self.settings = settings = settings._replace(lost_after_s=10.0, join_timeout_s=60.0)
+        twins = Random(f"{seed}, twins")
+        if self.mode == "endpoint" and self._blips is None and not ordered and twins.random() < 0.1:
+            # Several agents on the endpoint's machine lose coordinators in unusual ways.
+            kinds = ("interim", "interim", "late twin", "late twin", "twin", "twin")
+            self._commands = twins.choice((0, 0, 1))
+            self._trouble_s, self._pace_s = twins.uniform(60, 120), twins.choice((4.0, 10.0))
         self._kinds = kinds
         strict, refused_s = self.mode == "hosts", 0.0
         if "reject" in kinds and world.walls_lie:
@@ -197,6 +203,8 @@ class Run:
         """Probability that a coordinator is killed after it has answered."""
         self._short_s = 0.0
         """Average lifetime of new coordinators, or 0 for no limit."""
+        self._interim_until = 0.0
+        """Coordinators that answer a node before this time are killed at once."""
 
     def run(self) -> None:
         """Run the job.
@@ -470,8 +478,17 @@ class Run:
                 self._short_s = 0.0 if self._short_s else random.choice((0.02, 0.1, 0.5))
             case "kill who answers":
                 self._kill_who_answers = 0.0 if self._kill_who_answers else random.choice((0.2, 1))
-            case "late twin" if coordinator.host is host:
-                self._stop_past_its_lease(process, coordinator)
+            case "late twin" | "interim":
+                near = [
+                    each for each in alive if each.formed and each.process.host is coordinator.host
+                ]
+                near = [each for each in near if each.process is not coordinator]
+                if not near:
+                    self._start(coordinator.host)
+                elif kind == "interim":
+                    self._interim(near[0].process, coordinator)
+                else:
+                    self._stop_past_its_lease(near[0].process, coordinator)
             case "shut in":
                 self._shut_in(coordinator.host)
             case "late":
@@ -502,12 +519,14 @@ class Run:
     def _answered(self) -> None:
         """A coordinator has answered an agent. It may be killed before it sends anything else."""
         coordinating = self.watch.coordinating()
-        if (
-            self.world.now < self._trouble_s
-            and coordinating is not None
-            and self._random.random() < self._kill_who_answers
-        ):
-            coordinator = coordinating.process
+        if self.world.now >= self._trouble_s or coordinating is None:
+            return
+        coordinator = coordinating.process
+        if self.world.now < self._interim_until:
+            self._interim_until = 0.0
+            self.world.after(0, self._kill, coordinator)
+            self.world.after(1.5 * self.settings.lost_after_s, self._start_again, coordinator)
+        elif self._random.random() < self._kill_who_answers:
             self.world.after(0, self._kill, coordinator)
             self.world.after(1, self._start_again, coordinator)
 
@@ -526,6 +545,20 @@ class Run:
         self.world.after(seconds, self._kill_in_trouble, coordinator)
         self.world.after(seconds + self._random.uniform(0, 0.5), process.sigcont)
         self.world.after(seconds + 5, self._start_again, coordinator)
+
+    def _interim(self, process: Process, coordinator: Process) -> None:
+        """Let another coordinator answer an agent on the coordinator's machine, and kill it before
+        it has confirmed the agent's workers. Other machines don't reach the next one either.
+        """
+        others = [host for host in self.world.hosts if host is not coordinator.host]
+        for host in others:
+            self._cut(host, [coordinator.host], "cut")
+            self.world.after(2 * self.settings.lost_after_s, self._heal, host, [coordinator.host])
+        process.sigstop()  # so that this agent doesn't replace the coordinator itself
+        self._kill(coordinator)
+        self._start_again(coordinator)
+        self._interim_until = self.world.now + 3
+        self.world.after(1, process.sigcont)
 
     def _shut_in(self, coordinating: Host) -> None:
         """Cut the coordinator off from the registry, and all machines off from the coordinator.

@@ -56,8 +56,8 @@ MUTANTS = (
     Mutant(
         "the answer of a node that reconnects while nodes probe each other still counts",
         "core/group/reachability.py",
-        "self._known.discard(node)\n\n    def must_probe",
-        "self._known.discard(node)\n        self._silent.discard(node)\n\n    def must_probe",
+        "self._known.discard(node)\n        if prober is None:",
+        "self._known.discard(node)\n        self._silent.discard(node)\n        if prober is None:",
     ),
     Mutant(
         "if one node couldn't reach another, one of the two is left out",
@@ -123,17 +123,10 @@ MUTANTS = (
         "endpoint",
     ),
     Mutant(
-        "a node that becomes the endpoint host doesn't continue with an expired lease",
-        "core/link/lease.py",
-        "self._confirmed_here = sole and now < self.until",
-        "self._confirmed_here = sole",
-        "endpoint",
-    ),
-    Mutant(
-        "a new endpoint host doesn't continue with a lease unconfirmed by an interim coordinator",
-        "core/link/lease.py",
-        "sole = until == FOR_EVER and not self._doubtful",
-        "sole = until == FOR_EVER",
+        "a coordinator doesn't confirm a generation because of a node whose lease has expired",
+        "agent/node.py",
+        "lapsed = self._loop.now() >= self.lease_until",
+        "lapsed = False",
         "endpoint",
     ),
     Mutant(

@@ -20,7 +20,8 @@ Guaranteed, and checked:
 - Workers are asked to save once a node in their generation has reported a preemption, or at the
   latest when a new coordinator has confirmed the generation.
 - If nodes probe each other first, a node is left out only if it couldn't reach another one or be
-  reached. No two nodes in a generation have failed to reach each other, unless both ran before.
+  reached. No two nodes in a generation have failed to reach each other, unless both ran before. A
+  new node in a generation has answered, or taken too long.
 - A worker that has left its group is in no other one until its agent lets it join the following
   generation. Under one coordinator, that requires its node to have stopped in time, and some rank
   to have taken a step in the previous generation, unless all of that generation's processes were
@@ -95,6 +96,8 @@ if TYPE_CHECKING:
 
 UNDER_WAY_S = 0.5
 """How long a refusal, or an answer from a registry, may take to arrive."""
+PROBED_WITHIN_S = 3.0
+"""How long nodes that probe each other may take to answer. The shipped limit is 3.5 s."""
 
 
 def _comes_first(coordinator: "WatchedMembership", nodes: Collection[str]) -> set[str]:
@@ -157,7 +160,10 @@ class Formation:
 class Try:
     """The nodes' probes of each other, as reported to their coordinator."""
 
-    def __init__(self, probes: dict[str, StartProbes]) -> None:
+    def __init__(self, probes: dict[str, StartProbes], until: float) -> None:
+        self.until = until
+        self.awaited = set(probes)
+        """The nodes that have not answered yet."""
         self._cookies = {begin.cookie for begin in probes.values()}
         self._nodes = list(probes)
         self.failed: set[frozenset[str]] = set()
@@ -166,6 +172,7 @@ class Try:
     def hear(self, node: str, answer: NodesProbed) -> None:
         """Record a node's answer."""
         if answer.cookie in self._cookies and node in self._nodes:
+            self.awaited.discard(node)
             number = self._nodes.index(node)
             for target, _ in answer.unreached:
                 peer = self._nodes[(number + target) % len(self._nodes)]
@@ -348,7 +355,7 @@ class Watch:
             elif isinstance(message, JobEnded) and message is not coordinator.end and formation:
                 formation.kept.pop(node, None)  # it finished; if it comes back, it is a newcomer
         if probes := {node: each for node, each in sent if isinstance(each, StartProbes)}:
-            self._tries[coordinator.number] = Try(probes)
+            self._tries[coordinator.number] = Try(probes, self.world.now + PROBED_WITHIN_S)
         forms = {node: message for node, message in sent if isinstance(message, GenerationFormed)}
         if forms:
             self._excused.discard(coordinator.number)
@@ -384,7 +391,11 @@ class Watch:
         before = self._by_coordinator.get(coordinator.number)
         older = before.nodes.keys() if before is not None else set()
         tried = self._tries.get(coordinator.number)
-        for pair in tried.failed if tried is not None else ():
+        if tried is None:
+            return
+        if self.world.now < tried.until and (awaited := tried.awaited & set(nodes) - older):
+            raise Failure(f"{awaited} are in a new generation, and have not answered yet")
+        for pair in tried.failed:
             if pair <= set(nodes) and not pair <= older:
                 raise Failure(f"{' and '.join(sorted(pair))} do not reach each other")
 
