@@ -199,6 +199,17 @@ def test_rank_working_inside_an_except_block_has_not_failed() -> None:
     assert verdict.detail == "rank 0 was handling ValueError: bad record (a.py:7)"
 
 
+def test_message_that_names_the_absent_rank_is_quoted() -> None:
+    """After a monitored_barrier, the other ranks only refer to rank 0."""
+    refers = error(
+        "Rank 1 successfully reached monitoredBarrier, but received errors", "RuntimeError"
+    )
+    names = error("[Rank 0]: Rank 2 failed to pass monitoredBarrier in 3000 ms", "RuntimeError")
+    reader = stopped(2, READS)
+    verdict = judge(end(1, at=1.0, report=refers), end(0, at=1.1, report=names), reader)
+    assert (verdict.rule, verdict.root, verdict.symptom.rank) == ("elsewhere", reader, 0)
+
+
 def test_exception_handled_by_all_ranks_is_not_the_root_cause() -> None:
     others = [
         end(0, at=1.0, report=WAITED._replace(cause=CLEANS_UP.handling)),

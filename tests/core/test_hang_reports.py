@@ -1,11 +1,17 @@
 """Which rank is the suspect in a hang, and how the report names it."""
 
 import pytest
-from test_stack_groups import MAIN, MODULE, READ, REDUCE, process
+from test_stack_groups import LIB, MAIN, MODULE, READ, REDUCE, process
 from worker_ends import WAITED, error
 
 from relight.core.diagnosis import hang_text
-from relight.core.diagnosis.stack_text import Frame, ProcessStack, doing, groups
+from relight.core.diagnosis.stack_text import (
+    Frame,
+    ProcessStack,
+    ThreadStack,
+    doing,
+    groups,
+)
 from relight.core.failure import ErrorReport, Failure, FailureKind
 
 RECEIVE = (Frame("/home/u/net.py", 7, "receive"), MAIN, MODULE)
@@ -84,6 +90,40 @@ def test_rank_ahead_of_a_broadcast_is_not_blamed() -> None:
     hang = hang_text.diagnose([stopped(0, *broadcast), stopped(1, *broadcast), ahead], "")
     assert hang is not None and hang.is_unknown
     assert hang.ranks == (0, 1, 2)
+
+
+def test_certainty_of_a_hang_agrees_with_its_headline() -> None:
+    """The console shows the headline, and the JSON report both."""
+    halted = stopped(0, *READ)._replace(doing=doing(process(*READ, state="T")))
+    raised = stopped(0, Frame(f"{LIB}/threading.py", 1590, "_shutdown"), report=error())
+    for failures, certainty, doubt in (
+        ([stopped(0, *READ)], "proven", ""),
+        ([halted, stopped(1, *REDUCE)], "proven", ""),
+        ([raised, stopped(1, *RECEIVE)], "proven", ""),
+        ([stopped(0, *READ), stopped(1, *REDUCE)], "likely", "probably "),
+        ([stopped(0, *READ), stopped(1, *RECEIVE)], "not known", "perhaps "),
+        ([halted, halted._replace(rank=1, doing=doing(process(*RECEIVE, state="T")))],
+         "not known", "perhaps "),
+    ):  # fmt: skip
+        hang = hang_text.diagnose(failures, "no progress")
+        assert hang is not None and hang.certainty.value == certainty
+        assert hang.headline().startswith(f"{doubt}rank 0 ")
+
+
+def test_rank_kept_alive_by_a_thread_names_it() -> None:
+    """Only the main thread has left the script."""
+    beat = (Frame(f"{LIB}/threading.py", 327, "Condition.wait"), Frame("/home/u/hb.py", 9, "beat"))
+    library = (Frame(f"{LIB}/site-packages/tqdm/_monitor.py", 69, "run"),)
+    seen = process(Frame(f"{LIB}/threading.py", 1590, "_shutdown"))
+    threads = (
+        *seen.threads,
+        *(ThreadStack(n, "", "", False, frames) for n, frames in enumerate((beat, library), 2)),
+    )
+    assert doing(seen._replace(threads=threads)).place == (
+        " in _shutdown (threading.py:1590), while another thread is in wait (hb.py:9)"
+    )
+    busy = process(*READ)
+    assert doing(busy._replace(threads=(*busy.threads, *threads[1:]))).place.endswith("py:41)")
 
 
 def stopped(rank: int, *frames: Frame, report: ErrorReport | None = None) -> Failure:

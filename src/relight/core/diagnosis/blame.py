@@ -83,8 +83,16 @@ _KEY_OF_RANK = re.compile(r"keys: /default_pg/0//(?:cpu|cuda)//0/(\d+)\b")
 """The store key that rank n sets for gloo in init_process_group. The other ranks wait for this
 key.
 """
+_ABSENT = re.compile(r"\bRanks? (\d[\d, ]*) failed to pass monitoredBarrier\b")
+"""Rank 0's message (torch 2.13, ProcessGroupGloo.cpp). The other ranks only refer to rank 0."""
 
 OTHER_ADDRESS = "relight had set MASTER_ADDR="
+
+
+def absent_ranks(report: ErrorReport | None) -> set[int]:
+    """Return the ranks that did not come to a barrier, according to an exception."""
+    found = _ABSENT.search(report.message) if report is not None else None
+    return set(map(int, re.findall(r"\d+", found[1]))) if found else set()
 
 
 def blames_peer(message: str) -> bool:

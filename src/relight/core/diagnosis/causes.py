@@ -905,12 +905,13 @@ def elsewhere(known: Known) -> Verdict | None:
         return None
     ranks = tuple(sorted(failure.rank for failure in found))
     first = min(found, key=lambda failure: failure.rank)
+    symptom = next((f for f in victims if blame.absent_ranks(f.report) & set(ranks)), victims[0])
     where = places(found, past=True)
     joint = " when " if where.endswith(")") else ", when "
     why = f"{where} while others waited"
     hint = "perhaps it was late, had finished early, or was waiting for something"
     return Verdict(
-        "elsewhere", Certainty.LIKELY, why, first, victims[0], ranks, where, joint,
+        "elsewhere", Certainty.LIKELY, why, first, symptom, ranks, where, joint,
         _printed([first]) or _was_handling(first, known), hint,
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from relight.base.errors import EXIT_HUNG
 from relight.base.text import format_duration, format_ranks
 from relight.core.diagnosis import blame, stack_text
+from relight.core.diagnosis.causes import Certainty
 from relight.core.diagnosis.excerpts import WIDTH, count_rows, cut, cut_left, excerpt, headline
 from relight.core.diagnosis.failure_text import ended_thread, printed_exception
 from relight.core.failure import ErrorReport, Failure, FailureKind
@@ -28,6 +29,7 @@ _MAX_RAISED = 2 * WIDTH
 _STATES = (" is ", " has ", " runs ")
 _MANY = {" is ": " are ", " has ": " have ", " runs ": " run "}
 _UNKNOWN = ": location unknown"
+_DOUBTS = {Certainty.PROVEN: "", Certainty.LIKELY: "probably ", Certainty.UNKNOWN: "perhaps "}
 
 
 class Hang(NamedTuple):
@@ -115,6 +117,17 @@ class Hang(NamedTuple):
         return self.is_tied or self.is_guess
 
     @property
+    def certainty(self) -> Certainty:
+        """How certain it is that these ranks are the cause."""
+        doing = self.root.doing
+        if self.is_unknown:
+            return Certainty.UNKNOWN
+        if not self.others or raised_before(self.root) is not None:
+            return Certainty.PROVEN
+        stopped = doing is not None and stack_text.is_stopped(doing)
+        return Certainty.PROVEN if stopped else Certainty.LIKELY
+
+    @property
     def _tied(self) -> list[tuple[Failure, ...]]:
         waiting = [group for group in self.others if _waits(group) and _waits([self.root])]
         # A rank that has sent its part of a broadcast may rightly be further than the others.
@@ -125,11 +138,7 @@ class Hang(NamedTuple):
     def _what(self) -> str:
         mine, waiting = [self.root, *self.same], [g for g in self.others if _waits(g)]
         if not (waiting and _waits(mine)):
-            doing, raised = self.root.doing, raised_before(self.root)
-            stopped = doing is not None and stack_text.is_stopped(doing)
-            is_certain = not self.others or raised is not None or stopped
-            likely = "" if is_certain else "perhaps " if self.is_guess else "probably "
-            return cut(f"{likely}{_line(mine, hangs=True)}", 3 * WIDTH - 40)
+            return cut(f"{_DOUBTS[self.certainty]}{_line(mine, hangs=True)}", 3 * WIDTH - 40)
         lines = ", ".join(map(_line, (mine, *waiting)))
         return cut(f"ranks are waiting for each other in different calls: {lines}", 3 * WIDTH - 40)
 

@@ -63,6 +63,8 @@ process has its parent's frames.
 """
 _FETCH = re.compile(r"/torch/utils/data/_utils/fetch\.py$")
 """Where a data loader process reads data. The data set may be defined in a library."""
+_THREADING = re.compile(r"/threading\.py$")
+_MAX_THREADS = 2
 _MAX_FRAMES = 30
 _GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
 """Wrapper functions that decorators put around the function that the user has called."""
@@ -415,15 +417,37 @@ def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]
         text = SHUTTING_DOWN if stack.is_finalizing else NO_CODE
         text = f"{condition}, without Python code" if condition else text
         return (condition, None), text, False
-    what, where = place(thread.frames)
-    at = f"{where.file.rpartition('/')[2]}:{where.line}" if where.line else where.file
-    text = f"{condition} in {_cut(what)} ({_cut(at)})"
-    call = ""
+    what, where = found = place(thread.frames)
+    text, call = f"{condition} in {_at(found)}", ""
     says_more = stack.state == "D" or (not condition and where == thread.frames[0])
     if says_more and thread.waits_in not in _IDLE_CALLS:
         call = thread.waits_in
-    text += _in_call(call)
+    text += _in_call(call) + _threads_to_wait_for(stack, thread)
     return (condition, what, where.file, where.line, call), text, True
+
+
+def _at(found: CodePlace) -> str:
+    what, where = found
+    at = f"{where.file.rpartition('/')[2]}:{where.line}" if where.line else where.file
+    return f"{_cut(what)} ({_cut(at)})"
+
+
+def _threads_to_wait_for(stack: ProcessStack, main: ThreadStack) -> str:
+    """Return where other threads run the user's code, if the main thread has left the script and
+    waits for all threads that aren't daemons. It is unknown which ones are.
+    """
+    if not any(f.function == "_shutdown" and _THREADING.search(f.file) for f in main.frames):
+        return ""
+    others = [each.frames for each in stack.threads if each is not main and each.frames]
+    places = {
+        _at(place(frames)): None
+        for frames in others
+        if not all(_LIBRARY.search(frame.file) for frame in frames)
+    }
+    if not places:
+        return ""
+    who = "another thread is" if len(places) == 1 else "other threads are"
+    return f", while {who} in {', '.join(list(places)[:_MAX_THREADS])}"
 
 
 def _in_call(call: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from relight.base.errors import EXIT_FAILED, EXIT_HUNG
 from relight.core.diagnosis import failure_text as failures
-from relight.core.diagnosis.causes import Certainty, Role, role
+from relight.core.diagnosis.causes import Role, role
 from relight.core.diagnosis.failure_text import Diagnosis
 from relight.core.failure import Failure
 from relight.core.group.messages import JobEnded
@@ -95,10 +95,10 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
     root = root._replace(at=root.at - now)  # relative, because nodes don't share a clock
     same = tuple(failure.rank for failure in diagnosis.same[:_MAX_SAME])
     if not isinstance(diagnosis, Diagnosis):
-        certainty = Certainty.UNKNOWN if diagnosis.is_unknown else Certainty.LIKELY
         return JobEnded(
             diagnosis.exit_code, cause, tuple(report), root, same_ranks=same, verdict=reason,
-            ranks=diagnosis.ranks[:_MAX_SAME], certainty=certainty.value, why=diagnosis.cause,
+            ranks=diagnosis.ranks[:_MAX_SAME], certainty=diagnosis.certainty.value,
+            why=diagnosis.cause,
         )  # fmt: skip
     found = diagnosis.verdict
     symptom = found.symptom._replace(at=found.symptom.at - now)
