@@ -344,3 +344,19 @@ def test_function_called_in_an_except_block_is_recognised(
     thread = stack.threads[0]._replace(handled=handled)
     assert doing(stack._replace(threads=(thread,))).works_below is expected
     assert not doing(stack).works_below
+
+
+def test_exception_handled_by_the_import_system_is_not_shown() -> None:
+    """Python handles a KeyError for every directory that it searches for the first time."""
+    search = Frame(
+        "<frozen importlib._bootstrap_external>", 1437, "PathFinder._path_importer_cache"
+    )
+    for frames, expected in (
+        ((search,), ""),
+        ((search, MAIN), "KeyError: /srv/data"),
+        ((), "KeyError: /srv/data"),
+    ):
+        handled = Handled("KeyError", "/srv/data", frames)
+        stack = process(search, *READ)
+        thread = stack.threads[0]._replace(handled=handled)
+        assert doing(stack._replace(threads=(thread,))).handling == expected

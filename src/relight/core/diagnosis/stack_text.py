@@ -80,6 +80,7 @@ _ROOTED = re.compile(
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """The outermost function of a script, and of `python -m` (Lib/runpy.py)."""
 _IMPORTS = "<frozen importlib._bootstrap>"
+_IMPORT_SYSTEM = "<frozen importlib.", "<frozen zipimport>"
 NO_CODE = " runs no Python code"
 """The location shown for a process that is starting, compiling its script, or running a C exit
 function.
@@ -265,6 +266,8 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Worke
         lines.append(f"{name} {child.pid}:")
         lines += traceback_lines(inner.frames[:_MAX_FRAMES]) if inner else []
     handled = thread.handled if thread else None
+    if handled and handled.frames and handled.frames[-1].file.startswith(_IMPORT_SYSTEM):
+        handled = None  # such as a KeyError for a directory that isn't cached yet
     return WorkerState(
         text,
         tuple(_cut(each, _REASON) for each in lines),
