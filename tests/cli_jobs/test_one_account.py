@@ -32,7 +32,7 @@ if os.environ["RANK"] == "1":
     load()
 time.sleep(600)
 """,
-        "rank 1 raised ValueError: bad sample at train.py:4 in load",
+        "rank 1 raised ValueError: bad sample (at train.py:4 in load)",
     ),
     "exit code": (
         "if os.environ['RANK'] == '1':\n    sys.exit(7)\ntime.sleep(600)\n",
@@ -73,21 +73,21 @@ def test_failure_headline_is_the_same_everywhere(
     message.touch()
     report, parent = tmp_path / "why.json", tmp_path / "error.json"
     path = script(SHOWN + text)
-    headline = headline.replace(" at train", f" at {path.parent}/train")
+    headline = headline.replace("at train", f"at {path.parent}/train")
     found = relight(
         "run", "--nproc-per-node=2", "--hang-timeout=3", f"--failure-report={report}", path,
         TORCHELASTIC_ERROR_FILE=str(parent), RELIGHT_TERMINATION_LOG=str(message),
     )  # fmt: skip
     assert found.returncode
     first, second = re.split(r"^relight: ", found.stderr, flags=re.MULTILINE)[-1].splitlines()[:2]
-    assert headline in (first, f"{first} at {second.strip()}")
+    assert headline in (first, f"{first} (at {second.strip()})")
 
     written = json.loads(report.read_text())
     assert written["headline"] == headline
-    what, _, where = headline.partition("rank 1 ")[2].partition(" at /")
+    what, _, where = headline.partition("rank 1 ")[2].partition(" (at /")
     assert written["cause"]["what"] == what
     assert written["cause"]["rank"] == 1
-    assert not where or written["cause"]["exception"]["where"] == f"/{where}"
+    assert not where or f"/{where}" == f"{written['cause']['exception']['where']})"
 
     (job,) = JobDirectory(variables).ended()
     status = json.loads(here("status", "--json", job.id).stdout)
@@ -124,7 +124,7 @@ def test_submitted_job_shows_failure_headline_from_its_agent(
     relight: Command, here: Command, place: Path
 ) -> None:
     (place / "train.py").write_text(SHOWN + FAILURES["exception"][0])
-    headline = FAILURES["exception"][1].replace(" at ", f" at {place}/")
+    headline = FAILURES["exception"][1].replace("at train", f"at {place}/train")
     found = relight("submit", "-s", "local", "--json", "dist.ddp", "-j", "2x1",
                     "--script", "train.py")  # fmt: skip
     status: dict[str, Any] = json.loads(found.stdout)
@@ -181,7 +181,7 @@ def test_two_nodes_show_the_same_failure_headline(
     script: Callable[[str], Path], here: Command, variables: dict[str, str], tmp_path: Path
 ) -> None:
     path = script(SHOWN + FAILURES["exception"][0])
-    headline = FAILURES["exception"][1].replace(" at ", f" at {tmp_path}/")
+    headline = FAILURES["exception"][1].replace("at train", f"at {tmp_path}/train")
     flags = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=file", "--rdzv-id=1",
              f"--rdzv-endpoint={tmp_path}/meet")  # fmt: skip
     found = run_agents(

@@ -454,7 +454,7 @@ def test_exit_that_may_hide_a_lost_peer_is_uncertain_after_a_rank_has_left(
 ) -> None:
     verdict = judge(failure, succeeded=(1,), world_size=2)
     assert verdict.certainty is certainty
-    left = "rank 1 had already exited with code 0; rank 0 may have needed it"
+    left = "rank 1 had already finished (exit code 0); rank 0 may have needed it"
     assert verdict.detail == (left if certainty is Certainty.UNKNOWN else "")
 
 
@@ -611,7 +611,7 @@ def test_rank_that_fails_at_a_different_location_is_the_likely_cause() -> None:
         ([end(0, report=LOST), stopped(1, READS)], (), "rank 1 was in read (data.py:41)", (1,)),
         ([end(0, report=WAITED), stopped(1, READS._replace(place=f" is stuck{READS.place}"))], (),
          "rank 1 was stuck in read (data.py:41)", (1,)),
-        ([end(0, report=LOST)], (2, 1), "ranks 1-2 had already exited with code 0", (1, 2)),
+        ([end(0, report=LOST)], (2, 1), "ranks 1-2 had already finished (exit code 0)", (1, 2)),
         ([end(0, report=LOST), stopped(1, OVER)], (), "rank 1 had left the script", (1,)),
         (
             [end(0, report=LOST),
@@ -653,7 +653,7 @@ def test_report_quotes_exception_printed_by_rank_that_left_early() -> None:
     told = end(1, 0, report=PRINTED)
     said = "rank 1 had printed: ValueError: bad batch at /srv/job/train.py:12 in step"
     verdict = judge(lost, told, succeeded=(1,))
-    assert (verdict.says, verdict.root) == ("rank 1 had already exited with code 0", told)
+    assert (verdict.says, verdict.root) == ("rank 1 had already finished (exit code 0)", told)
     assert (verdict.detail, verdict.hint) == (said, "")
     verdict = judge(lost, told._replace(report=None, words="FATAL: no data"), succeeded=(1,))
     assert verdict.detail == "rank 1 had printed: FATAL: no data"
@@ -751,6 +751,66 @@ def test_rank_that_others_wait_for_in_init_is_not_said_to_have_a_different_rank(
     late = diagnose([in_init(1, 0), in_init(2, 0), stopped(0, READS)], (), 3)
     assert late.verdict.rule == "elsewhere"
     assert diagnose([in_init(1, 0), in_init(2, 0)], (), 3).verdict.rule == "first_victim"
+
+
+def test_rank_that_never_joined_the_group_is_blamed() -> None:
+    """It may be trying to reach the store at an address of its own."""
+    joins = WorkerState(" in init_process_group (a.py:3)", (), True)
+    verdict = judge(in_init(0, 1), stopped(1, joins), world_size=2)
+    assert (verdict.rule, verdict.ranks, verdict.certainty) == (
+        "absent_rank", (1,), Certainty.LIKELY,
+    )  # fmt: skip
+    assert verdict.detail == "rank 1 was in init_process_group (a.py:3)"
+
+
+def differing(rank: int, other: int, aspects: str) -> Failure:
+    """Return a worker that raised torch's report on collectives that don't match."""
+    found = (
+        f"Rank {rank} is running collective: F(OpType=X), but Rank {other} is running collective"
+    )
+    text = f"Detected mismatch between collectives on ranks. {found}: F(OpType=Y)."
+    text += f"Collectives differ in the following aspects: \t {aspects}"
+    return end(rank, report=error(text, "RuntimeError"))
+
+
+def test_rank_that_all_others_name_differs_from_them() -> None:
+    """Every rank raises torch's message, and none is proven to be wrong."""
+    dtypes = "Tensor Tensor dtypes: Floatvs Double"
+    ends = [differing(0, 2, dtypes), differing(1, 2, dtypes), differing(2, 0, dtypes)]
+    verdict = judge(*ends)
+    assert (verdict.ranks, verdict.certainty) == ((2,), Certainty.LIKELY)
+    assert verdict.says == (
+        "rank 2 was in a different collective from ranks 0-1: Tensor dtypes: Float vs Double "
+        "(rank 2 vs rank 0)"
+    )
+    alone = judge(differing(0, 1, "Op type: ALLREDUCEvs BARRIER"), stopped(1, REDUCES))
+    assert (alone.ranks, alone.certainty) == ((0, 1), Certainty.UNKNOWN)
+    assert alone.says == (
+        "the collectives of ranks 0-1 differ: Op type: ALLREDUCE vs BARRIER (rank 0 vs rank 1)"
+    )
+
+
+def test_ranks_that_chose_different_ports_are_listed() -> None:
+    """The port that each rank expects may be set by the script, for example to a random one."""
+    evidence = "relight had set MASTER_ADDR=h and MASTER_PORT=1; to use its own port, …"
+    ends = [
+        end(rank, report=error(f"The client socket has timed out after 6000ms while trying to "
+            f"connect to (127.0.0.1, {port}).", "DistNetworkError"), evidence=evidence)
+        for rank, port in ((0, 5001), (1, 5002))
+    ]  # fmt: skip
+    verdict = judge(*ends)
+    assert verdict.why == (
+        "the ranks need one MASTER_ADDR and MASTER_PORT, but tried 127.0.0.1:5001 (rank 0), "
+        "127.0.0.1:5002 (rank 1)"
+    )
+    assert verdict.root.evidence == "relight had set MASTER_ADDR=h and MASTER_PORT=1"
+
+
+def test_earlier_errors_of_victims_are_part_of_the_proof() -> None:
+    failed = end(0, at=3.0, report=error())
+    verdict = judge(failed, end(1, at=2.0, report=LOST), end(2, at=2.5, report=LOST))
+    assert (verdict.root, verdict.certainty) == (failed, Certainty.PROVEN)
+    assert verdict.why == "the earlier errors of ranks 1-2 only report a lost or late peer"
 
 
 def test_majority_in_a_collective_is_not_blamed() -> None:

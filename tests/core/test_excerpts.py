@@ -93,7 +93,12 @@ def test_short_excerpt_keeps_first_error_of_exception_chain() -> None:
         lines += ["", "The above exception was the direct cause of the following exception:", ""]
         lines += [header, *places[2], *places[3], f"E: {number}"]
     shown = excerpt(lines, 12)
-    assert shown[:5] == ["  … 1 frame …", *places[1], "E: 0", "  … 14 frames …"]
+    assert shown[:5] == [
+        "  … 1 frame …",
+        *places[1],
+        "E: 0",
+        "  … 7 more exceptions and 14 frames …",
+    ]
     assert shown[-4:] == ["  … 1 frame …", *places[3], "E: 8"]
     assert excerpt(lines, 10)[:2] == ["  … 2 frames …", "E: 0"]
 

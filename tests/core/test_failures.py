@@ -81,7 +81,7 @@ def test_identical_failures_are_reported_once() -> None:
     assert [f.rank for f in diagnosis.same] == [2, 3]
     assert diagnosis.consequences == (other,)
     text = diagnosis.render(formed_at=0, ended="now", verdict="over")
-    assert text[0] == "ranks 1-3 raised ValueError: rank 1 at 0x7f1 (numbers of rank 1)"
+    assert text[0] == "ranks 1-3 raised ValueError: rank 1 at 0x7f1 (values of rank 1)"
     assert text[3].startswith("  first rank 1 on vm: ")
 
 
@@ -104,7 +104,7 @@ def test_ranks_with_different_causes_are_not_merged() -> None:
         "  caused by ValueError: label 1000",
     ]
     assert (
-        "  ranks 0, 2 (numbers of rank 0): 0.5 s later, raised StepError: step 4 failed after "
+        "  ranks 0, 2 (values of rank 0): 0.5 s later, raised StepError: step 4 failed after "
         "RuntimeError: Connection closed by peer [::1]:0"
     ) in lines
 
@@ -115,7 +115,7 @@ def test_ranks_whose_causes_differ_in_numbers_are_merged() -> None:
     lines = diagnosis.render(formed_at=0, ended="now", verdict="over")
     assert lines[:2] == [
         "ranks 0-1 raised StepError: step 4 failed",
-        "  caused by ValueError: label 0 (numbers of rank 0)",
+        "  caused by ValueError: label 0 (values of rank 0)",
     ]
 
 
@@ -161,13 +161,13 @@ def test_merged_victims_are_listed_with_the_rank_that_the_numbers_belong_to() ->
         formed_at=0, ended="now", verdict="over"
     )
     said = "raised RuntimeError: Connection closed by peer [::1]:0"
-    assert f"  ranks 0, 2 (numbers of rank 0): 1.0 s later, {said}" in lines
+    assert f"  ranks 0, 2 (values of rank 0): 1.0 s later, {said}" in lines
     assert (
         diagnose(victims, (1,))
         .headline()
         .startswith(
-            f"probably rank 1, which had already exited with code 0; then ranks 0, 2 {said} "
-            "(numbers of rank 0)"
+            f"probably rank 1, which had already finished (exit code 0); then ranks 0, 2 {said} "
+            "(values of rank 0)"
         )
     )
 
@@ -475,7 +475,39 @@ def test_rank_that_exited_on_its_own_keeps_its_exit_code() -> None:
         found = diagnose([lost, ended])
         assert (found.root, found.exit_code) == (ended, code)
         assert found.headline().startswith(f"rank 0 {what_happened(ended)}")
-        assert what_happened(ended).endswith(" after printing: no data")
+        output = "" if exitcode < 0 else " after printing: no data"  # not the reason of a crash
+        assert what_happened(ended).endswith(f"{code}{output}" if output else "by SIGSEGV")
+
+
+def test_consequences_at_different_times_show_both() -> None:
+    followed = [end(1, at=1.2, report=LOST), end(2, at=3.0, report=LOST)]
+    lines = diagnose([end(0, at=1.0, report=error()), *followed]).render(
+        formed_at=0, ended="now", verdict="over"
+    )
+    assert any(line.startswith("  ranks 1-2: 0.2 s to 2.0 s later, raised ") for line in lines)
+
+
+def test_report_has_the_time_of_the_first_error() -> None:
+    """The rank that is blamed may end much later, because it is late or slow to exit."""
+    late = stopped_at(5.0)
+    found = diagnose([end(0, at=1.0, report=LOST), late])
+    assert (found.root, found.first_sign.rank) == (late, 0)
+    lines = found.render(formed_at=0, ended="now", verdict="over")
+    assert any(
+        line.startswith("  rank 1 on ") and line.endswith("now, after 1.0 s") for line in lines
+    )
+
+
+def stopped_at(at: float) -> Failure:
+    return end(1, -TERM, at=at, stop_signal=TERM, doing=READS)
+
+
+def test_same_exception_about_files_in_different_directories_is_merged() -> None:
+    ends = [
+        end(rank, report=error(f"No such file: '/tmp/job-{name}/x.bin'"))
+        for rank, name in enumerate(("abc", "xyz"))
+    ]
+    assert diagnose(ends).ranks == (0, 1)
 
 
 def test_output_of_another_process_is_shown_with_the_exception_it_caused() -> None:
@@ -742,7 +774,7 @@ def test_numbers_that_differ_between_ranks_are_shown_for_one_rank() -> None:
         return diagnose(ends).render(formed_at=0, ended="now", verdict="over")[0]
 
     said = "ranks 0-1 raised ValueError: no /data/4.bin"
-    assert first_line(4, 5) == f"{said} (numbers of rank 0)"
+    assert first_line(4, 5) == f"{said} (values of rank 0)"
     assert first_line(4, 4) == said
 
 
@@ -785,7 +817,7 @@ def test_location_is_labelled_if_the_headline_starts_with_another_rank() -> None
         "probably rank 1, which was in read (data.py:41) when rank 0 raised RuntimeError"
     )
     assert job.report[1] == "  rank 0 at /srv/job/train.py:12 in step"
-    assert job.headline.endswith("Connection reset by peer at /srv/job/train.py:12 in step")
+    assert job.headline.endswith("Connection reset by peer (at /srv/job/train.py:12 in step)")
     gone = ended(end(0, report=LOST), succeeded=(1,)).report
     assert gone[1] == "  rank 0 at /srv/job/train.py:12 in step"
     assert gone[3].startswith("  rank 0 on vm")
@@ -803,7 +835,7 @@ def test_location_is_labelled_if_another_rank_is_the_suspect() -> None:
 def test_job_headline_includes_evidence_from_the_machine() -> None:
     full = "the file system of /data is full (0 bytes free of 4 MiB)"
     job = ended(end(0, report=error("can't write"), evidence=full))
-    said = "rank 0 raised ValueError: can't write at /srv/job/train.py:12 in step"
+    said = "rank 0 raised ValueError: can't write (at /srv/job/train.py:12 in step)"
     assert job.headline == f"{said}; {full}"
     assert ended(end(0, -KILL, evidence="out of memory")).headline == (
         "rank 0 was killed by SIGKILL: out of memory"

@@ -198,7 +198,7 @@ def test_stopped_rank_is_reported_as_a_fact() -> None:
 def test_hang_report_lists_exited_ranks_separately() -> None:
     assert "all ranks are at the same place" in rendered(stopped(0, *READ))
     lines = rendered(stopped(0, *READ), succeeded=(2, 1))
-    assert "  ranks 1-2 had already exited with code 0" in lines
+    assert "  ranks 1-2 had already finished (exit code 0)" in lines
     assert "all ranks are at the same place" not in lines
 
 

@@ -1116,7 +1116,8 @@ def test_exception_raised_twice_is_located_where_it_was_first_raised() -> None:
     report = from_stderr(FULL)
     assert report is not None
     assert (report.where, report.cause) == ("/srv/job/train.py:9 in save", "")
-    assert "  … 2 frames …" in excerpt(report.lines, 12)  # not all of them are torch's
+    shown = excerpt(report.lines, 12)
+    assert "  … 1 more exception and 2 frames …" in shown  # not all of them are torch's
 
 
 @pytest.mark.parametrize("name", ["futures-3.11", "pool-3.11"])

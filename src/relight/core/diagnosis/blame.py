@@ -31,6 +31,16 @@ class Mismatch(NamedTuple):
     expected: int
 
 
+class Difference(NamedTuple):
+    """According to torch, the collective of a rank differed from that of another one. The
+    `aspects` are worded from the view of the first one, as in `Op type: BARRIER vs ALLREDUCE`.
+    """
+
+    rank: int
+    other: int
+    aspects: str
+
+
 _PEER = re.compile(
     r"""gloo/transport/ | connectFullMesh | monitoredBarrier
     | remote\ process\ exited\ or\ there | collective\ operation\ timeout:
@@ -83,6 +93,14 @@ _KEY_OF_RANK = re.compile(r"keys: /default_pg/0//(?:cpu|cuda)//0/(\d+)\b")
 """The store key that rank n sets for gloo in init_process_group. The other ranks wait for this
 key.
 """
+_DIFFERENCE = re.compile(
+    r"Detected mismatch between collectives on ranks\. Rank (\d+) is running collective: .*?"
+    r"but Rank (\d+) is running collective: .*Collectives differ in the following aspects:\s*(.*)",
+    re.DOTALL,
+)
+"""The message with TORCH_DISTRIBUTED_DEBUG=DETAIL (torch 2.13, ProcessGroupWrapper.cpp)."""
+_WORD_TWICE = re.compile(r"\b(Tensor) (?=\1\b)")
+_NO_SPACE = re.compile(r"(?<=\w)vs\b")
 _ABSENT = re.compile(r"\bRanks? (\d[\d, ]*) failed to pass monitoredBarrier\b")
 """Rank 0's message (torch 2.13, ProcessGroupGloo.cpp). The other ranks only refer to rank 0."""
 
@@ -158,6 +176,15 @@ def mismatch(failure: Failure) -> Mismatch | None:
     """Return the sizes that did not match, if gloo ended the worker because of a size mismatch."""
     found = _MISMATCH.search(_text(failure))
     return Mismatch(int(found[1]), int(found[2])) if found else None
+
+
+def difference(failure: Failure) -> Difference | None:
+    """Return how a worker's collective differed from another one, if torch has compared them."""
+    found = _DIFFERENCE.search(_text(failure))
+    if found is None:
+        return None
+    aspects = _NO_SPACE.sub(" vs", _WORD_TWICE.sub("", " ".join(found[3].split())))
+    return Difference(int(found[1]), int(found[2]), aspects)
 
 
 def address(failure: Failure) -> tuple[str, int] | None:

@@ -423,8 +423,15 @@ def own_failure(known: Known) -> Verdict | None:
     if not earlier and known.succeeded_ranks and _may_hide_loss(root):
         gone = format_ranks(known.succeeded_ranks)
         needed = "it" if len(known.succeeded_ranks) == 1 else "them"
-        why = f"{gone} had already exited with code 0; rank {root.rank} may have needed {needed}"
+        why = (
+            f"{gone} had already finished (exit code 0); rank {root.rank} may have needed {needed}"
+        )
         return _perhaps_because_of(known.succeeded_ranks, root, known, "own_failure", why)
+    reported = [f for f in known.with_role(Role.VICTIM) if since(f) < since(root)]
+    if not earlier and reported:
+        ranks = format_ranks(_failed_ranks(reported))
+        why = f"the earlier errors of {ranks} only report a lost or late peer"
+        return Verdict("own_failure", Certainty.PROVEN, why, root, root)
     if not earlier:
         had = "had" if _are_all_seen(root, known) else "is known to have"
         why = f"no other rank {had} failed before"
@@ -598,11 +605,16 @@ def other_address(known: Known) -> Verdict | None:
     """A rank is trying to reach the store at an address that differs from the one set by
     relight.
     """
-    for failure in known.with_role(Role.VICTIM):
-        if blame.is_at_other_address(failure):
-            why = failure.evidence
-            return Verdict("other_address", Certainty.PROVEN, why, failure, failure)
-    return None
+    found = [f for f in known.with_role(Role.VICTIM) if blame.is_at_other_address(f)]
+    if not found:
+        return None
+    root, tried = found[0], {failure.rank: blame.address(failure) for failure in found}
+    if len(set(tried.values())) == 1:
+        return Verdict("other_address", Certainty.PROVEN, root.evidence, root, root)
+    root = root._replace(evidence=root.evidence.partition(";")[0])
+    listed = [f"{at[0]}:{at[1]} (rank {rank})" for rank, at in tried.items() if at is not None]
+    why = f"the ranks need one MASTER_ADDR and MASTER_PORT, but tried {', '.join(listed[:3])}"
+    return Verdict("other_address", Certainty.PROVEN, why, root, root, detail=why)
 
 
 def lost_connection(known: Known) -> Verdict | None:
@@ -769,6 +781,26 @@ def _before_cleanup(failure: Failure) -> Failure | None:
     return failure._replace(doing=doing._replace(expects_peers=False))
 
 
+def collectives_differ(known: Known) -> Verdict | None:
+    """Ranks were in collectives that don't match, and torch has compared them."""
+    own = known.with_role(Role.OWN)
+    root = own[0] if own else None
+    if root is None or blame.difference(root) is None:
+        return None
+    found = [(each, got) for each in known.ends if (got := blame.difference(each)) is not None]
+    odd = set.intersection(*({got.rank, got.other} for _, got in found))
+    named = tuple(sorted({rank for _, got in found for rank in (got.rank, got.other)}))
+    root, (rank, other, aspects) = next((each for each in found if each[0].rank in odd), found[0])
+    ranks, certainty = named, Certainty.UNKNOWN
+    says = f"the collectives of {format_ranks(named)} differ"
+    if len(odd) == 1 and len(named) > 2:
+        ranks, certainty = tuple(odd), Certainty.LIKELY
+        others = [each for each in named if each not in odd]
+        says = f"{format_ranks(ranks)} was in a different collective from {format_ranks(others)}"
+    says = f"{says}: {aspects} (rank {rank} vs rank {other})"
+    return Verdict("collectives_differ", certainty, says, root, root, ranks, says)
+
+
 def different_sizes(known: Known) -> Verdict | None:
     """Ranks passed tensors of different sizes to the same collective."""
     for failure in known.with_role(Role.VICTIM):
@@ -810,7 +842,7 @@ def left_early(known: Known) -> Verdict | None:
         return _left_early(victims[0], aborted[0], _failed_ranks(aborted), says, _printed(aborted))
     if known.succeeded_ranks:
         root = known.told[0] if known.told else victims[0]
-        says = f"{format_ranks(known.succeeded_ranks)} had already exited with code 0"
+        says = f"{format_ranks(known.succeeded_ranks)} had already finished (exit code 0)"
         return _left_early(victims[0], root, known.succeeded_ranks, says, _printed(known.told))
     over = _left_script(known)
     if not over:
@@ -943,6 +975,21 @@ def _was_handling(failure: Failure, known: Known) -> str:
     return f"rank {failure.rank} was handling {handled_exception(doing)}"
 
 
+def absent_rank(known: Known) -> Verdict | None:
+    """A rank had not joined the process group."""
+    for failure in known.with_role(Role.VICTIM):
+        missing = blame.missing_rank(failure)
+        absent = next((f for f in known.with_role(Role.STOPPED) if f.rank == missing), None)
+        if absent is not None and absent.doing is not None:
+            says = f"rank {missing} had not joined the process group"
+            where = f"rank {missing} {absence(absent)}"
+            return Verdict(
+                "absent_rank", Certainty.LIKELY, says, absent, failure, (absent.rank,), says,
+                "; then ", where,
+            )  # fmt: skip
+    return None
+
+
 def different_collectives(known: Known) -> Verdict | None:
     """The ranks were waiting for each other in different calls."""
     victims = known.with_role(Role.VICTIM)
@@ -973,7 +1020,7 @@ def first_victim(known: Known) -> Verdict | None:
     victims = known.with_role(Role.VICTIM)
     if not victims:
         return None
-    why = "every failed rank blames another rank"
+    why = "each failed rank was waiting for another one, or had lost its connection to it"
     says = "no rank appears to have failed on its own"
     first = victims[0]
     # It may have recovered from that exception.
@@ -996,6 +1043,7 @@ def first_stopped(known: Known) -> Verdict:
 
 
 RULES: tuple[Rule, ...] = (
+    collectives_differ,
     own_failure,
     missing_rank,
     other_address,
@@ -1005,6 +1053,7 @@ RULES: tuple[Rule, ...] = (
     raised_about_then,
     left_early,
     elsewhere,
+    absent_rank,
     different_collectives,
     first_victim,
     first_stopped,

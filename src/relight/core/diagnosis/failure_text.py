@@ -109,6 +109,13 @@ class Diagnosis(NamedTuple):
             return 1  # Python's exit code after an exception
         return shell_exit_code(failure.exitcode)
 
+    @property
+    def first_sign(self) -> Failure:
+        """The failure that gives the time of the report. A rank that is blamed for its absence may
+        end long after its peers have failed.
+        """
+        return min(self.root, self.verdict.symptom, key=causes.since)
+
     def headline(self) -> str:
         """Return what happened, in one line."""
         root, symptom = self.root, self.verdict.symptom
@@ -144,18 +151,20 @@ class Diagnosis(NamedTuple):
                 # It is the place of the exception that was printed, and not of the exit.
                 at = f"rank {symptom.rank}: " if is_other else ""
                 at += "last traceback at "
+            elif _in_signal_handler(symptom.report):
+                at += "interrupted at "
             lines.append(f"  {at}{cut_left(where, 2 * WIDTH - 2 - len(at))}")
             report = symptom.report
             if report is not None and report.source and symptom.is_explained:
                 lines.append(cut(f"    {report.source}", WIDTH))
         after_place = len(lines)
         first = f"first rank {root.rank} " if self.same else ""
-        failed_at = causes.since(root)
         if is_other:
             first = f"rank {root.rank} "
         who = (
             f"  {first}on {root.host}: local rank {root.local_rank}, "
-            f"pid {root.pid}; {ended}, after {format_duration(failed_at - formed_at, digits=1)}"
+            f"pid {root.pid}; {ended}, "
+            f"after {format_duration(causes.since(self.first_sign) - formed_at, digits=1)}"
         )
         lines.append(cut(who, 2 * WIDTH))
         hint = self._hint()
@@ -213,7 +222,7 @@ class Diagnosis(NamedTuple):
         named = format_ranks([verdict.symptom.rank, *(failure.rank for failure in alike)])
         happened = what_happened(verdict.symptom, many=bool(alike))
         if any(_differs_in_numbers(what_happened(f, many=True), happened) for f in alike):
-            happened += f" (numbers of rank {verdict.symptom.rank})"
+            happened += f" (values of rank {verdict.symptom.rank})"
         if says:
             return f"{self._probably(says)}{joint}{named} {happened}"
         if verdict.certainty is Certainty.LIKELY:
@@ -228,7 +237,7 @@ class Diagnosis(NamedTuple):
         causes = {each.report.cause for each in (symptom, *self.same) if each.report is not None}
         if len(causes) < 2:
             return ""
-        what = "numbers" if len(set(map(without_numbers, causes))) == 1 else "message"
+        what = "values" if len(set(map(without_numbers, causes))) == 1 else "message"
         return f" ({what} of rank {symptom.rank})"
 
     def _probably(self, says: str) -> str:
@@ -568,7 +577,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
             and report.message != signal.strsignal(number)
         ):
             evidence = f"{report.type}: {_first_line(report)}"
-        elif number in CRASHES and by_itself and not evidence and failure.words:
+        elif number in CRASHES and by_itself and not evidence and _says_why(failure, number):
             text += f" after printing: {failure.words}"
         elif number == signal.SIGPIPE and by_itself and not evidence:
             text += ", probably because it wrote to a pipe or socket without a reader"
@@ -577,6 +586,13 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
     if evidence and not _explains_output(failure):
         text += f": {evidence}"
     return cut(text, most)
+
+
+def _says_why(failure: Failure, number: int) -> bool:
+    """Return whether a worker's last output before a crash may be about the crash. Before an abort,
+    C libraries print the reason.
+    """
+    return bool(failure.words) and (number == signal.SIGABRT or is_error(failure.words))
 
 
 def _explains_output(failure: Failure) -> bool:
@@ -703,13 +719,11 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
         groups.setdefault(without_numbers(_consequence(failure, many=False)), []).append(failure)
     rows = []
     for first, *others in groups.values():
-        later = causes.since(first) - root_at
-        shows_time = later >= causes.SHOWN_S and not _was_stopped(first)
-        when = f"{format_duration(later, digits=1)} later, " if shows_time else ""
+        when = "" if _was_stopped(first) else _how_much_later([first, *others], root_at)
         ranks = format_ranks([first.rank, *(failure.rank for failure in others)])
         happened = _consequence(first, many=bool(others))
         if any(_consequence(failure, many=True) != happened for failure in others):
-            ranks += f" (numbers of rank {first.rank})"
+            ranks += f" (values of rank {first.rank})"
         text = f"  {ranks}: {when}{happened}"
         rows.append(_in_rows(text) if most_rows > 1 else cut(text, WIDTH))
     if len(rows) > _MAX_CONSEQUENCES + 1:
@@ -719,6 +733,15 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
             cut(f"  {format_ranks(rest)}: ended in other ways", WIDTH),
         ]
     return ["other ranks:", *rows] if rows else []
+
+
+def _how_much_later(failures: Sequence[Failure], root_at: float) -> str:
+    """Return when workers failed, as in `0.5 s later, ` or `0.1 s to 2 s later, `."""
+    later = sorted(causes.since(failure) - root_at for failure in failures)
+    if later[-1] < causes.SHOWN_S:
+        return ""
+    begin, end = (format_duration(max(seconds, 0.0), digits=1) for seconds in (later[0], later[-1]))
+    return f"{end if begin == end else f'{begin} to {end}'} later, "
 
 
 def _in_rows(text: str) -> str:
@@ -747,7 +770,7 @@ def _consequence(failure: Failure, *, many: bool) -> str:
     if report is not None and explained and not (signalled and failure.printed_s is None):
         said = _exception(report, _FOLLOWED)
         if _raised_first(failure):
-            return f"{said}, then was stopped by the agent"
+            return f"{said.removesuffix('.')}, then was stopped by the agent"
         return f"stopped by the agent, then {said}"
     interrupted = report is not None and report.type == "KeyboardInterrupt"
     if failure.exitcode == -signal.SIGINT and interrupted:

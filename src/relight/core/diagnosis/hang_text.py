@@ -173,7 +173,7 @@ class Hang(NamedTuple):
 
     def _elsewhere(self) -> list[str]:
         over = self.succeeded_ranks
-        ended = [f"  {format_ranks(over)} had already exited with code 0"] if over else []
+        ended = [f"  {format_ranks(over)} had already finished (exit code 0)"] if over else []
         if not (self.others or ended):
             return ["all ranks are at the same place"]
         rows = [cut(f"  {_line(group)}", WIDTH) for group in self.others[:_MAX_GROUPS]]

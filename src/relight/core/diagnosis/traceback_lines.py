@@ -97,7 +97,7 @@ _ESCAPED = {
 }
 """Patterns for the rest of a string with escaped newlines, by quotation mark."""
 _IN_STRING = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
-_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_NUMBERS = re.compile(r"(?<![\w/])/(?:[\w.+@~-]++/)++|0x[0-9a-fA-F]+|\d+")
 _OF_GROUP = re.compile(r"\(\d+ sub-exceptions?\): ")
 _MORE_MEMBERS = re.compile(r"and (\d+) more exceptions?")
 _MEMBERS = 3
@@ -105,7 +105,8 @@ _MEMBERS = 3
 _REPEATED = re.compile(r"^ *\[Previous line repeated (?P<frames>\d+) more times?\]$")
 """Python prints this instead of the fourth and further frames of a recursion."""
 _OMITTED = re.compile(
-    r"^ *… (?:(?P<frames>\d[\d,]*) frames?(?: of (?P<names>[^…]+?))?)?(?: and )?"
+    r"^ *… (?:(?P<links>\d[\d,]*) more exceptions?)?(?: and )?"
+    r"(?:(?P<frames>\d[\d,]*) frames?(?: of (?P<names>[^…]+?))?)?(?: and )?"
     r"(?:(?P<lines>\d[\d,]*) more lines?)? …$"
 )
 
@@ -239,7 +240,7 @@ def without_other_members(text: str) -> str:
 
 def without_numbers(text: str) -> str:
     """Remove numbers that may differ between ranks that failed in the same way, such as addresses,
-    ranks and sizes.
+    ranks and sizes, and the directories of absolute paths.
     """
     return _NUMBERS.sub("#", text)
 
@@ -252,7 +253,7 @@ def omitted(lines: Sequence[str]) -> list[str]:
     uninformative. If some of the omitted lines themselves replace other lines, these other lines
     are included in the count.
     """
-    frames = count = 0
+    frames = count = links = 0
     before = 0
     names: dict[str, None] = {}
     only_libraries = True
@@ -263,6 +264,7 @@ def omitted(lines: Sequence[str]) -> list[str]:
             if frame.library:
                 names[frame.library] = None
         elif (match := _OMITTED.match(line)) is not None:
+            links += _number(match["links"])
             frames += _number(match["frames"])
             before += _number(match["lines"])
             names.update(
@@ -270,13 +272,15 @@ def omitted(lines: Sequence[str]) -> list[str]:
             )
         elif (match := _REPEATED.match(line)) is not None:
             frames += _number(match["frames"])
+        elif is_chained(line):
+            links += 1
         elif line.strip() and not is_marks(line) and not is_header(line):
             count += 1
-    parts = []
+    parts = [f"{links:,} more exception{'s' if links > 1 else ''}"] if links else []
     if frames:
         of = f" of {', '.join(list(names)[:3])}" if names and only_libraries else ""
         parts.append(f"{frames:,} frame{'s' if frames > 1 else ''}{of}")
-        count = 0  # only the source lines of frames
+        count = 0  # only source lines, and the exceptions themselves
     if count := count + before:
         parts.append(f"{count:,} more line{'s' if count > 1 else ''}")
     return [f"  … {' and '.join(parts)} …"] if parts else []

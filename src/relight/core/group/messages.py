@@ -385,9 +385,10 @@ class JobEnded(NamedTuple):
         places = raised.where if raised else "", doing.handling_where if doing else ""
         for place in filter(None, places):
             line = place.partition(" in ")[0].rpartition("/")[2]
-            shown = any(row.endswith((f"  {place}", f" at {place}")) for row in others)
-            if shown and line not in first:
-                first = f"{first} at {place}"
+            shown = f"  {place}", f"  rank {failure.rank if failure else ''} at {place}"
+            if any(row in shown for row in others) and line not in first:
+                is_group = raised is not None and raised.type.endswith("ExceptionGroup")
+                first = f"{first.removesuffix('.')} ({'first ' if is_group else ''}at {place})"
                 break
         if failure is not None and f"  {failure.evidence}" in others:
             first += f"; {failure.evidence}"

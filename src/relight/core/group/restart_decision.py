@@ -91,7 +91,8 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
         code = EXIT_HUNG if ended.hung else EXIT_FAILED
         return JobEnded(code, cause, (f"{cause}; {reason}",), None, verdict=reason)
     root = diagnosis.root
-    report = diagnosis.render(formed_at=ended.formed_at, ended=root.when, verdict=reason)
+    first = diagnosis.first_sign if isinstance(diagnosis, Diagnosis) else root
+    report = diagnosis.render(formed_at=ended.formed_at, ended=first.when, verdict=reason)
     root = root._replace(at=root.at - now)  # relative, because nodes don't share a clock
     same = tuple(failure.rank for failure in diagnosis.same[:_MAX_SAME])
     if not isinstance(diagnosis, Diagnosis):
