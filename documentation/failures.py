@@ -44,7 +44,7 @@ SOURCES = {
     "core/diagnosis/causes.py": (
         "missing_rank", "lost_connection", "_without_code", "different_sizes", "left_early",
         "_left_early", "elsewhere", "different_collectives", "first_victim", "_printed",
-        "_was_handling",
+        "_was_handling", "other_address", "absent_rank", "collectives_differ",
     ),
     "core/workers/worker_command.py": ("suggest_replacement", "suggest_use_env"),
     "core/diagnosis/failure_text.py": (

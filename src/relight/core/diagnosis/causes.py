@@ -792,12 +792,15 @@ def collectives_differ(known: Known) -> Verdict | None:
     named = tuple(sorted({rank for _, got in found for rank in (got.rank, got.other)}))
     root, (rank, other, aspects) = next((each for each in found if each[0].rank in odd), found[0])
     ranks, certainty = named, Certainty.UNKNOWN
-    says = f"the collectives of {format_ranks(named)} differ"
+    every = format_ranks(named)
+    says = f"the collectives of {every} differ: {aspects} (rank {rank} vs rank {other})"
     if len(odd) == 1 and len(named) > 2:
         ranks, certainty = tuple(odd), Certainty.LIKELY
-        others = [each for each in named if each not in odd]
-        says = f"{format_ranks(ranks)} was in a different collective from {format_ranks(others)}"
-    says = f"{says}: {aspects} (rank {rank} vs rank {other})"
+        others = format_ranks([each for each in named if each not in odd])
+        says = (
+            f"{format_ranks(ranks)} was in a different collective from {others}: {aspects} "
+            f"(rank {rank} vs rank {other})"
+        )
     return Verdict("collectives_differ", certainty, says, root, root, ranks, says)
 
 

@@ -222,7 +222,7 @@ class Diagnosis(NamedTuple):
         named = format_ranks([verdict.symptom.rank, *(failure.rank for failure in alike)])
         happened = what_happened(verdict.symptom, many=bool(alike))
         if any(_differs_in_numbers(what_happened(f, many=True), happened) for f in alike):
-            happened += f" (values of rank {verdict.symptom.rank})"
+            happened = f"{happened.removesuffix('.')} (values of rank {verdict.symptom.rank})"
         if says:
             return f"{self._probably(says)}{joint}{named} {happened}"
         if verdict.certainty is Certainty.LIKELY:
@@ -674,8 +674,10 @@ def _symptoms(failure: Failure) -> tuple[object, ...] | None:
             return None
         report, first_line = failure.report, without_numbers(_first_line(failure.report))
         # The message of the cause may name a rank's own file or shard.
-        cause = report.cause.partition(": ")[0], report.cause_where, role(failure) is Role.VICTIM
-        return report.type, first_line, report.where, *cause
+        name, blames = report.cause.partition(": ")[0], role(failure) is Role.VICTIM
+        # Each rank may have its own copy of the program.
+        places = (each.rpartition("/")[2] for each in (report.where, report.cause_where))
+        return report.type, first_line, name, blames, *places
     by_request = failure.exitcode in (-failure.stop_signal, -signal.SIGKILL)
     speaks = bool(failure.evidence or failure.last_lines)
     if failure.stop_signal and (by_request or not speaks):

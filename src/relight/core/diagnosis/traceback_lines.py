@@ -212,7 +212,9 @@ def split_exception(text: str) -> tuple[str, str]:
     match = _EXCEPTION.match(text)
     if match is None:
         return "", text
-    return match["type"].rpartition(".")[2], match["message"] or ""
+    name = match["type"].rpartition(".")[2]
+    # A module's only exception, such as zlib.error
+    return match["type"] if name == "error" else name, match["message"] or ""
 
 
 def in_one_line(message: str) -> str:
