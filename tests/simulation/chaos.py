@@ -1,5 +1,6 @@
 """One seeded run: a job, its faults, and how it must end."""
 
+from collections.abc import Collection
 from functools import partial
 from random import Random
 from typing import Any
@@ -34,12 +35,12 @@ to a second.
 _BETWEEN_BLIPS_S = 12.0
 
 
-def _join_timeout(seed: int, usual_s: float) -> float:
+def _join_timeout(seed: int, usual_s: float, *, often: bool) -> float:
     """Return a join timeout. Some are as short as a lease, and pass while other groups' workers
     may be running.
     """
     timeouts = Random(f"{seed}, timeouts")
-    return timeouts.choice((1.0, 3.0)) if timeouts.random() < 0.1 else usual_s
+    return timeouts.choice((1.0, 3.0)) if timeouts.random() < (0.4 if often else 0.1) else usual_s
 
 
 class Run:
@@ -55,6 +56,11 @@ class Run:
         most = random.randint(100, 300) if large else random.choice((2, 2, 3, 3, 4, 5, 8, 16))
         least = most if random.random() < 0.25 else random.randint(1, most)
         ordered = self.mode == "endpoint" and random.random() < 0.15
+        self._parts = Random(f"{seed}, parts")
+        parts = self.mode in ("hosts", "register") and self._parts.random() < 0.2
+        """Whether spares may form a generation of their own."""
+        if parts:
+            most, least = 2, self._parts.choice((1, 2))
         network = Random(f"{seed}, network")
         self._leaves = network.choices(("", "s1.l1", "s1.l2", "s2.l1"), k=5)
         """The machines' places in the network."""
@@ -69,7 +75,7 @@ class Run:
             max_nodes=most,
             max_restarts=random.choice((0, 1, 3, 100)),
             settle_timeout_s=random.choice((0.5, 2.0, 5.0)),
-            join_timeout_s=_join_timeout(seed, random.choice((40.0, 60.0))),
+            join_timeout_s=_join_timeout(seed, random.choice((40.0, 60.0)), often=parts),
             exit_barrier_s=random.choice((0.5, 30.0)),
             rejoin_grace_s=1.5,
             ordered=ordered,
@@ -87,6 +93,8 @@ class Run:
             most + spares,
             random.randint(settings.needed, most + spares) + random.choice((0, 99)),
         )
+        if parts:
+            count = most + 3
         self._listed = min(count, random.choice((2, 3, 3, 5))) if self.mode == "hosts" else 1
         self._ttl_s = random.choice((3.0, 5.0, 15.0))
         self.service = Service(world)
@@ -177,6 +185,12 @@ class Run:
             for host in world.hosts:
                 host.far_s = 0.0
             self.settings = settings = settings._replace(lost_after_s=10.0, join_timeout_s=60.0)
+        self._stuck = Random(f"{seed}, stuck")
+        if self._blips is None and self._stuck.random() < 0.05:
+            kinds += ("stuck",) * len(kinds)
+        if parts and self._blips is None:
+            kinds = ("part", "part", "kill", "hosts", "stuck")
+            self._trouble_s, self._pace_s = self._parts.uniform(40, 120), 10.0
         twins = Random(f"{seed}, twins")
         if self.mode == "endpoint" and self._blips is None and not ordered and twins.random() < 0.1:
             # Several agents on the endpoint's machine lose coordinators in unusual ways.
@@ -464,6 +478,9 @@ class Run:
                 self.watch.idle(soon + 3)
             case "finish":
                 agent.succeed()
+            case "stuck":
+                agent.stuck_until = world.now + self._stuck.uniform(5, 40)
+                self._stuck.choice(alive).fail()
             case "leave":
                 agent.sigterm()
                 world.after(soon + 1, self._start, host)
@@ -489,6 +506,8 @@ class Run:
                     self._interim(near[0].process, coordinator)
                 else:
                     self._stop_past_its_lease(near[0].process, coordinator)
+            case "part":
+                self._part(coordinator, {each.process.host for each in alive if each.formed})
             case "shut in":
                 self._shut_in(coordinator.host)
             case "late":
@@ -559,6 +578,31 @@ class Run:
         self._start_again(coordinator)
         self._interim_until = self.world.now + 3
         self.world.after(1, process.sigcont)
+
+    def _part(self, coordinator: Process, inside: Collection[Host]) -> None:
+        """Let the other machines elect a coordinator of their own. Either the generation's machines
+        are cut off and the coordinator is killed, or only the coordinator is cut off. Some of the
+        spares are new.
+        """
+        hosts, here, random = self.world.hosts, coordinator.host, self._parts
+        outside = [host for host in hosts if host not in inside]
+        if len(outside) < self.settings.needed:
+            return
+        apart_s = 2 * self.settings.lost_after_s
+        away = inside if random.random() < 0.5 else {here}
+        for host in away:
+            others = [other for other in hosts if other not in away]
+            self._cut(host, others, "cut")
+            self.world.after(apart_s, self._heal, host, others)
+        if here not in away:
+            self._kill(coordinator)
+            self.world.after(apart_s, self._start_again, coordinator)
+        new = random.choice(([], outside, hosts[: self._listed]))
+        for host in outside:
+            if host in new and host is not here:
+                for process in host.processes:
+                    self._kill(process)
+                self.world.after(random.uniform(0, 4), self._start, host)
 
     def _shut_in(self, coordinating: Host) -> None:
         """Cut the coordinator off from the registry, and all machines off from the coordinator.
@@ -682,6 +726,7 @@ class Run:
         world.broken = 0.0
         for agent in self.watch.agents:
             agent.read_console()
+            agent.stuck_until = 0.0
         world.names_s = 0.001
         world.loss = 0.0
         world.healed()

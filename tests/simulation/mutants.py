@@ -188,7 +188,7 @@ MUTANTS = (
         "core/group/membership.py",
         "if join.met_coordinator and",
         "if False and",
-        "hosts",
+        "register",
     ),
     Mutant(
         "a new coordinator also waits if only other hosts know about the old one",

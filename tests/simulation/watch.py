@@ -5,7 +5,8 @@ Guaranteed, and checked:
 - At most one generation is live. The workers of two generations never run (that is, have neither
   exited nor been frozen) on all of their nodes at the same time, except for the two cases below.
 - A coordinator doesn't form its first generation next to one that it heard about less than a lease
-  before.
+  before, nor next to any other one if a node has told it that there was a coordinator before.
+- An agent that has given up doesn't become the coordinator.
 - When the next generation is formed, no worker is running on a node that was dropped.
 - A generation's ranks are a permutation of 0..W-1. All of its nodes get the same number, world
   size, restart count and address. Nodes that stay keep their order, unless it is determined by the
@@ -233,6 +234,8 @@ class Watch:
         self._by_id: dict[GenerationId, Formation] = {}
         self._heard: dict[tuple[int, GenerationId], float] = {}
         """When a coordinator first heard about a generation it hadn't formed."""
+        self._met: set[int] = set()
+        """The coordinators that a node has told that it had met an earlier one."""
         self._of: dict[str, Formation] = {}
         self._with: dict[str, Node] = {}
         self._latest: dict[str, int] = {}
@@ -264,6 +267,9 @@ class Watch:
     def new_coordinator(self) -> int:
         """Return a number for a group that has just started."""
         self._see_absence()
+        agent = self.world.me().agent
+        if agent is not None and agent.over:
+            raise Failure(f"{agent.name} has given up, and begins to coordinate")
         self._coordinators += 1
         self.on_coordinator(self.world.me())
         return self._coordinators
@@ -293,6 +299,8 @@ class Watch:
         ):
             raise Failure(f"the deadline {due} has passed and nothing happens: a busy loop")
         if isinstance(event, Received):
+            if isinstance(event.message, Join) and event.message.met_coordinator:
+                self._met.add(coordinator.number)
             for generation in _named(event.message):
                 self._heard.setdefault((coordinator.number, generation), self.world.now)
             if isinstance(event.message, NodesProbed) and coordinator.number in self._tries:
@@ -723,7 +731,12 @@ class Watch:
             raise Failure(f"nodes of a leaf are no neighbours: {leaves}")
 
     def _see_unknown(self, coordinator: "WatchedMembership") -> None:
-        """Check that no generation is running that this coordinator has only just heard about."""
+        """Check that no generation is running that this coordinator has only just heard about, or
+        that an earlier coordinator may have formed, which it has heard about.
+        """
+        before = self.live if coordinator.number in self._met else None
+        if before is not None and before.live and not (self._evicts or self._firewall):
+            raise Failure(f"C{coordinator.number} forms one beside {before}, and knows of others")
         for (number, generation), at in self._heard.items():
             other = self._by_id.get(generation)
             if number != coordinator.number or other is None or other.coordinator == number:
