@@ -266,8 +266,18 @@ def test_new_coordinator_is_notified_that_generation_has_ended(node: Node, clock
     place = PLACE.group_rank, PLACE.group_world_size
     assert node.announce() == Announce(FIRST, 0, *place, False, (1,), lapsed=False, ended=True)
     assert node.generation == NO_GENERATION
-    later = GenerationId(FIRST.number + 1, "group")
-    node.received(WaitReason("it runs", generation=later, spare=True))
+    node.received(WaitReason("it stops", generation=FIRST, spare=False))
+    assert node.announce() is not None
+
+
+@pytest.mark.parametrize("number", [FIRST.number - 1, FIRST.number, FIRST.number + 1])
+def test_spare_does_not_announce_its_former_generation(node: Node, clock: Any, number: int) -> None:
+    """Its coordinator may not have known that generation, and have used the same number again."""
+    node.set_lease(clock.time + 1)
+    node.attach_workers(Workers())
+    node.get_ready(PORT, GenerationResult())
+    other = GenerationId(number, "another coordinator")
+    node.received(WaitReason("it runs", generation=other, spare=True))
     assert node.announce() is None
 
 

@@ -262,7 +262,7 @@ class Node:
             case NodeReady(generation, latest=latest) if (
                 last is not None
                 and last.formed.generation.id == generation
-                and latest.number <= generation.number
+                and latest in (NO_GENERATION, generation)
             ):
                 formed, nodes = last.formed, last.succeeded_nodes
             case _:
