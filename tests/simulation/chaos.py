@@ -57,9 +57,9 @@ class Run:
         least = most if random.random() < 0.25 else random.randint(1, most)
         ordered = self.mode == "endpoint" and random.random() < 0.15
         self._parts = Random(f"{seed}, parts")
-        parts = self.mode in ("hosts", "register") and self._parts.random() < 0.2
+        self._has_parts = self.mode in ("hosts", "register") and self._parts.random() < 0.2
         """Whether spares may form a generation of their own."""
-        if parts:
+        if self._has_parts:
             most, least = 2, self._parts.choice((1, 2))
         network = Random(f"{seed}, network")
         self._leaves = network.choices(("", "s1.l1", "s1.l2", "s2.l1"), k=5)
@@ -75,7 +75,7 @@ class Run:
             max_nodes=most,
             max_restarts=random.choice((0, 1, 3, 100)),
             settle_timeout_s=random.choice((0.5, 2.0, 5.0)),
-            join_timeout_s=_join_timeout(seed, random.choice((40.0, 60.0)), often=parts),
+            join_timeout_s=_join_timeout(seed, random.choice((40.0, 60.0)), often=self._has_parts),
             exit_barrier_s=random.choice((0.5, 30.0)),
             rejoin_grace_s=1.5,
             ordered=ordered,
@@ -93,7 +93,7 @@ class Run:
             most + spares,
             random.randint(settings.needed, most + spares) + random.choice((0, 99)),
         )
-        if parts:
+        if self._has_parts:
             count = most + 3
         self._listed = min(count, random.choice((2, 3, 3, 5))) if self.mode == "hosts" else 1
         self._ttl_s = random.choice((3.0, 5.0, 15.0))
@@ -188,8 +188,10 @@ class Run:
         self._stuck = Random(f"{seed}, stuck")
         if self._blips is None and self._stuck.random() < 0.05:
             kinds += ("stuck",) * len(kinds)
-        if parts and self._blips is None:
+        if self._has_parts and self._blips is None:
             kinds = ("part", "part", "kill", "hosts", "stuck")
+            if self.mode == "register" and self._parts.random() < 0.5:
+                kinds = ("evict", "evict", "reject", "kill")
             self._trouble_s, self._pace_s = self._parts.uniform(40, 120), 10.0
         twins = Random(f"{seed}, twins")
         if self.mode == "endpoint" and self._blips is None and not ordered and twins.random() < 0.1:
@@ -327,6 +329,8 @@ class Run:
             meeting = meeting._replace(hosted=False)
         job = stage.job(settings, meeting, random.choice((1, 1, 2, 4)), 5.0, self.world)
         stop_s = random.choice((0.01, 0.05, 0.3, 2.0))
+        if self._has_parts and self._parts.random() < 0.5:
+            stop_s = 60.0  # its workers have to be killed
 
         def main() -> int:
             node = Node(job, process, stop_s)
@@ -508,6 +512,8 @@ class Run:
                     self._stop_past_its_lease(near[0].process, coordinator)
             case "part":
                 self._part(coordinator, {each.process.host for each in alive if each.formed})
+            case "evict":
+                self._let_evict(coordinator.host)
             case "shut in":
                 self._shut_in(coordinator.host)
             case "late":
@@ -581,8 +587,8 @@ class Run:
 
     def _part(self, coordinator: Process, inside: Collection[Host]) -> None:
         """Let the other machines elect a coordinator of their own. Either the generation's machines
-        are cut off and the coordinator is killed, or only the coordinator is cut off. Some of the
-        spares are new.
+        are cut off and the coordinator is killed, or only the coordinator is cut off. They may be
+        cut off from the registry as well. Some of the spares are new.
         """
         hosts, here, random = self.world.hosts, coordinator.host, self._parts
         outside = [host for host in hosts if host not in inside]
@@ -594,6 +600,10 @@ class Run:
             others = [other for other in hosts if other not in away]
             self._cut(host, others, "cut")
             self.world.after(apart_s, self._heal, host, others)
+        if random.random() < 0.5:
+            numbers = {host.number for host in away}
+            self.service.silent_for |= numbers
+            self.world.after(apart_s, self.service.silent_for.difference_update, numbers)
         if here not in away:
             self._kill(coordinator)
             self.world.after(apart_s, self._start_again, coordinator)
@@ -603,6 +613,18 @@ class Run:
                 for process in host.processes:
                     self._kill(process)
                 self.world.after(random.uniform(0, 4), self._start, host)
+
+    def _let_evict(self, coordinating: Host) -> None:
+        """Start a firewall on the coordinator's machine that refuses all other machines, and also
+        cuts it off from the registry.
+        """
+        apart_s = 2 * self.settings.lost_after_s
+        self.service.silent_for.add(coordinating.number)
+        self.world.after(apart_s, self.service.silent_for.discard, coordinating.number)
+        for host in self.world.hosts:
+            if host is not coordinating:
+                self._cut(host, [coordinating], "reject")
+                self.world.after(apart_s, self._heal, host, [coordinating])
 
     def _shut_in(self, coordinating: Host) -> None:
         """Cut the coordinator off from the registry, and all machines off from the coordinator.

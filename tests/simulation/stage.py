@@ -79,7 +79,7 @@ class WatchedLink(Link):
     def step(self, event: Any, now: float) -> Any:
         effects = super().step(event, now)
         self.check()
-        self.world.watch.linked(self.world.me(), event)
+        self.world.watch.linked(self.world.me(), event, effects)
         return effects
 
 

@@ -86,7 +86,7 @@ from relight.core.group.messages import (
 )
 from relight.core.group.silence import TELL_AFTER_S
 from relight.core.link.lease import REFUSALS_S, Refusal, lease_s
-from relight.core.link.link_state import Broken, Heard, Hosting, Opened
+from relight.core.link.link_state import Broken, GiveUp, Heard, Hosting, Opened
 from relight.core.ranks import GenerationId
 
 from .world import Failure, Process, World
@@ -127,7 +127,7 @@ class Formation:
         self.was_silent = False  # whether one of its nodes has been silent for a while
         self.kept = dict.fromkeys(nodes)  # nodes that the coordinator hasn't lost since
         self.first = _comes_first(coordinator, nodes)
-        self.lost_at = float("inf")  # when it lost the first node
+        self.lost_at = float("inf")  # when the first node fell silent or was lost
         self.dropped: set[str] = set()
         self.hung = False  # whether its workers are idle forever
         self.stuck: set[tuple[str, int]] = set()  # node and local rank of the workers they wait for
@@ -234,6 +234,8 @@ class Watch:
         self._by_id: dict[GenerationId, Formation] = {}
         self._heard: dict[tuple[int, GenerationId], float] = {}
         """When a coordinator first heard about a generation it hadn't formed."""
+        self._joined: set[tuple[int, str]] = set()
+        """Coordinators and the nodes that have joined them."""
         self._met: set[int] = set()
         """The coordinators that a node has told that it had met an earlier one."""
         self._of: dict[str, Formation] = {}
@@ -246,6 +248,7 @@ class Watch:
         self._preempted: dict[tuple[int, GenerationId], set[str]] = {}
         """The nodes that have reported a preemption to a coordinator."""
         self._answered: dict[Process, float] = {}
+        self._gave_up: set[Process] = set()
         self._absent_at = 0.0
         """When it was last observed that no process coordinated."""
         self._refused: dict[Process, float] = {}
@@ -267,9 +270,8 @@ class Watch:
     def new_coordinator(self) -> int:
         """Return a number for a group that has just started."""
         self._see_absence()
-        agent = self.world.me().agent
-        if agent is not None and agent.over:
-            raise Failure(f"{agent.name} has given up, and begins to coordinate")
+        if self.world.me() in self._gave_up:
+            raise Failure(f"{self.world.me().name} has given up, and begins to coordinate")
         self._coordinators += 1
         self.on_coordinator(self.world.me())
         return self._coordinators
@@ -299,8 +301,11 @@ class Watch:
         ):
             raise Failure(f"the deadline {due} has passed and nothing happens: a busy loop")
         if isinstance(event, Received):
-            if isinstance(event.message, Join) and event.message.met_coordinator:
-                self._met.add(coordinator.number)
+            if isinstance(event.message, Join):
+                key = coordinator.number, event.node
+                if event.message.met_coordinator and key not in self._joined:
+                    self._met.add(coordinator.number)
+                self._joined.add(key)
             for generation in _named(event.message):
                 self._heard.setdefault((coordinator.number, generation), self.world.now)
             if isinstance(event.message, NodesProbed) and coordinator.number in self._tries:
@@ -308,8 +313,8 @@ class Watch:
             if isinstance(event.message, NodeLeaving):
                 self._left.add(event.node)
             if isinstance(event.message, NodePreempted):
-                key = coordinator.number, event.message.generation
-                self._preempted.setdefault(key, set()).add(event.node)
+                group = coordinator.number, event.message.generation
+                self._preempted.setdefault(group, set()).add(event.node)
         self._see_preempted(coordinator)
         formation = self._by_coordinator.get(coordinator.number)
         if formation is not None and isinstance(event, NodeLost):
@@ -441,14 +446,18 @@ class Watch:
                 pass
             case NodeSilent(node):
                 formation.was_silent = True
+                if node in formation.nodes:
+                    formation.lost_at = min(formation.lost_at, self.world.now)
                 formation.changed |= node not in formation.nodes  # admitted, and already gone
             case NodeLost() | Received(_, Join() | NodeLeaving() | NodeReady()):
                 formation.changed = True
             case _:
                 pass
 
-    def linked(self, process: Process, event: Any) -> None:
+    def linked(self, process: Process, event: Any, effects: list[Any]) -> None:
         """Check an event on an agent's link."""
+        if any(isinstance(effect, GiveUp) for effect in effects):
+            self._gave_up.add(process)
         if isinstance(event, Opened):
             self._answered[process] = self.world.now
             self.on_answer()
@@ -756,7 +765,7 @@ class Watch:
         for older in self.formations:
             is_known = older.id == coordinator.before[1]
             for node, workers in older.running.items():
-                if is_known and not (self._firewall or self._evicts):
+                if is_known and not (self._firewall or self._is_unaware(older, formation)):
                     raise Failure(f"{workers.node.name} runs {older}, beside {formation}")
                 self.world.after(self.tolerated_s, self._still_runs, older, node)
 
@@ -776,7 +785,7 @@ class Watch:
                 if self.world.now < (due := newer.at + self.tolerated_s):
                     self.world.at(due, self._still_runs, older, node)
                     continue
-                if self._is_unaware(older, newer):
+                if self._is_unaware(older, newer) or self._was_chosen(older, newer):
                     self.world.after(self._lease_s, self._still_runs, older, node)
                     return
                 raise Failure(f"{workers.node.name} runs {older} beside {newer}")
@@ -785,8 +794,8 @@ class Watch:
         """Return whether one of the two coordinators can't know that it was evicted before the
         other group formed.
 
-        The registry hasn't answered it since, its record wouldn't have expired yet, and it has
-        lost no node for longer than a lease.
+        The registry hasn't answered it since, its record and its workers' lease wouldn't have
+        expired yet, and it has lost no node for longer than a lease.
         """
         now = self.world.now
 
@@ -794,15 +803,24 @@ class Watch:
             register: Any = group.process.register
             if not register:
                 return False
-            told_at = register.reached_at + register.answer_s + UNDER_WAY_S
+            # A coordinator that steps down leaves its workers an ordinary lease.
+            told_at = register.reached_at + register.answer_s + UNDER_WAY_S + self._lease_s
             return (
                 (register.reached_at < register.evicted_at or now < told_at)
                 and float("-inf") < register.evicted_at <= other.at
-                and now < register.reached_at + register.ttl_s
+                and now < register.reached_at + register.ttl_s + self._lease_s
                 and now < group.lost_at + self._lease_s
             )
 
         return self._evicts and (is_cut_off(older, newer) or is_cut_off(newer, older))
+
+    def _was_chosen(self, older: Formation, newer: Formation) -> bool:
+        """Return whether a third coordinator continues an older generation and ends the newer one,
+        whose coordinator didn't know about the older one.
+        """
+        knew = (newer.coordinator, older.id) in self._heard or newer.coordinator in self._met
+        membership = self.coordinating()
+        return not knew and membership is not None and membership.generation == older.id
 
     def _two_live(self, older: Formation, newer: Formation) -> None:
         # A generation may consist of a single node that a firewall refuses.
