@@ -168,7 +168,7 @@ def score(fault: Fault, lines: Sequence[str], found: dict[str, object]) -> Score
         or any(f"{fault.path.name}{sep}{fault.line}" in place for sep in (":", ": line ")),
         reason=fault.says in head and all(re.search(each, head) for each in fault.also),
         true=not any(re.search(each, text) for each in fault.never),
-        agrees=shown.startswith(first)
+        agrees=shown.startswith(first.removesuffix("."))  # a place may follow
         and found.get("text") == list(lines)
         and isinstance(listed, list)
         and all(each == shown for each in listed),
