@@ -475,8 +475,7 @@ def test_rank_that_exited_on_its_own_keeps_its_exit_code() -> None:
         found = diagnose([lost, ended])
         assert (found.root, found.exit_code) == (ended, code)
         assert found.headline().startswith(f"rank 0 {what_happened(ended)}")
-        output = "" if exitcode < 0 else " after printing: no data"  # not the reason of a crash
-        assert what_happened(ended).endswith(f"{code}{output}" if output else "by SIGSEGV")
+        assert what_happened(ended).endswith(" after printing: no data")
 
 
 def test_consequences_at_different_times_show_both() -> None:

@@ -577,7 +577,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
             and report.message != signal.strsignal(number)
         ):
             evidence = f"{report.type}: {_first_line(report)}"
-        elif number in CRASHES and by_itself and not evidence and _says_why(failure, number):
+        elif number in CRASHES and by_itself and not evidence and failure.words:
             text += f" after printing: {failure.words}"
         elif number == signal.SIGPIPE and by_itself and not evidence:
             text += ", probably because it wrote to a pipe or socket without a reader"
@@ -586,13 +586,6 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
     if evidence and not _explains_output(failure):
         text += f": {evidence}"
     return cut(text, most)
-
-
-def _says_why(failure: Failure, number: int) -> bool:
-    """Return whether a worker's last output before a crash may be about the crash. Before an abort,
-    C libraries print the reason.
-    """
-    return bool(failure.words) and (number == signal.SIGABRT or is_error(failure.words))
 
 
 def _explains_output(failure: Failure) -> bool:
