@@ -51,7 +51,7 @@ class Node(Agent):
         self.leaving = False
         self.stop_s = stop_s
         self.stuck_until = 0.0
-        """The time until which its workers can't be ended, as if they were in state D."""
+        """The time until which the agent can't end its workers, as if they were in state D."""
         self.is_read = True
         """Whether someone reads the console that workers print to."""
         super().__init__(job)
@@ -320,7 +320,8 @@ class Workers:
         self.world.after(seconds, self._end_asked, local_rank, exitcode)
 
     def _end_asked(self, local_rank: int, exitcode: int) -> None:
-        if self.process.host.paused or self.world.now < self.node.stuck_until:
+        is_stuck = self.process.alive and self.world.now < self.node.stuck_until
+        if self.process.host.paused or is_stuck:
             self.world.after(0.1, self._end_asked, local_rank, exitcode)
         elif exitcode == -signal.SIGKILL or not self.standing:
             self._exit(local_rank, exitcode)
