@@ -84,7 +84,7 @@ def test_job_result_has_exit_codes_restarts_and_cause(caller: Caller, mode: str)
     assert good == [0, "all workers succeeded", {"0": 0, "1": 0}, 0, None, [], []], result.stderr
     assert again == [0, "all workers succeeded", {"0": 0, "1": 0}, 1, None, [], []]
     reason = bad.pop(1)
-    assert reason.startswith("rank 1 raised ValueError: bad batch at /")
+    assert reason.startswith("rank 1 raised ValueError: bad batch (at /")
     assert bad == [
         1, {"0": -15, "1": 1}, 0, [1, "ValueError", "bad batch"], [1],
         ["rank 1 raised ValueError: bad batch"],
