@@ -1,4 +1,4 @@
-"""What an agent finds out about its failed workers."""
+"""Facts that an agent gathers about failed workers."""
 
 import time
 from datetime import datetime

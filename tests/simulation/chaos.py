@@ -220,7 +220,7 @@ class Run:
         self._short_s = 0.0
         """Average lifetime of new coordinators, or 0 for no limit."""
         self._interim_until = 0.0
-        """Coordinators that answer a node before this time are killed at once."""
+        """Coordinators that answer a node before this time are killed immediately."""
 
     def run(self) -> None:
         """Run the job.
@@ -586,9 +586,9 @@ class Run:
         self.world.after(1, process.sigcont)
 
     def _part(self, coordinator: Process, inside: Collection[Host]) -> None:
-        """Let the other machines elect a coordinator of their own. Either the generation's machines
-        are cut off and the coordinator is killed, or only the coordinator is cut off. They may be
-        cut off from the registry as well. Some of the spares are new.
+        """Make the other machines elect their own coordinator. Either the generation's machines are
+        cut off and the coordinator is killed, or only the coordinator is cut off. The registry may
+        be unreachable for the machines that are cut off. Some spares may be new.
         """
         hosts, here, random = self.world.hosts, coordinator.host, self._parts
         outside = [host for host in hosts if host not in inside]

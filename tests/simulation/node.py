@@ -51,7 +51,7 @@ class Node(Agent):
         self.leaving = False
         self.stop_s = stop_s
         self.stuck_until = 0.0
-        """The time until which the agent can't end its workers, as if they were in state D."""
+        """Until this time, the agent can't end its workers, as if they were in state D."""
         self.is_read = True
         """Whether someone reads the console that workers print to."""
         super().__init__(job)

@@ -740,8 +740,8 @@ class Watch:
             raise Failure(f"nodes of a leaf are no neighbours: {leaves}")
 
     def _see_unknown(self, coordinator: "WatchedMembership") -> None:
-        """Check that no generation is running that this coordinator has only just heard about, or
-        that an earlier coordinator may have formed, which it has heard about.
+        """Check that a first generation doesn't run beside another one, if this coordinator has
+        just heard about the other one or about an earlier coordinator.
         """
         before = self.live if coordinator.number in self._met else None
         if before is not None and before.live and not (self._evicts or self._firewall):
