@@ -2,13 +2,19 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
+from relight.base.env import Environment
 from relight.core.link.leader_lease import Candidacy
+from relight.flags.arguments import parse, to_spec
 from relight.host.loop import Loop
+from relight.rendezvous.config import arrange
+from relight.rendezvous.discovery import SearchResult, Seeker
 from relight.rendezvous.leader_lock import NOBODY, Record
 from relight.rendezvous.leader_session import Answer, Candidate
+from relight.rendezvous.register_finder import RegisterFinder
 
 
 class FullRegister:
@@ -57,4 +63,42 @@ def test_no_coordinator_is_elected_if_lock_cannot_be_renewed() -> None:
         assert not candidacy.holds(loop.now())
     finally:
         candidate.close()
+        loop.close()
+
+
+class HeldByThis(FullRegister):
+    """A registry that names this process in response to any request."""
+
+    def hold(self, value: str, ttl_s: float) -> Record:
+        self.holds += 1
+        return Record(value, "1", True) if value else NOBODY
+
+
+class Found(Seeker):
+    """A seeker that collects the results."""
+
+    def __init__(self) -> None:
+        self.results: list[SearchResult] = []
+
+    def found(self, result: SearchResult) -> None:
+        self.results.append(result)
+
+
+def test_agent_that_has_given_up_releases_record_obtained_afterwards(tmp_path: Path) -> None:
+    """The registry may answer the agent's last request only after the agent has given up."""
+    flags = ["--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}", "--rdzv-id=j"]
+    meeting = arrange(to_spec(parse([*flags, "train.py"], Environment({}))), Environment({}))[0]
+    loop, register, seeker = Loop(), HeldByThis(), Found()
+    finder = RegisterFinder(loop, meeting._replace(register=register))
+    finder.open(seeker)
+    try:
+        finder._own.to_text = lambda: "here"  # type: ignore[method-assign]
+        finder.seek(may_host=True)
+        loop.run_until(lambda: register.holds)  # the record is written, but not yet renewed
+        finder.retire()
+        loop.run_until(lambda: register.released)
+        assert not seeker.results
+        assert not finder.coordinates(lambda: False)
+    finally:
+        finder.close()
         loop.close()

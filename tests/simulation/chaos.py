@@ -208,7 +208,7 @@ class Run:
         evicts = "reject" in kinds and self.mode == "register"
         longest = settings._replace(lost_after_s=settings.lost_after_s * (1 + self._unequal))
         self.watch = Watch(
-            world, longest, strict=strict, elected=self._listed > 1, refused_s=refused_s,
+            world, longest, strict=strict, refused_s=refused_s,
             firewall=firewall, evicts=evicts,
         )  # fmt: skip
         self.watch.on_coordinator = self._begins

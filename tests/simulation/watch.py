@@ -189,7 +189,6 @@ class Watch:
         settings: GroupSettings,
         *,
         strict: bool,
-        elected: bool,
         refused_s: float,
         firewall: bool,
         evicts: bool,
@@ -198,7 +197,6 @@ class Watch:
         self.settings = settings
         self.strict = strict
         """Whether two generations may never be live at the same time, not even briefly."""
-        self._elected = elected
         self._firewall = firewall
         self._evicts = evicts
         """Whether nodes refused by a firewall may evict a live coordinator."""
@@ -270,7 +268,7 @@ class Watch:
     def new_coordinator(self) -> int:
         """Return a number for a group that has just started."""
         self._see_absence()
-        if self._elected and self.world.me() in self._gave_up:
+        if self.world.me() in self._gave_up:
             raise Failure(f"{self.world.me().name} has given up, and begins to coordinate")
         self._coordinators += 1
         self.on_coordinator(self.world.me())

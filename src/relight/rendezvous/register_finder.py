@@ -77,6 +77,7 @@ class RegisterFinder(Finder):
         self._answers = False
         self._may_host = False
         self._alarm = Alarm(loop, self._request)
+        self._retired = False
         self._closed = False
 
     def open(self, seeker: Seeker) -> None:
@@ -142,6 +143,10 @@ class RegisterFinder(Finder):
             self._candidate.release(reason)
             self._seeker.step_down(reason, _STAND_BACK_S)
 
+    def retire(self) -> None:
+        """Stop seeking, and release the record if a pending request still obtains it."""
+        self._may_host, self._retired = False, True
+
     def close(self) -> None:
         """Stop, and release the record."""
         self._closed = True
@@ -151,7 +156,7 @@ class RegisterFinder(Finder):
 
     def _request(self) -> None:
         self._alarm.set(None)
-        if self._closed or self._candidacy.holds(self._loop.now()):
+        if self._closed or self._retired or self._candidacy.holds(self._loop.now()):
             return
         if self._candidate.take(
             lambda: self._own.to_text() if self._may_host else "", self._on_found
@@ -166,6 +171,10 @@ class RegisterFinder(Finder):
         if self._closed:
             return
         self._alarm.set(None)
+        if self._retired:
+            if isinstance(found, Record) and found.ours:
+                self._candidate.release("the node has given up")
+            return
         self._answers = self._answers or isinstance(found, Record)
         if isinstance(found, UsageError) and not self._answers:
             self._seeker.found(Misconfigured(found))
