@@ -245,26 +245,13 @@ def test_new_coordinator_receives_last_report_and_generation(node: Node, journal
     assert journal.said == ["waiting for a node"]
 
 
-def test_new_coordinator_is_notified_that_lease_has_expired(node: Node, clock: Any) -> None:
-    node.get_ready(PORT, GenerationResult())
-    node.set_lease(clock.time + 1)
-    node.received(formed())
-    announce = node.announce()
-    assert announce is not None
-    assert not announce.lapsed
-    clock.time += 1
-    announce = node.announce()
-    assert announce is not None
-    assert announce.lapsed
-
-
 def test_new_coordinator_is_notified_that_generation_has_ended(node: Node, clock: Any) -> None:
     """The node reports that until it learns that the others have continued without it."""
     node.set_lease(clock.time + 1)
     node.attach_workers(Workers())
     node.get_ready(PORT, GenerationResult())
     place = PLACE.group_rank, PLACE.group_world_size
-    assert node.announce() == Announce(FIRST, 0, *place, False, (1,), lapsed=False, ended=True)
+    assert node.announce() == Announce(FIRST, 0, *place, False, (1,), ended=True)
     assert node.generation == NO_GENERATION
     node.received(WaitReason("it stops", generation=FIRST, spare=False))
     assert node.announce() is not None

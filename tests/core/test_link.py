@@ -337,6 +337,39 @@ def test_refusal_after_unconfirmed_coordinator_does_not_renew_lease() -> None:
     assert not any(isinstance(each, LetWorkersRun) for each in played.lost(Refusal.PROOF, 0.1))
 
 
+def test_workers_may_be_superseded_after_their_lease() -> None:
+    played = Played().connected()
+    assert not played.link.may_be_superseded(played.now + LEASE_S - 0.1)
+    assert played.link.may_be_superseded(played.now + LEASE_S)
+
+
+def test_recovering_coordinators_dont_renew_a_lease_one_after_the_other() -> None:
+    """Each one lets the workers run, but other nodes may have continued in the meantime."""
+    played = Played().connected()
+    ends = played.now + LEASE_S
+    for _ in range(3):
+        played.lost(seconds=1.0)
+        played.step(Opened("x"))
+        played.step(Echoed(1))
+        granted = played.step(Heard(confirms_lease=True, recovers=True), 1.0)
+        assert granted == [LetWorkersRun(played.now - 1.0 + LEASE_S)]
+        assert not played.link.may_be_superseded(ends - 0.1)
+        assert played.link.may_be_superseded(ends)
+    played.step(Heard(confirms_lease=True))
+    assert not played.link.may_be_superseded(ends)
+
+
+def test_recovering_coordinator_in_this_process_doesnt_prove_that_nobody_continued() -> None:
+    played = Played().connected()
+    ends = played.now + LEASE_S
+    played.lost()
+    played.step(Hosting(FOR_EVER), 0.5)
+    assert played.step(Heard(confirms_lease=True, recovers=True)) == [LetWorkersRun(FOR_EVER)]
+    assert played.link.may_be_superseded(ends)
+    played.step(Heard(confirms_lease=True))
+    assert not played.link.may_be_superseded(ends)
+
+
 @pytest.mark.parametrize("after_s", [0.5, LEASE_S + 0.5])
 def test_lease_of_new_coordinators_own_workers_waits_for_the_group(after_s: float) -> None:
     """Other nodes may have continued without this one before it became the coordinator."""

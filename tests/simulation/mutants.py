@@ -124,9 +124,16 @@ MUTANTS = (
     ),
     Mutant(
         "a coordinator doesn't confirm a generation because of a node whose lease has expired",
-        "agent/node.py",
-        "lapsed = self._loop.now() >= self.lease_until",
-        "lapsed = False",
+        "core/link/lease.py",
+        "return now >= min(self.until, self._sure_until)",
+        "return False",
+        "endpoint",
+    ),
+    Mutant(
+        "coordinators that are looking for other nodes don't renew leases one after the other",
+        "core/link/lease.py",
+        "return now >= min(self.until, self._sure_until)",
+        "return now >= self.until",
         "endpoint",
     ),
     Mutant(
@@ -167,7 +174,7 @@ MUTANTS = (
     Mutant(
         "a holder whose lease has ended stops its own node's workers",
         "core/link/lease.py",
-        "self.until = min(self.until, now + self._lease_s)",
+        "self._extend(min(self.until, now + self._lease_s))",
         "pass",
         "register",
     ),

@@ -41,6 +41,18 @@ def test_seeds_that_exposed_past_bugs_pass(seed: int) -> None:
     assert not wrong, wrong
 
 
+@pytest.mark.parametrize(("mode", "seed"), [("endpoint", 294), ("register", 31_296)])
+def test_seeds_of_one_mode_that_exposed_past_bugs_pass(mode: str, seed: int) -> None:
+    """The seeds found these defects.
+
+    Coordinators that exited right after their start kept two generations running, by hearing from
+    each of them in turn. An agent that had given up became the coordinator when the registry
+    answered its last request.
+    """
+    _, _, wrong = play(seed, mode)
+    assert not wrong, wrong
+
+
 def test_same_seed_reproduces_same_simulation_run() -> None:
     """A run can be replayed from its seed in another process, whatever that process's hash seed."""
 

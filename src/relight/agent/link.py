@@ -18,6 +18,7 @@ from relight.base.text import pluralize
 from relight.core.group import group_messages
 from relight.core.group.group_types import GroupSettings, Hello, PredecessorPossible, Received
 from relight.core.group.messages import (
+    Announce,
     Confirm,
     FromAgent,
     FromCoordinator,
@@ -433,7 +434,7 @@ class RemoteLink(finders.Seeker):
             self.say("this node coordinates the group now")
         # A coordinator can't lose the node that it runs on, so no stop time is sent.
         join = self.join._replace(
-            announce=self._owner.announce(),
+            announce=self._announce(),
             stop_s=None,
             comes_first=self._meeting.endpoint_first,
         )
@@ -465,7 +466,7 @@ class RemoteLink(finders.Seeker):
 
     def _on_own_message(self, message: FromCoordinator) -> None:
         """Handle a message from the coordinator in this process."""
-        self._step(Heard(self._lets_run(message)))
+        self._step(self._heard(message))
         self._deliver(message)
 
     def _divert(self, client: socket.socket) -> None:
@@ -553,13 +554,10 @@ class RemoteLink(finders.Seeker):
 
     def _join(self, connection: "Connection") -> None:
         own = connection.own_address()
-        announce = self._owner.announce()
-        if announce is not None:
-            announce = announce._replace(gone=self._gone)
         self.send(
             self.join._replace(
                 address=self._meeting.local_addr or own,
-                announce=announce,
+                announce=self._announce(),
                 udp_address=own,
                 udp_port=self._heartbeats_to(self._peer).port if system.SPAWNER_STAYS else 0,
                 connection=self._connections,
@@ -568,6 +566,13 @@ class RemoteLink(finders.Seeker):
         )
         for message in self._owner.messages_after_join():
             self.send(message)
+
+    def _announce(self) -> Announce | None:
+        announce = self._owner.announce()
+        if announce is None:
+            return None
+        lapsed = self.core.may_be_superseded(self._loop.now())
+        return announce._replace(lapsed=lapsed, gone=self._gone)
 
     def received(self, connection: "Connection", message: "Message") -> None:
         """Handle a message from the coordinator."""
@@ -601,7 +606,7 @@ class RemoteLink(finders.Seeker):
             raise fields.Malformed(
                 f"the coordinator assigned {assigned}; this node has {self.join.local_world_size}"
             )
-        self._step(Heard(self._lets_run(heard)))
+        self._step(self._heard(heard))
         self._deliver(heard)
 
     def closed(self, connection: "Connection", reason: str) -> None:
@@ -624,13 +629,13 @@ class RemoteLink(finders.Seeker):
             )
         self._step(Broken(better or reason, refusal, turned_away))
 
-    def _lets_run(self, message: FromCoordinator) -> bool:
-        """Return whether a message allows the workers on this node to run, including workers that
-        have yet to be started.
+    def _heard(self, message: FromCoordinator) -> Heard:
+        """Return the event for a message, which may allow the workers on this node to run,
+        including workers that have yet to be started.
         """
         if isinstance(message, Confirm):
-            return message.generation == self._owner.generation
-        return isinstance(message, GenerationFormed)
+            return Heard(message.generation == self._owner.generation, message.recovers)
+        return Heard(confirms_lease=isinstance(message, GenerationFormed))
 
     def _serves_other_jobs(self, connection: "Connection") -> bool:
         """Return whether the coordinator that rejected this node serves other jobs but not this

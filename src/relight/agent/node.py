@@ -269,9 +269,8 @@ class Node:
                 return None
         (identity, restart, *_), place, *_ = formed
         rank, size = place.group_rank, place.group_world_size
-        lapsed = self._loop.now() >= self.lease_until
         ended = isinstance(self.state, NodeReady)
-        return Announce(identity, restart, rank, size, done, nodes, lapsed, ended, saves)
+        return Announce(identity, restart, rank, size, done, nodes, ended=ended, saves=saves)
 
     def messages_after_join(self) -> Sequence[FromAgent]:
         """Return the messages to send after `Join`. These messages report either that this node is

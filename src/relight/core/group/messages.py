@@ -23,8 +23,9 @@ class Announce(NamedTuple):
 
     The `done` field is set if the workers have succeeded. The `succeeded` field contains the group
     ranks of all nodes that this node knows to have succeeded. A new coordinator can't query the
-    succeeded nodes themselves, because they may have left. The `lapsed` field is set if the
-    workers' lease has expired, so that other nodes may have continued without them. The `ended`
+    succeeded nodes themselves, because they may have left. The `lapsed` field is set if other nodes
+    may have continued without these workers, because their lease has expired, or would have if no
+    coordinator had renewed it while it was still looking for other nodes. The `ended`
     field is set if the workers have exited and at least one of them has failed. In that case, a
     `NodeReady` with the workers' failures follows. The `saves` field is set if the workers were
     ordered to save a checkpoint and exit. The `gone` field contains the group ranks of nodes whose

@@ -28,6 +28,12 @@ The lease ends `REFUSALS_S` after the first refusal by another machine, unless a
 confirmed the workers by then. The refusal may come from a firewall that also made the coordinator
 assume that this node was lost (docs/decisions/0027).
 
+A coordinator that is still looking for the generation's other nodes renews a lease too, so that the
+workers aren't frozen meanwhile. But it doesn't know whether other nodes have continued under a
+coordinator between the former one and itself. Several such coordinators in a row could keep two
+generations running, so once the lease that the last coordinator of the whole generation granted has
+expired, this node announces its workers as if they had been frozen (`may_be_superseded`).
+
 Invariants (`check`): Unless the coordinator is in this process, a lease never ends later than
 `lease_s` from now.
 """
@@ -69,6 +75,10 @@ class Lease:
     def __init__(self, lease_s: float) -> None:
         self.until = float("-inf")
         self._lease_s = lease_s
+        self._sure_until = float("-inf")
+        """The end of the lease that was granted by the last coordinator of the whole generation."""
+        self._recovers = False
+        """Whether the coordinator is still looking for the generation's other nodes."""
         self._doubtful = False
         """Whether other nodes may have continued without the workers on this node."""
         self._refused_since: float | None = None
@@ -82,11 +92,18 @@ class Lease:
         """Record that this node reached a coordinator that has yet to confirm the workers."""
         self._doubtful = True
 
-    def confirm(self, echoed_at: float) -> None:
-        """Record that the coordinator has confirmed the workers. The most recent echoed heartbeat
-        was sent at `echoed_at`.
+    def may_be_superseded(self, now: float) -> bool:
+        """Return whether other nodes may be in a later generation that this node does not know
+        about.
         """
-        self._doubtful = False
+        return now >= min(self.until, self._sure_until)
+
+    def confirm(self, echoed_at: float, *, recovers: bool) -> None:
+        """Record that the coordinator has confirmed the workers. The most recent echoed heartbeat
+        was sent at `echoed_at`. The argument `recovers` means that the coordinator is still looking
+        for the generation's other nodes.
+        """
+        self._doubtful, self._recovers = False, recovers
         self.renew(echoed_at)
 
     def renew(self, echoed_at: float) -> None:
@@ -94,14 +111,14 @@ class Lease:
         workers. The lease time counts from the moment when that heartbeat was sent.
         """
         self._refused_since = None
-        self.until = echoed_at + self._lease_s
+        self._extend(echoed_at + self._lease_s)
 
     def on_refused_connection(self, refusal: Refusal, now: float) -> None:
         """Renew the lease if a refused connection proves that no coordinator can have continued.
         Otherwise make sure that the lease ends in time.
         """
         if refusal is Refusal.PROOF and not self._doubtful and now < self.until:
-            self.until = now + self._lease_s
+            self._extend(now + self._lease_s)
         elif refusal is Refusal.HINT:
             if self._refused_since is None:
                 self._refused_since = now
@@ -121,20 +138,27 @@ class Lease:
         """
         self._hosted_until, self._refused_since = until, None
         if self._confirmed_here:
-            self.until = until + self._lease_s
+            self._extend(until + self._lease_s)
 
-    def confirm_here(self) -> None:
-        """Record that the coordinator in this process has confirmed the workers."""
-        self._confirmed_here, self._doubtful = True, False
-        self.until = self._hosted_until + self._lease_s
+    def confirm_here(self, *, recovers: bool) -> None:
+        """Record that the coordinator in this process has confirmed the workers. The argument
+        `recovers` has the same meaning as in `confirm`.
+        """
+        self._confirmed_here, self._doubtful, self._recovers = True, False, recovers
+        self._extend(self._hosted_until + self._lease_s)
 
     def stop_hosting(self, now: float) -> None:
         """Record that the coordinator is no longer in this process. The workers on this node may
         run as long as those on the last node that received a reply from this coordinator.
         """
         if self._confirmed_here:
-            self.until = min(self.until, now + self._lease_s)
+            self._extend(min(self.until, now + self._lease_s))
         self._confirmed_here = False
+
+    def _extend(self, until: float) -> None:
+        self.until = until
+        if not self._recovers:
+            self._sure_until = until
 
     def check(self, now: float, *, hosting: bool) -> None:
         """Assert the invariants."""

@@ -115,10 +115,12 @@ class Opened(NamedTuple):
 
 class Heard(NamedTuple):
     """Event: the coordinator sent a message. The `confirms_lease` field is set if the workers on
-    this node may run.
+    this node may run. The `recovers` field is set if the coordinator is still looking for the other
+    nodes of their generation.
     """
 
     confirms_lease: bool
+    recovers: bool = False
 
 
 class Echoed(NamedTuple):
@@ -365,13 +367,13 @@ class Link:
         match event:
             case Opened(peer) if self.state not in (LinkState.HOSTING, LinkState.OVER):
                 self._open(peer, now)
-            case Heard(confirms_lease) if session is not None:
+            case Heard(confirms_lease, recovers) if session is not None:
                 session.heard = True
                 if confirms_lease:
                     self.state = LinkState.CONNECTED
-                    self._lease.confirm(self.echoed_at)
-            case Heard(confirms_lease) if self.state is LinkState.HOSTING and confirms_lease:
-                self._lease.confirm_here()
+                    self._lease.confirm(self.echoed_at, recovers=recovers)
+            case Heard(True, recovers) if self.state is LinkState.HOSTING:
+                self._lease.confirm_here(recovers=recovers)
             case Echoed() if session is not None:
                 self._echo(session, event)
             case Broken() if self.state is not LinkState.HOSTING:
@@ -416,6 +418,12 @@ class Link:
         """
         extra_s = 0.0 if self._session is None else self._session.extra_s
         return now - self.echoed_at - extra_s
+
+    def may_be_superseded(self, now: float) -> bool:
+        """Return whether other nodes may be in a later generation that this node does not know
+        about.
+        """
+        return self._lease.may_be_superseded(now)
 
     def explain(self, now: float) -> str:
         """Describe the state of the link."""
