@@ -42,8 +42,12 @@ class Training:
         torch.save({"model": self.model.state_dict(), "done": self.done}, CHECKPOINT)
 
 
-def train(training: Training, generation: Generation | None = None) -> None:
-    """Train during one generation."""
+def train(training: Training, generation: Generation | None = None) -> DistributedDataParallel:
+    """Train during one generation.
+
+    The wrapper is returned so that it outlives the function. Otherwise, its group would be
+    destroyed while this thread holds the GIL, for which gloo's threads may be waiting (torch 2.13).
+    """
     dist.init_process_group("gloo")
     if generation is not None:
         training.done = generation.share(training.model, training.optimizer, step=training.done)
@@ -88,15 +92,16 @@ def train(training: Training, generation: Generation | None = None) -> None:
     ):  # gloo discards data that an exiting rank has sent
         time.sleep(0.02)
     dist.destroy_process_group()
+    return model
 
 
 def main() -> None:
     """Train."""
     training = Training(float(sys.argv[2]))
     if sys.argv[1] == "plain":
-        train(training)
+        _ = train(training)
     else:
-        recoverable(lambda generation: train(training, generation))()
+        _ = recoverable(lambda generation: train(training, generation))()
     os._exit(0)  # shutdown is not measured, and takes a second of CPU time per rank
 
 
