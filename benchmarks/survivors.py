@@ -2,9 +2,11 @@
 
     tiny      from kill -9 of a rank to the next trained step on all ranks, with a tiny model
     200 MB    the rank-seconds lost, with a model of that size and a checkpoint on disk: the time
-              from the last good step to the next trained one, summed over all ranks. The checkpoint
+              from the last good step to the one after it, summed over all ranks. The checkpoint
               contains the last good step, so no step is repeated. This is the best case for a
               restart.
+    200 MB, checkpoint 20 steps old
+              the same, but a restart repeats 20 steps first
 
 torchrun restarts all ranks, and so does relight without `recoverable`; with it, the other ranks
 keep running (docs/survivors.md). Both relight variants start new ranks from a warm process
@@ -12,6 +14,7 @@ keep running (docs/survivors.md). Both relight variants start new ranks from a w
 `benchmarks/results/`.
 """
 
+import math
 import os
 import statistics
 from itertools import pairwise
@@ -19,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import results
-from benchmarks.warm import agent, check_warm, directory, events, settle, step
+from benchmarks.warm import agent, check_warm, directory, events, settle, step, until
 
 WORKER = str(Path(__file__).with_name("survivors_worker.py"))
 RANKS = 4
@@ -28,11 +31,12 @@ WAYS = {
     "relight, all ranks restart": ("named", "plain"),
     "relight, ranks stay": ("named", "recoverable"),
 }
-MODELS = {"tiny": 0.016, "200 MB": 200.0}
+MODELS = {"tiny": (0.016, 0), "200 MB": (200.0, 0), "200 MB, checkpoint 20 steps old": (200.0, 20)}
+"""The model's size in MB, and the age of the checkpoint in steps."""
 
 
 class Loss(NamedTuple):
-    """One failure: seconds from the kill to the next step on all ranks, rank-seconds lost, the
+    """One failure: seconds from the kill to the first new step on all ranks, rank-seconds lost, the
     usual duration of a step in seconds, and the load of the machine.
     """
 
@@ -42,7 +46,7 @@ class Loss(NamedTuple):
     load: float
 
 
-def lose(way: str, megabytes: float) -> Loss:
+def lose(way: str, megabytes: float, age: int) -> Loss:
     """Run a job, kill one of its ranks, and return the costs."""
     launcher, mode = WAYS[way]
     flags = [f"--nproc-per-node={RANKS}", "--max-restarts=1"]
@@ -51,7 +55,7 @@ def lose(way: str, megabytes: float) -> Loss:
     load = os.getloadavg()[0]
     with (
         directory(),
-        agent(launcher, flags, mode, str(megabytes), worker=WORKER) as process,
+        agent(launcher, flags, mode, str(megabytes), str(age), worker=WORKER) as process,
     ):
         for _ in range(RANKS):
             step(process)
@@ -60,23 +64,43 @@ def lose(way: str, megabytes: float) -> Loss:
         for _ in range(RANKS):
             if step(process).restart != 1:
                 raise RuntimeError("a step of the first generation after its end")
+        until(lambda: all(_first_new_step(notes) for notes in _notes()))
         check_warm(launcher)
         if mode == "recoverable" and '"RanksReplaced"' not in events():
             raise RuntimeError("all ranks have restarted:\n" + events())
-        return _loss([Path(f"rank-{rank}").read_text() for rank in range(RANKS)], load)
+        return _loss(_notes(), load)
 
 
-def _loss(notes: list[str], load: float) -> Loss:
+class Note(NamedTuple):
+    """A step on one rank: the number of restarts before it, its number, and when it ended."""
+
+    restart: int
+    step: int
+    at: float
+
+
+def _notes() -> list[list[Note]]:
+    """Return the notes of each rank, except for a line that is still being written."""
+    texts = [Path(f"rank-{rank}").read_text() for rank in range(RANKS)]
+    lines = [
+        [line.split() for line in text.splitlines(True) if line[-1:] == "\n"] for text in texts
+    ]
+    return [[Note(int(a), int(b), float(c)) for a, b, c in each] for each in lines]
+
+
+def _first_new_step(notes: list[Note]) -> float | None:
+    """Return when a rank first took a step that is not a repetition, or None."""
+    last = max(note.step for note in notes if note.restart == 0)
+    return next((note.at for note in notes if note.restart and note.step > last), None)
+
+
+def _loss(notes: list[list[Note]], load: float) -> Loss:
     """Return the costs, given each rank's notes."""
-    last, following, steps = [], [], list[float]()
-    for text in notes:
-        rows = [line.split() for line in text.splitlines()]
-        first = [float(at) for restart, _, at in rows if restart == "0"]
-        steps += [after - before for before, after in pairwise(first[:-1])]
-        last.append(first[-1])
-        following.append(next(float(at) for restart, _, at in rows if restart == "1"))
-    lost = [after - before for before, after in zip(last, following, strict=True)]
-    return Loss(max(following) - last[1], sum(lost), statistics.median(steps), load)
+    before = [[note.at for note in each if note.restart == 0] for each in notes]
+    steps = [b - a for each in before for a, b in pairwise(each[:-1])]
+    new = [_first_new_step(each) or math.inf for each in notes]
+    lost = [after - each[-1] for each, after in zip(before, new, strict=True)]
+    return Loss(max(new) - before[1][-1], sum(lost), statistics.median(steps), load)
 
 
 def main() -> None:
@@ -91,7 +115,7 @@ def main() -> None:
     for number in range(options.rounds):
         for model in options.only:
             for way in list(WAYS)[:: -1 if number % 2 else 1]:
-                loss = lose(way, MODELS[model])
+                loss = lose(way, *MODELS[model])
                 samples[model][way].append(loss)
                 print(model, way, *(f"{value:.3f}" for value in loss), flush=True)
     text = results.write(options.out, "survivors", samples, _as_text(samples))

@@ -1,10 +1,11 @@
-"""Trains with DDP over gloo until rank 1 kills itself: `survivors_worker.py MODE MEGABYTES`.
+"""Trains with DDP over gloo until rank 1 kills itself: `survivors_worker.py MODE MEGABYTES STEPS`.
 
 MODE is `plain`, where all ranks start from the checkpoint, or `recoverable`, where the other ranks
 keep running. When a file named `kill` appears in the working directory, rank 0 saves the
-checkpoint, and rank 1 is killed while the others are in the next step. When a file named `stop`
-appears, all ranks exit. Each rank prints `<restart> <rank> <pid> <world size>` after its first
-step, and after each step it writes `<restart> <step> <monotonic time>` to the file `rank-N`.
+checkpoint. After STEPS more steps, rank 1 is killed while the others are in the next step. When a
+file named `stop` appears, all ranks exit. Each rank prints `<restart> <rank> <pid> <world size>`
+after its first step, and after each step it writes `<restart> <step> <monotonic time>` to the file
+`rank-N`.
 """
 
 import math
@@ -61,7 +62,7 @@ def train(training: Training, generation: Generation | None = None) -> Distribut
         def note() -> None:
             file.write(f"{restart} {training.done} {time.monotonic()}\n")
 
-        is_first = True
+        is_first, steps_left = True, int(sys.argv[3])
         while True:
             training.optimizer.zero_grad()
             model(inputs).mean().backward()
@@ -78,8 +79,11 @@ def train(training: Training, generation: Generation | None = None) -> Distribut
             if wish == 2:
                 break
             if wish == 1 and restart == "0":
-                if rank == "0":
+                if rank == "0" and steps_left == int(sys.argv[3]):
                     training.save()
+                steps_left -= 1
+                if steps_left >= 0:
+                    continue
                 dist.barrier()
                 note()
                 if rank == "1":
