@@ -748,7 +748,8 @@ class Watch:
             other = self._by_id.get(generation)
             if number != coordinator.number or other is None or other.coordinator == number:
                 continue
-            if other.live and self.world.now < at + self._lease_s:
+            can_run = self._evicts  # it may not know yet that it was evicted (`_is_unaware`)
+            if other.live and self.world.now < at + self._lease_s and not can_run:
                 raise Failure(f"C{number} forms one beside {other}, although it has heard of that")
 
     def _see_older(self, coordinator: "WatchedMembership", formation: Formation) -> None:
