@@ -245,6 +245,19 @@ def test_new_coordinator_receives_last_report_and_generation(node: Node, journal
     assert journal.said == ["waiting for a node"]
 
 
+def test_generation_that_a_coordinator_names_last_replaces_one_with_a_higher_number(
+    node: Node,
+) -> None:
+    """A coordinator that does not know the job's earlier generations starts counting at 0."""
+    node.get_ready(PORT, GenerationResult())
+    for named in GenerationId(7, "group"), GenerationId(0, "another"):
+        node.received(WaitReason("waiting for a node", generation=named, spare=True))
+    node.received(WaitReason("waiting for a node", spare=False))  # a third one has formed none
+    [ready] = node.messages_after_join()
+    assert isinstance(ready, NodeReady)
+    assert ready.latest == GenerationId(0, "another")
+
+
 def test_new_coordinator_is_notified_that_generation_has_ended(node: Node, clock: Any) -> None:
     """The node reports that until it learns that the others have continued without it."""
     node.set_lease(clock.time + 1)

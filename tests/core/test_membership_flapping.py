@@ -172,6 +172,21 @@ def test_spares_do_not_start_alongside_the_old_group() -> None:
     """)
 
 
+def test_generation_with_a_lower_number_may_still_be_running() -> None:
+    """All nodes of generation 4 are here, but another coordinator, which did not know that
+    generation, has named generation 0 to one of them as a spare.
+    """
+    game = table(2, 2, lost_after_s=1.75)
+    for node, latest in ("s", formed(4)), ("t", GenerationId(0, "another")):
+        game.step(Received(node, game.join(node)))
+        game.step(Received(node, NodeReady(formed(4), 29500, (), (), latest=latest)))
+    game.play("""
+        1.7 -
+        1.8 -
+        -> form 5: s t
+    """)
+
+
 def test_join_timeout_does_not_form_a_group_alongside_the_old_one() -> None:
     """There are enough nodes when the timeout expires, but the workers of others may still be
     running.

@@ -25,7 +25,18 @@ def test_no_simulation_seed_violates_an_invariant_or_hangs(first: int) -> None:
 
 @pytest.mark.parametrize(
     "seed",
-    [8_008_351, 8_021_866, 8_039_925, 8_050_320, 8_873_896, 202_094, 216_425, 220_422, 222_215],
+    [
+        8_008_351,
+        8_021_866,
+        8_039_925,
+        8_050_320,
+        8_873_896,
+        202_094,
+        216_425,
+        220_422,
+        222_215,
+        803_769,
+    ],
 )
 def test_seeds_that_exposed_past_bugs_pass(seed: int) -> None:
     """The seeds found these defects.
@@ -35,7 +46,8 @@ def test_seeds_that_exposed_past_bugs_pass(seed: int) -> None:
     its registry was silent. A preempted node came back without a charged restart after its workers
     had failed, or had succeeded before the others were asked to save. The coordinating host left
     during a blip because its own workers had ended, or never left. Two generations ran after the
-    coordinator changed to a host that had just started, or whose agent had given up.
+    coordinator changed to a host that had just started, or whose agent had given up, or whose
+    nodes knew of a generation with a higher number than the last one.
     """
     _, _, wrong = play(seed)
     assert not wrong, wrong

@@ -306,8 +306,9 @@ class Node:
             case WaitReason(text, _, generation):
                 ready = self.state
                 self.others_formed = generation != NO_GENERATION
-                if isinstance(ready, NodeReady) and generation.number >= ready.latest.number:
-                    # A new coordinator may not know this generation.
+                if isinstance(ready, NodeReady) and self.others_formed:
+                    # A new coordinator may not know this generation. The number may be lower than
+                    # that of a generation which this coordinator did not know when it formed one.
                     self.state = ready._replace(latest=generation)
                 if not self.is_unfit:
                     self._say_wait(text)

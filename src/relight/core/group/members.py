@@ -14,7 +14,7 @@ from relight.core.group import group_messages
 from relight.core.group.group_types import GroupSettings
 from relight.core.group.messages import Join, NodeReady
 from relight.core.group.silence import Silence, Silent
-from relight.core.ranks import GenerationId
+from relight.core.ranks import NO_GENERATION, GenerationId
 
 if TYPE_CHECKING:
     from relight.core.group.flapping import Flapping
@@ -216,6 +216,11 @@ class Members:
         """Return how many of the ready nodes belonged to a given generation."""
         readies = (member.ready for member in self.ready())
         return sum(ready is not None and ready.generation == generation for ready in readies)
+
+    def named_generations(self) -> set[GenerationId]:
+        """Return the generations that earlier coordinators last named to the ready nodes."""
+        readies = (member.ready for member in self.ready())
+        return {ready.latest for ready in readies if ready is not None} - {NO_GENERATION}
 
     def candidates(self, now: float) -> list[Member]:
         """Return the nodes for the next generation, in order of arrival. A node on probation is

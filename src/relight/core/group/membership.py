@@ -1092,10 +1092,17 @@ class Membership:
         unless those nodes know that coordinator's last generation and all nodes that may belong to
         that generation are connected. If no node reports a generation, this doesn't prove that none
         existed, because all of these nodes may have arrived after the nodes that belong to it.
+
+        A coordinator's generations follow each other, but those of different coordinators may have
+        been formed in any order, whatever their numbers.
         """
         gathering, latest = self._gathering, self._numbers.latest
         until = max(gathering.unknown_may_run_until, gathering.predecessor_until)
-        return 0.0 if latest.number >= 0 and self._are_all_here(latest) else until
+        if latest.number < 0:
+            return until
+        named = self.members.named_generations()
+        last = {latest, *(each for each in named if each.origin != latest.origin)}
+        return 0.0 if all(map(self._are_all_here, last)) else until
 
     def _are_all_here(self, generation: GenerationId) -> bool:
         """Return whether all nodes that may belong to a generation are connected and have no

@@ -109,14 +109,14 @@ class NodeReady(NamedTuple):
     (`core/diagnosis/failure_text.shared`). The `succeeded_ranks` field contains the ranks of the
     node's workers that succeeded before the first failure. Succeeded ranks that printed an error
     are listed among the failures, with exit code 0. The `restart` field is the job's restart count
-    as known to this node. The `latest` field is the latest generation that the node knows about,
-    even if the node did not take part in that generation. The `progressed` field indicates whether
-    the node's workers advanced beyond all earlier workers (None if unknown). The `prober` field has
-    the ports at which other nodes can probe this node, without an address, or None if no probes are
-    needed. The `survivors` field is the number of workers that have left the group and will keep
-    their process if allowed. If the workers were stopped because of a hang, the `waiting` field
-    contains the survivors and what each of them was doing at the time. None of the survivors has
-    failed.
+    as known to this node. The `latest` field is the generation that a coordinator last named to the
+    node, even if the node did not take part in that generation. The `progressed` field indicates
+    whether the node's workers advanced beyond all earlier workers (None if unknown). The `prober`
+    field has the ports at which other nodes can probe this node, without an address, or None if no
+    probes are needed. The `survivors` field is the number of workers that have left the group and
+    will keep their process if allowed. If the workers were stopped because of a hang, the `waiting`
+    field contains the survivors and what each of them was doing at the time. None of the survivors
+    has failed.
     """
 
     generation: GenerationId
