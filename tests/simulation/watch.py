@@ -234,8 +234,8 @@ class Watch:
         """When a coordinator first heard about a generation it hadn't formed."""
         self._joined: set[tuple[int, str]] = set()
         """Coordinators and the nodes that have joined them."""
-        self._met: set[int] = set()
-        """The coordinators that a node has told that it had met an earlier one."""
+        self._met: dict[int, float] = {}
+        """When a node first told each coordinator that it had met an earlier one."""
         self._of: dict[str, Formation] = {}
         self._with: dict[str, Node] = {}
         self._latest: dict[str, int] = {}
@@ -302,7 +302,7 @@ class Watch:
             if isinstance(event.message, Join):
                 key = coordinator.number, event.node
                 if event.message.met_coordinator and key not in self._joined:
-                    self._met.add(coordinator.number)
+                    self._met.setdefault(coordinator.number, self.world.now)
                 self._joined.add(key)
             for generation in _named(event.message):
                 self._heard.setdefault((coordinator.number, generation), self.world.now)
@@ -815,11 +815,13 @@ class Watch:
 
     def _was_chosen(self, older: Formation, newer: Formation) -> bool:
         """Return whether a third coordinator continues an older generation and ends the newer one,
-        whose coordinator didn't know about the older one.
+        whose coordinator didn't know about the older one when it formed the newer one.
         """
-        knew = (newer.coordinator, older.id) in self._heard or newer.coordinator in self._met
+        number, never = newer.coordinator, float("inf")
+        knew_at = min(self._heard.get((number, older.id), never), self._met.get(number, never))
         membership = self.coordinating()
-        return not knew and membership is not None and membership.generation == older.id
+        continues = membership is not None and membership.generation == older.id
+        return continues and knew_at > newer.at
 
     def _two_live(self, older: Formation, newer: Formation) -> None:
         # A generation may consist of a single node that a firewall refuses.
