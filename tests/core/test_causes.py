@@ -120,7 +120,9 @@ def test_rank_that_quotes_the_exception_of_another_rank_is_not_the_cause() -> No
     for report, rank in ((by_cause, 3), (in_message, 3), (wrapped, 0)):
         verdict = judge(end(0, at=1.0, report=report), cause)
         assert (verdict.root.rank, verdict.certainty) == (rank, Certainty.PROVEN)
-    assert judge(end(0, at=1.0, report=by_cause)).root.rank == 0
+    alone = judge(end(0, at=1.0, report=by_cause._replace(message="1 of 4 failed\nrank 3:")))
+    assert (alone.root.rank, alone.certainty, alone.ranks) == (0, Certainty.LIKELY, (0, 3))
+    assert alone.why == "its message quotes an exception, perhaps one on rank 3"
 
 
 def test_root_cause_is_only_likely_among_simultaneous_failures() -> None:
@@ -259,6 +261,18 @@ def test_lost_connection_may_have_been_to_a_rank_that_printed_an_exception() -> 
     later = server._replace(printed_s=1.6)
     for other in (later, server._replace(went_on=None)):
         assert judge(lost, other).certainty is Certainty.PROVEN
+
+
+def test_lost_connection_may_have_been_to_a_victim_whose_thread_had_failed() -> None:
+    """The thread of a server fails first. Later, its rank's collective fails as well."""
+    lost = end(1, at=1.0, report=RESET)
+    said = "Exception in thread server: KeyError: 'momentum' (server.py:19 in serve)"
+    server = end(0, at=2.0, report=LOST, words=said)
+    verdict = judge(lost, server)
+    assert (verdict.root, verdict.symptom) == (server, lost)
+    headline = diagnose([lost, server]).headline()
+    assert headline.startswith(f"probably rank 0, which had printed {said}; then rank 1 raised ")
+    assert judge(lost, server._replace(words="epoch 3 done")).certainty is Certainty.PROVEN
 
 
 def test_exceptions_of_waiting_coroutines_are_unseen() -> None:
@@ -810,7 +824,7 @@ def test_earlier_errors_of_victims_are_part_of_the_proof() -> None:
     failed = end(0, at=3.0, report=error())
     verdict = judge(failed, end(1, at=2.0, report=LOST), end(2, at=2.5, report=LOST))
     assert (verdict.root, verdict.certainty) == (failed, Certainty.PROVEN)
-    assert verdict.why == "the earlier errors of ranks 1-2 only report a lost or late peer"
+    assert verdict.why == "ranks 1-2 only reported a lost or late peer"
 
 
 def test_majority_in_a_collective_is_not_blamed() -> None:

@@ -24,6 +24,7 @@ from worker_ends import (
     RESET,
     SEGV,
     TERM,
+    WAITED,
     end,
     error,
 )
@@ -81,7 +82,7 @@ def test_identical_failures_are_reported_once() -> None:
     assert [f.rank for f in diagnosis.same] == [2, 3]
     assert diagnosis.consequences == (other,)
     text = diagnosis.render(formed_at=0, ended="now", verdict="over")
-    assert text[0] == "ranks 1-3 raised ValueError: rank 1 at 0x7f1 (values of rank 1)"
+    assert text[0] == "ranks 1-3 raised ValueError: rank 1 at 0x7f1 (rank 1 shown)"
     assert text[3].startswith("  first rank 1 on vm: ")
 
 
@@ -104,7 +105,7 @@ def test_ranks_with_different_causes_are_not_merged() -> None:
         "  caused by ValueError: label 1000",
     ]
     assert (
-        "  ranks 0, 2 (values of rank 0): 0.5 s later, raised StepError: step 4 failed after "
+        "  ranks 0, 2 (rank 0 shown): 0.5 s later, raised StepError: step 4 failed after "
         "RuntimeError: Connection closed by peer [::1]:0"
     ) in lines
 
@@ -115,7 +116,7 @@ def test_ranks_whose_causes_differ_in_numbers_are_merged() -> None:
     lines = diagnosis.render(formed_at=0, ended="now", verdict="over")
     assert lines[:2] == [
         "ranks 0-1 raised StepError: step 4 failed",
-        "  caused by ValueError: label 0 (values of rank 0)",
+        "  caused by ValueError: label 0 (rank 0 shown)",
     ]
 
 
@@ -127,7 +128,7 @@ def test_ranks_whose_causes_name_different_files_are_merged() -> None:
     lines = diagnosis.render(formed_at=0, ended="now", verdict="over")
     assert lines[:2] == [
         "ranks 0-2 raised StepError: step 4 failed",
-        "  caused by FileNotFoundError: train-a.tar (message of rank 0)",
+        "  caused by FileNotFoundError: train-a.tar (rank 0 shown)",
     ]
 
 
@@ -152,6 +153,22 @@ def test_restart_policy_treats_exceptions_with_different_causes_as_different() -
     assert repeatable(first) != repeatable(second)
 
 
+def test_stopped_ranks_with_different_exit_codes_are_listed_separately() -> None:
+    ends = [end(rank, at=1.0, exitcode=code, stop_signal=TERM) for rank, code in ((1, 3), (2, 4))]
+    lines = diagnose([end(report=error()), *ends]).render(formed_at=0, ended="now", verdict="over")
+    assert [line for line in lines if "exited with code" in line] == [
+        "  rank 1: stopped by the agent (SIGTERM), exited with code 3",
+        "  rank 2: stopped by the agent (SIGTERM), exited with code 4",
+    ]
+
+
+def test_time_of_a_rank_that_is_late_is_that_of_the_first_error() -> None:
+    """The report says so, because the rank itself was stopped later."""
+    late = end(1, at=2.0, exitcode=-TERM, stop_signal=TERM, stopping_s=0.5, doing=READS)
+    lines = diagnose([end(report=WAITED), late]).render(formed_at=0, ended="now", verdict="over")
+    assert any(re.match(r"  rank 1 on .*; first error now, after 0\.\d s$", line) for line in lines)
+
+
 def test_merged_victims_are_listed_with_the_rank_that_the_numbers_belong_to() -> None:
     victims = [
         end(rank, report=error(CLOSED.partition(": ")[2].format(rank), "RuntimeError"))
@@ -161,13 +178,13 @@ def test_merged_victims_are_listed_with_the_rank_that_the_numbers_belong_to() ->
         formed_at=0, ended="now", verdict="over"
     )
     said = "raised RuntimeError: Connection closed by peer [::1]:0"
-    assert f"  ranks 0, 2 (values of rank 0): 1.0 s later, {said}" in lines
+    assert f"  ranks 0, 2 (rank 0 shown): 1.0 s later, {said}" in lines
     assert (
         diagnose(victims, (1,))
         .headline()
         .startswith(
             f"probably rank 1, which had already finished (exit code 0); then ranks 0, 2 {said} "
-            "(values of rank 0)"
+            "(rank 0 shown)"
         )
     )
 
@@ -773,7 +790,7 @@ def test_numbers_that_differ_between_ranks_are_shown_for_one_rank() -> None:
         return diagnose(ends).render(formed_at=0, ended="now", verdict="over")[0]
 
     said = "ranks 0-1 raised ValueError: no /data/4.bin"
-    assert first_line(4, 5) == f"{said} (values of rank 0)"
+    assert first_line(4, 5) == f"{said} (rank 0 shown)"
     assert first_line(4, 4) == said
 
 

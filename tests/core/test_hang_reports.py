@@ -66,6 +66,14 @@ def test_ranks_waiting_for_each_other_may_all_cause_the_hang() -> None:
     assert alone is not None and alone.ranks == (2,)
 
 
+def test_report_on_ranks_waiting_for_each_other_says_whose_stack_it_shows() -> None:
+    send = (Frame("/x/torch/distributed/distributed_c10d.py", 9, "send"), MAIN, MODULE)
+    lines = rendered(stopped(0, *REDUCE), stopped(1, *send))
+    assert lines[0].startswith("ranks are waiting for each other in different calls: rank 0 in ")
+    assert lines[1].startswith("  rank 0 on ")
+    assert "the stack of rank 0:" in lines
+
+
 def test_hang_report_shows_the_exception_that_a_waiting_rank_handles() -> None:
     handled = "IndexError: list index out of range"
     seen = doing(process(*REDUCE))._replace(handling=handled, handling_where="/srv/a.py:7 in f")
@@ -167,8 +175,8 @@ def test_hang_report_shows_exception_that_ended_a_thread(header: str) -> None:
     ended = stopped(0, *READ, report=report._replace(lines=(header, *report.lines)))
     lines = rendered(ended._replace(printed_s=62.0), stopped(1, *REDUCE))
     assert lines[1] == (
-        f"  1 min 2 s before the end, rank 0 printed: {header.rstrip(':')}: ValueError: bad batch "
-        "(train.py:12 in step)"
+        f"  1 min 2 s before this report, rank 0 printed: {header.rstrip(':')}: ValueError: bad "
+        "batch (train.py:12 in step)"
     )
     ignored = report._replace(lines=("Exception ignored in: <Reader>", *report.lines))
     without = rendered(stopped(0, *READ, report=ignored), stopped(1, *REDUCE))

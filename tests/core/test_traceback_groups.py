@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.core.diagnosis.excerpts import excerpt
+from relight.core.diagnosis.traceback_lines import omitted
 from relight.core.workers.traceback_groups import grouped, split
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -170,3 +171,8 @@ def test_output_after_a_traceback_is_never_lost(before: bytes, after: bytes) -> 
         assert rest == held
     else:
         assert held.count(b"\n") >= rest.count(b"\n") + len(lines) - 1
+
+
+def test_single_omitted_line_is_shown_instead_of_counted() -> None:
+    assert omitted(["--- rank 1 ---"]) == ["--- rank 1 ---"]
+    assert omitted(["--- rank 1 ---", "loss=2"]) == ["  … 2 more lines …"]

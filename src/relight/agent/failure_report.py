@@ -119,6 +119,7 @@ def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
         "evidence": failure.evidence,
         "gpu_error": failure.gpu_error,
         "gpu_broken": failure.gpu_broken,
+        "printed": failure.words,
         "last_lines": failure.last_lines,
         "doing": failure.doing
         and {

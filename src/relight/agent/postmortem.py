@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from relight.base.env import Environment
@@ -86,12 +87,14 @@ def gather(
     looked_at = [*failed, *over]
     found = failure_text.with_others(_failure(e, logs, workers, command, host) for e in looked_at)
     victims = {e.local_rank for e in found if blame.from_failure(e) is blame.Blame.PEER}
-    by_healthy = _lines_of([end.local_rank for end in stopped], logs)
+    by_healthy = _lines_of({end.local_rank for end in stopped} - victims, logs)
     by_others = by_healthy | _lines_of(victims, logs)
+    counts = Counter(line for rank in victims for line in _lines_of([rank], logs))
+    by_other_victims = by_healthy | {line for line, count in counts.items() if count > 1}
     found = [
         _add_output(
             each, end, logs, workers, command,
-            by_healthy if each.local_rank in victims else by_others, near,
+            by_other_victims if each.local_rank in victims else by_others, near,
         )
         for each, end in zip(found, looked_at, strict=True)
     ]  # fmt: skip
@@ -445,6 +448,8 @@ def _informative_line(
         and not last_words.lines_without_numbers(before.lines) <= elsewhere
         and not (crashed and _is_old(failure, logs))
     ):
+        if failure_text.ended_thread(before):
+            return failure_text.printed_exception(before, _MAX_WORDS, places=True)
         at = f" at {before.where}" if before.where else ""
         return f"{before.type}: {headline(before, _MAX_WORDS)}{at}"
     stdout = _text(logs.stdout_of, local_rank)

@@ -38,6 +38,7 @@ from relight.core.diagnosis.stack_text import (
     place,
 )
 from relight.core.diagnosis.traceback_lines import (
+    IN_THREAD,
     frame_of,
     is_chained,
     is_header,
@@ -427,10 +428,15 @@ def own_failure(known: Known) -> Verdict | None:
             f"{gone} had already finished (exit code 0); rank {root.rank} may have needed {needed}"
         )
         return _perhaps_because_of(known.succeeded_ranks, root, known, "own_failure", why)
+    named = _named_rank(root) if _quoted(root) else None
+    if not earlier and named is not None:
+        why = f"its message quotes an exception, perhaps one on rank {named}"
+        both = tuple(sorted((named, root.rank)))
+        return Verdict("own_failure", Certainty.LIKELY, why, root, root, both)
     reported = [f for f in known.with_role(Role.VICTIM) if since(f) < since(root)]
     if not earlier and reported:
         ranks = format_ranks(_failed_ranks(reported))
-        why = f"the earlier errors of {ranks} only report a lost or late peer"
+        why = f"{ranks} only reported a lost or late peer"
         return Verdict("own_failure", Certainty.PROVEN, why, root, root)
     if not earlier:
         had = "had" if _are_all_seen(root, known) else "is known to have"
@@ -460,6 +466,13 @@ def _quoted(failure: Failure) -> str:
         return ""
     type_, message = split_exception(report.cause or report.message.rpartition("\n")[2])
     return f"{type_}: {message}" if message else type_
+
+
+def _named_rank(failure: Failure) -> int | None:
+    """Return the only other rank that a worker's message names, or None."""
+    message = failure.report.message if failure.report is not None else ""
+    named = {int(found[1]) for found in _NAMED_RANK.finditer(message)} - {failure.rank}
+    return named.pop() if len(named) == 1 else None
 
 
 def _are_all_seen(root: Failure, known: Known) -> bool:
@@ -648,6 +661,13 @@ def lost_connection(known: Known) -> Verdict | None:
     if cause := next((f for f in handlers if _is_in_flight(f, known)), None):
         why = f"rank {root.rank} had lost a connection, perhaps to it"
         return Verdict("lost_connection", Certainty.LIKELY, why, cause, cause)
+    victims = [f for f in known.with_role(Role.VICTIM) if f is not root]
+    if server := next((f for f in victims if IN_THREAD.match(f.words)), None):
+        says = f"rank {server.rank} had printed {server.words}"
+        why = f"{says}; the connection may have been to it"
+        return Verdict(
+            "lost_connection", Certainty.LIKELY, why, server, root, (server.rank,), says, "; then "
+        )
     if handlers:
         to = f"rank {handlers[0].rank}, which was handling {handling(handlers[0])}"
         why, certainty = f"the connection may have been to {to}", Certainty.LIKELY

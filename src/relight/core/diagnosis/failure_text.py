@@ -19,6 +19,7 @@ from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
 from relight.core.diagnosis.excerpts import WIDTH, count_rows, cut, cut_left, excerpt, headline
 from relight.core.diagnosis.last_words import is_error, record
 from relight.core.diagnosis.traceback_lines import (
+    IN_THREAD,
     TracebackLine,
     frame_of,
     is_header,
@@ -55,10 +56,7 @@ cause.
 """
 _AT_ONCE_S = 2.0
 """A worker that was killed later than this after the stop signal did not exit in response to it."""
-_IN_THREAD = re.compile(
-    r"Exception in thread |Task exception was never |Process _?[A-Z]\w*-\d[\d:]*:$"
-)
-"""multiprocessing names a process after its class, such as `Process-1:2` or `SpawnPoolWorker-3`."""
+_EXIT_CODE = re.compile(r"exited with code \d+")
 _IN_WAIT_FOR = re.compile(r"(?:asyncio\.exceptions\.)?CancelledError")
 """The cause of every TimeoutError from asyncio.wait_for. It says nothing about the reason."""
 _SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
@@ -163,7 +161,7 @@ class Diagnosis(NamedTuple):
             first = f"rank {root.rank} "
         who = (
             f"  {first}on {root.host}: local rank {root.local_rank}, "
-            f"pid {root.pid}; {ended}, "
+            f"pid {root.pid}; {'' if self.first_sign is root else 'first error '}{ended}, "
             f"after {format_duration(causes.since(self.first_sign) - formed_at, digits=1)}"
         )
         lines.append(cut(who, 2 * WIDTH))
@@ -222,7 +220,7 @@ class Diagnosis(NamedTuple):
         named = format_ranks([verdict.symptom.rank, *(failure.rank for failure in alike)])
         happened = what_happened(verdict.symptom, many=bool(alike))
         if any(_differs_in_numbers(what_happened(f, many=True), happened) for f in alike):
-            happened = f"{happened.removesuffix('.')} (values of rank {verdict.symptom.rank})"
+            happened = f"{happened.removesuffix('.')} (rank {verdict.symptom.rank} shown)"
         if says:
             return f"{self._probably(says)}{joint}{named} {happened}"
         if verdict.certainty is Certainty.LIKELY:
@@ -235,10 +233,7 @@ class Diagnosis(NamedTuple):
         """
         symptom = self.verdict.symptom
         causes = {each.report.cause for each in (symptom, *self.same) if each.report is not None}
-        if len(causes) < 2:
-            return ""
-        what = "values" if len(set(map(without_numbers, causes))) == 1 else "message"
-        return f" ({what} of rank {symptom.rank})"
+        return f" (rank {symptom.rank} shown)" if len(causes) > 1 else ""
 
     def _probably(self, says: str) -> str:
         """Return `rank 2 was …` as `probably rank 2, which was …` if this is a likely cause."""
@@ -626,7 +621,7 @@ def ended_thread(report: ErrorReport) -> bool:
     handle it.
     """
     is_printed = report.kind is FailureKind.PRINTED and not report.others
-    return is_printed and bool(report.lines) and _IN_THREAD.match(report.lines[0]) is not None
+    return is_printed and bool(report.lines) and IN_THREAD.match(report.lines[0]) is not None
 
 
 def _explains(report: ErrorReport, failure: Failure) -> bool:
@@ -711,14 +706,17 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
     """
     groups: dict[str, list[Failure]] = {}
     for failure in failures:
-        groups.setdefault(without_numbers(_consequence(failure, many=False)), []).append(failure)
+        happened = _consequence(failure, many=False)
+        code = _EXIT_CODE.search(happened)
+        like = f"{code[0] if code else ''} {without_numbers(happened)}"
+        groups.setdefault(like, []).append(failure)
     rows = []
     for first, *others in groups.values():
         when = "" if _was_stopped(first) else _how_much_later([first, *others], root_at)
         ranks = format_ranks([first.rank, *(failure.rank for failure in others)])
         happened = _consequence(first, many=bool(others))
         if any(_consequence(failure, many=True) != happened for failure in others):
-            ranks += f" (values of rank {first.rank})"
+            ranks += f" (rank {first.rank} shown)"
         text = f"  {ranks}: {when}{happened}"
         rows.append(_in_rows(text) if most_rows > 1 else cut(text, WIDTH))
     if len(rows) > _MAX_CONSEQUENCES + 1:

@@ -68,9 +68,11 @@ class Hang(NamedTuple):
         root, lines, raised = self.root, [self._what()], raised_before(self.root)
         if raised is not None and raised.where:
             lines.append(f"  {cut_left(raised.where, 2 * WIDTH - 2)}")
+        first = f"first rank {root.rank} " if self.same else ""
+        if self._is_mutual:
+            first = f"rank {root.rank} "
         where = (
-            f"  {f'first rank {root.rank} ' if self.same else ''}on {root.host}: "
-            f"local rank {root.local_rank}, pid {root.pid}; "
+            f"  {first}on {root.host}: local rank {root.local_rank}, pid {root.pid}; "
             f"{ended}, after {format_duration(root.at - formed_at, digits=1)}"
         )
         lines += [*self._handled(), *self._ended_thread()]
@@ -86,7 +88,9 @@ class Hang(NamedTuple):
         room = _ROWS - count_rows([f"relight: {lines[0]}", *lines[1:], *elsewhere, *end]) - 3
         stack = [f"  {line}" for line in root.doing.stack] if root.doing else []
         shown = raised.lines if raised is not None else stack
-        lines += ["", *excerpt(shown, room), ""] if shown and room > 0 else [""]
+        title = [f"the stack of rank {root.rank}:"] if self._is_mutual and raised is None else []
+        shown = excerpt(shown, room - len(title)) if shown and room > len(title) else []
+        lines += ["", *title, *shown, ""] if shown else [""]
         return [*lines, *elsewhere, *end]
 
     @property
@@ -135,9 +139,14 @@ class Hang(NamedTuple):
             return waiting
         return [group for group in waiting if len(group) == 1 + len(self.same)]
 
+    @property
+    def _is_mutual(self) -> bool:
+        """Whether ranks wait for each other, so that the headline names several of them."""
+        return _waits([self.root, *self.same]) and any(map(_waits, self.others))
+
     def _what(self) -> str:
         mine, waiting = [self.root, *self.same], [g for g in self.others if _waits(g)]
-        if not (waiting and _waits(mine)):
+        if not self._is_mutual:
             return cut(f"{_DOUBTS[self.certainty]}{_line(mine, hangs=True)}", 3 * WIDTH - 40)
         lines = ", ".join(map(_line, (mine, *waiting)))
         return cut(f"ranks are waiting for each other in different calls: {lines}", 3 * WIDTH - 40)
@@ -166,7 +175,7 @@ class Hang(NamedTuple):
             report = failure.report
             if report is not None and ended_thread(report):
                 age_s = failure.printed_s
-                when = f"{format_duration(age_s)} before the end, " if age_s is not None else ""
+                when = f"{format_duration(age_s)} before this report, " if age_s is not None else ""
                 printed = printed_exception(report, _MAX_RAISED, places=True)
                 return [cut(f"  {when}rank {failure.rank} printed: {printed}", 3 * WIDTH)]
         return []

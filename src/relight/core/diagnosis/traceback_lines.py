@@ -57,6 +57,12 @@ _ESCAPE = re.compile(
 )
 _MOVES = re.compile(r"\x08{2,}|\x1b\[\d*[ABEFG]|\x1b\[[\d;]*[Hf]")
 """Codes with which a program goes back to overwrite its own output."""
+IN_THREAD = re.compile(
+    r"Exception in thread |Task exception was never |Process _?[A-Z]\w*-\d[\d:]*:"
+)
+"""The line above an exception that ended a thread, an asyncio task or a child process.
+multiprocessing names a process after its class, such as `Process-1:2` or `SpawnPoolWorker-3`.
+"""
 _BAR = re.compile(r"\r[^\r\n]{0,500}?\[(?:\d+:)?\d+:\d\d[<,][^\]\r\n]{0,300}\](?=[^\s\],])")
 """A progress bar of tqdm, followed by text on the same line."""
 _LONGEST_BAR = 1000
@@ -255,6 +261,8 @@ def omitted(lines: Sequence[str]) -> list[str]:
     uninformative. If some of the omitted lines themselves replace other lines, these other lines
     are included in the count.
     """
+    if len(lines) == 1 and lines[0].strip() and frame_of(lines[0]) is None:
+        return [*lines]  # its replacement would be no shorter
     frames = count = links = 0
     before = 0
     names: dict[str, None] = {}
