@@ -123,6 +123,8 @@ def test_rank_that_quotes_the_exception_of_another_rank_is_not_the_cause() -> No
     alone = judge(end(0, at=1.0, report=by_cause._replace(message="1 of 4 failed\nrank 3:")))
     assert (alone.root.rank, alone.certainty, alone.ranks) == (0, Certainty.LIKELY, (0, 3))
     assert alone.why == "its message quotes an exception, perhaps one on rank 3"
+    named = end(0, at=1.0, report=by_cause._replace(message="[rank7]: try again"))
+    assert judge(named, world_size=4).certainty is Certainty.PROVEN
 
 
 def test_root_cause_is_only_likely_among_simultaneous_failures() -> None:

@@ -428,7 +428,7 @@ def own_failure(known: Known) -> Verdict | None:
             f"{gone} had already finished (exit code 0); rank {root.rank} may have needed {needed}"
         )
         return _perhaps_because_of(known.succeeded_ranks, root, known, "own_failure", why)
-    named = _named_rank(root) if _quoted(root) else None
+    named = _named_rank(root, known) if _quoted(root) else None
     if not earlier and named is not None:
         why = f"its message quotes an exception, perhaps one on rank {named}"
         both = tuple(sorted((named, root.rank)))
@@ -468,10 +468,11 @@ def _quoted(failure: Failure) -> str:
     return f"{type_}: {message}" if message else type_
 
 
-def _named_rank(failure: Failure) -> int | None:
-    """Return the only other rank that a worker's message names, or None."""
+def _named_rank(failure: Failure, known: Known) -> int | None:
+    """Return the only other rank of this job that a worker's message names, or None."""
     message = failure.report.message if failure.report is not None else ""
     named = {int(found[1]) for found in _NAMED_RANK.finditer(message)} - {failure.rank}
+    named = {rank for rank in named if rank < known.world_size or not known.world_size}
     return named.pop() if len(named) == 1 else None
 
 
