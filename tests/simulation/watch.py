@@ -791,12 +791,12 @@ class Watch:
 
     def _is_unaware(self, older: Formation, newer: Formation) -> bool:
         """Return whether one of the two coordinators can't know that it was evicted before the
-        other group formed.
+        other group formed, or before a third coordinator continued that group's generation.
 
         The registry hasn't answered it since, its record and its workers' lease wouldn't have
         expired yet, and it has lost no node for longer than a lease.
         """
-        now = self.world.now
+        now, current = self.world.now, self.coordinating()
 
         def is_cut_off(group: Formation, other: Formation) -> bool:
             register: Any = group.process.register
@@ -804,9 +804,11 @@ class Watch:
                 return False
             # A coordinator that steps down leaves its workers an ordinary lease.
             told_at = register.reached_at + register.answer_s + UNDER_WAY_S + self._lease_s
+            continues = current is not None and current.generation == other.id
+            began_at = now if continues and current.number != other.coordinator else other.at
             return (
                 (register.reached_at < register.evicted_at or now < told_at)
-                and float("-inf") < register.evicted_at <= other.at
+                and float("-inf") < register.evicted_at <= began_at
                 and now < register.reached_at + register.ttl_s + self._lease_s
                 and now < group.lost_at + self._lease_s
             )
