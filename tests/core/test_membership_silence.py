@@ -371,6 +371,22 @@ def test_coordinator_suspension_does_not_count_as_node_silence() -> None:
     """)
 
 
+def test_node_that_seems_silent_after_a_suspension_may_be_lost_only_later() -> None:
+    """Its messages have not been read yet. A holder whose registry is silent would step down."""
+    game = running_group()
+    game.now = 25.0
+    game.step(Slept())
+    game.play("""
+        25 b silent5
+    """)
+    lost = game.group.lost
+    assert (lost(25.9), lost(26.0)) == (0, 1)
+    game.play("""
+        27 c silent1.3
+    """)
+    assert lost(27.0) == 2
+
+
 def test_coordinator_suspension_does_not_suppress_note_about_resumed_heartbeats() -> None:
     game = running_group().play("""
         20 b silent0.9

@@ -303,7 +303,7 @@ MUTANTS = (
     Mutant(
         "while its registry is silent, a holder gives up its lease if a node is silent",
         "core/group/membership.py",
-        "return self.roster.lost + silent",
+        "return self.roster.lost + sum(node in self.roster.active for node in silent)",
         "return self.roster.lost",
         "register",
     ),

@@ -366,8 +366,9 @@ class Coordinator:
         self._probe(peer, on=False)
 
     def _has_lost_nodes(self) -> bool:
+        now = self._loop.now()
         memberships = [group.membership for group in self.groups.values()]
-        return any(each.lost() for each in memberships if each.end is None)
+        return any(each.lost(now) for each in memberships if each.end is None)
 
     def _forget_empty_groups(self) -> None:
         """Forget jobs without any remaining nodes. If any of the nodes returns, its job starts over

@@ -393,12 +393,13 @@ class Membership:
         left = len(self.members.leaving) if self.state is GroupState.STOPPING else 0
         return len(self.members) + self.roster.done_and_gone + left
 
-    def lost(self) -> int:
+    def lost(self, now: float) -> int:
         """Return how many nodes in the live or most recent generation are lost, or may be lost,
-        without having succeeded.
+        without having succeeded. Right after a suspension of this process, a node that seems silent
+        doesn't count yet, because its messages have not been read.
         """
-        silent = sum(node in self.roster.active for node in self.members.silence)
-        return self.roster.lost + silent
+        silent = self.members.silence.besides_suspension(now - _READ_S)
+        return self.roster.lost + sum(node in self.roster.active for node in silent)
 
     def lacks_nodes_since(self) -> float | None:
         """Return the time when the group began to wait for enough nodes to form the first

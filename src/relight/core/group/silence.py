@@ -79,6 +79,16 @@ class Silence:
     def __iter__(self) -> Iterator[str]:
         return iter(self._nodes)
 
+    def besides_suspension(self, awake_by: float) -> list[str]:
+        """Return the silent nodes, except for those that only seem silent because this process was
+        suspended until after `awake_by`.
+        """
+        return [
+            node
+            for node, silent in self._nodes.items()
+            if silent.since == silent.heard_at or silent.since <= awake_by
+        ]
+
     def begin(self, node: str, silent: Silent) -> None:
         """Record that a node is silent. If the node was already silent, its connection may have
         ended in the meantime.
