@@ -261,8 +261,6 @@ def omitted(lines: Sequence[str]) -> list[str]:
     uninformative. If some of the omitted lines themselves replace other lines, these other lines
     are included in the count.
     """
-    if len(lines) == 1 and lines[0].strip() and frame_of(lines[0]) is None:
-        return [*lines]  # its replacement would be no shorter
     frames = count = links = 0
     before = 0
     names: dict[str, None] = {}
@@ -291,6 +289,8 @@ def omitted(lines: Sequence[str]) -> list[str]:
         of = f" of {', '.join(list(names)[:3])}" if names and only_libraries else ""
         parts.append(f"{frames:,} frame{'s' if frames > 1 else ''}{of}")
         count = 0  # only source lines, and the exceptions themselves
+    if count == len(lines) == 1:
+        return [*lines]  # its replacement would be no shorter
     if count := count + before:
         parts.append(f"{count:,} more line{'s' if count > 1 else ''}")
     return [f"  … {' and '.join(parts)} …"] if parts else []
