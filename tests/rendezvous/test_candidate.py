@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.base.env import Environment
 from relight.core.link.leader_lease import Candidacy
@@ -94,9 +95,10 @@ def test_agent_that_has_given_up_releases_record_obtained_afterwards(tmp_path: P
     try:
         finder._own.to_text = lambda: "here"  # type: ignore[method-assign]
         finder.seek(may_host=True)
-        loop.run_until(lambda: register.holds)  # the record is written, but not yet renewed
+        loop.run_until(lambda: register.holds, LIMIT_S)  # written, not yet renewed
         finder.retire()
-        loop.run_until(lambda: register.released)
+        loop.run_until(lambda: register.released, LIMIT_S)
+        assert register.released
         assert not seeker.results
         assert not finder.coordinates(lambda: False)
     finally:

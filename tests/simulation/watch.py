@@ -6,7 +6,7 @@ Guaranteed, and checked:
   exited nor been frozen) on all of their nodes at the same time, except for the two cases below.
 - A coordinator doesn't form its first generation next to one that it heard about less than a lease
   before, nor next to any other one if a node has told it that there was a coordinator before.
-- An agent that has given up isn't elected as the coordinator.
+- An agent that has given up doesn't become the coordinator.
 - When the next generation is formed, no worker is running on a node that was dropped.
 - A generation's ranks are a permutation of 0..W-1. All of its nodes get the same number, world
   size, restart count and address. Nodes that stay keep their order, unless it is determined by the
