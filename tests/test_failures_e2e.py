@@ -275,10 +275,10 @@ PEER_IS_GONE = "raised RuntimeError: "
         long(GLOO + DDP, "rank 1 raised RuntimeError: mat1 and mat2", 1, "of torch …"),
         (
             TIMEOUT,
-            r"probably rank 1, which was in <module> \(train.py:4\), system call \w+, "
+            r"probably rank 1: it was in <module> \(train.py:4\), system call \w+, "
             "when ranks? (0|2|0, 2) raised DistStoreError: wait timeout after 2000ms",
             1,
-            "perhaps it was late, had finished early, or was waiting for something",
+            "perhaps late, or waiting for something",
         ),
         (LOADER, "ranks? [-, 0-2]+ raised ValueError: bad row 0", 1, ""),
         long(RECORDED, "rank 1 raised ValueError: bad batch", 1, "other ranks:\n"),

@@ -265,6 +265,6 @@ def test_collective_timeout_report_shows_stack_of_missing_rank(warm_torch: WarmT
     done = warm_torch.run(text, "--nproc-per-node=3")
     assert done.returncode == 1
     assert (
-        "relight: probably rank 1, which was in load_batch (train.py:10), "
+        "relight: probably rank 1: it was in load_batch (train.py:10), "
         "system call clock_nanosleep, when " in done.stderr
     ), done.stderr

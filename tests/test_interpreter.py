@@ -244,13 +244,30 @@ def test_report_suggests_flag_if_script_uses_another_master_port(served: str) ->
     report = ErrorReport(FailureKind.RAISED, *lines[0].split(": ", 1), "", "", lines)
     failure = Failure(0, 0, "vm", 1, 1, 0.0, 0, report, lines, "", "")
     own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "3", "TORCHELASTIC_USE_AGENT_STORE": served}
-    evidence = postmortem.with_address(failure, own).evidence
+    logs: Any = SimpleNamespace()
+    evidence = postmortem.with_address(failure, own, logs).evidence
     assert evidence.startswith("relight had set MASTER_ADDR=127.0.0.1 and MASTER_PORT=3")
     assert ("--worker-store=rank0" in evidence) == (served == "True")
     same = {**own, "MASTER_ADDR": "localhost", "MASTER_PORT": "12355"}
-    assert postmortem.with_address(failure, same) == failure
+    assert postmortem.with_address(failure, same, logs) == failure
     at_other_host = {**own, "MASTER_PORT": "12355"}
-    assert "--worker-store" not in postmortem.with_address(failure, at_other_host).evidence
+    assert "--worker-store" not in postmortem.with_address(failure, at_other_host, logs).evidence
+
+
+def test_stopped_rank_that_retries_at_another_address_is_reported() -> None:
+    """Torch logs the attempts of a rank that is still in init_process_group."""
+    attempt = "[W] [c10d] The client socket has timed out after 5000ms while trying to connect to"
+    logs: Any = SimpleNamespace(
+        stderr_of=lambda _: f"{attempt} (10.1.2.3, 29500).\n", printed=lambda _: None
+    )
+    failure = Failure(1, 1, "vm", 1, -15, 0.0, 15, None, (), "", "")
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "3"}
+    assert postmortem.with_address(failure, told, logs).evidence == (
+        "it was trying to connect to 10.1.2.3:29500; "
+        "relight had set MASTER_ADDR=127.0.0.1 and MASTER_PORT=3"
+    )
+    same = {"MASTER_ADDR": "10.1.2.3", "MASTER_PORT": "29500"}
+    assert postmortem.with_address(failure, same, logs) == failure
 
 
 def test_failure_to_start_worker_suggests_checking_process_limit() -> None:

@@ -273,7 +273,7 @@ def test_lost_connection_may_have_been_to_a_victim_whose_thread_had_failed() -> 
     verdict = judge(lost, server)
     assert (verdict.root, verdict.symptom) == (server, lost)
     headline = diagnose([lost, server]).headline()
-    assert headline.startswith(f"probably rank 0, which had printed {said}; then rank 1 raised ")
+    assert headline.startswith(f"probably rank 0: it had printed {said}; then rank 1 raised ")
     assert judge(lost, server._replace(words="epoch 3 done")).certainty is Certainty.PROVEN
 
 
@@ -389,7 +389,7 @@ def test_rank_that_lost_its_peers_while_handling_its_own_exception_is_the_likely
     verdict = judge(end(0, at=1.0, report=LOST), failed)
     assert (verdict.root.rank, verdict.certainty) == (1, Certainty.LIKELY)
     headline = diagnose([end(0, at=1.0, report=LOST), failed]).headline()
-    assert headline.startswith("probably rank 1, which ")
+    assert headline.startswith("probably rank 1: it ")
     assert "ValueError: bad shard" in headline
 
 
@@ -777,6 +777,9 @@ def test_rank_that_never_joined_the_group_is_blamed() -> None:
         "absent_rank", (1,), Certainty.LIKELY,
     )  # fmt: skip
     assert verdict.detail == "rank 1 was in init_process_group (a.py:3)"
+    evidence = "it was trying to connect to h:1; relight had set MASTER_ADDR=g and MASTER_PORT=2"
+    elsewhere = stopped(1, joins)._replace(evidence=evidence)
+    assert judge(in_init(0, 1), elsewhere, world_size=2).detail == evidence
 
 
 def differing(rank: int, other: int, aspects: str) -> Failure:

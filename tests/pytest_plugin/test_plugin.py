@@ -236,7 +236,7 @@ def test_0():
     [
         ("rank 1 raised ValueError: bad", {1}),
         ("ranks 0-1, 3 raised ValueError: bad", {0, 1, 3}),
-        ("probably rank 1, which was in read (data.py:41) when rank 0 raised E", {1}),
+        ("probably rank 1: it was in read (data.py:41) when rank 0 raised E", {1}),
         ("perhaps ranks 2-3 hang in read (data.py:41)", {2, 3}),
         ("no rank appears to have failed on its own", set()),
     ],

@@ -45,7 +45,7 @@ def test_reason_that_all_agents_share_names_no_replica() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "probably rank 5, which was killed by signal 9 (SIGKILL)",
+        "probably rank 5: it was killed by signal 9 (SIGKILL)",
         "perhaps rank 5 never entered all_reduce",
         "the ranks were in different collectives",
     ],

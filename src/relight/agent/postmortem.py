@@ -196,15 +196,21 @@ def with_gpu_errors(found: Sequence[Failure], workers: Workers, command: Command
     return told
 
 
-def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
+def with_address(failure: Failure, variables: Mapping[str, str], logs: Logs) -> Failure:
     """Return the failure, with a note if the worker tried to reach torch's store at a different
     address from the one in its variables.
+
+    A worker that was stopped while it was still trying has no exception, but torch 2.13 logs each
+    failed attempt (TCPStore.cpp).
     """
-    found = blame.address(failure)
+    found, attempt = blame.address(failure), ""
+    if found is None and failure.stop_signal and failure.report is None:
+        found = blame.address_in(_stderr(logs, failure.local_rank))
+        attempt = f"it was trying to connect to {found[0]}:{found[1]}; " if found else ""
     told = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
     if found is None or failure.evidence or (found[0], str(found[1])) == told:
         return failure
-    evidence = f"{blame.OTHER_ADDRESS}{told[0]} and MASTER_PORT={told[1]}"
+    evidence = f"{attempt}{blame.OTHER_ADDRESS}{told[0]} and MASTER_PORT={told[1]}"
     if str(found[1]) != told[1] and variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         evidence += "; to use its own port, a script needs --worker-store=rank0 before torch 2.14"
     return failure._replace(evidence=evidence)

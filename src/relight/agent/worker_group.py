@@ -498,7 +498,9 @@ class WorkerGroup:
             supervisor.ends, self.logs, supervisor.workers, command, host, loop
         )
         variables = {plan.local_rank: plan.variables for plan in self._plans}
-        failures = tuple(with_address(each, variables[each.local_rank]) for each in failures)
+        failures = tuple(
+            with_address(each, variables[each.local_rank], self.logs) for each in failures
+        )
         if any(waited_for_others(failure) for failure in failures):
             from relight.stacks.flight_recorder import with_collectives
 

@@ -23,7 +23,7 @@ _VERDICT = tuple(
     for rank in ("rank", "ranks")
 )
 """The possible beginnings of the launcher's failure report."""
-_BLAMED = re.compile(r"relight: (?:probably |perhaps )?ranks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*),? ")
+_BLAMED = re.compile(r"relight: (?:probably |perhaps )?ranks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*):? ")
 """Matches the ranks that are named at the beginning of the launcher's failure report."""
 _UNTRUE = ("  it printed nothing to stderr",)
 """Notes from the launcher that don't apply here, because pytest captures the output."""

@@ -1,4 +1,4 @@
-# truth: rank=1 line=0 kind=any says=probably rank 1, which had not joined the process group
+# truth: rank=1 line=0 kind=any says=probably rank 1: it had not joined the process group
 # run: {L} --nproc-per-node=2 {C}/170_host_name_of_one_rank.py
 import os
 from datetime import timedelta

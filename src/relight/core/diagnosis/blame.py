@@ -189,7 +189,12 @@ def difference(failure: Failure) -> Difference | None:
 
 def address(failure: Failure) -> tuple[str, int] | None:
     """Return the address at which torch's store could not be reached."""
-    found = _ADDRESS.search(_text(failure))
+    return address_in(_text(failure))
+
+
+def address_in(text: str) -> tuple[str, int] | None:
+    """Return the first address that could not be reached according to messages of torch's store."""
+    found = _ADDRESS.search(text)
     return (found[1], int(found[2])) if found else None
 
 

@@ -965,7 +965,7 @@ def elsewhere(known: Known) -> Verdict | None:
     where = places(found, past=True)
     joint = " when " if where.endswith(")") else ", when "
     why = f"{where} while others waited"
-    hint = "perhaps it was late, had finished early, or was waiting for something"
+    hint = "perhaps late, or waiting for something"
     return Verdict(
         "elsewhere", Certainty.LIKELY, why, first, symptom, ranks, where, joint,
         _printed([first]) or _was_handling(first, known), hint,
@@ -1007,6 +1007,8 @@ def absent_rank(known: Known) -> Verdict | None:
         if absent is not None and absent.doing is not None:
             says = f"rank {missing} had not joined the process group"
             where = f"rank {missing} {absence(absent)}"
+            if blame.is_at_other_address(absent):
+                where = absent.evidence
             return Verdict(
                 "absent_rank", Certainty.LIKELY, says, absent, failure, (absent.rank,), says,
                 "; then ", where,

@@ -224,7 +224,7 @@ class Diagnosis(NamedTuple):
         if says:
             return f"{self._probably(says)}{joint}{named} {happened}"
         if verdict.certainty is Certainty.LIKELY:
-            return f"probably {named}, which {happened}"
+            return f"probably {named}: {_pronoun(named)} {happened}"
         return f"{named} {happened}"
 
     def _whose_cause(self) -> str:
@@ -236,12 +236,12 @@ class Diagnosis(NamedTuple):
         return f" (rank {symptom.rank} shown)" if len(causes) > 1 else ""
 
     def _probably(self, says: str) -> str:
-        """Return `rank 2 was …` as `probably rank 2, which was …` if this is a likely cause."""
+        """Return `rank 2 was …` as `probably rank 2: it was …` if this is a likely cause."""
         ranks = format_ranks(self.verdict.ranks)
         if self.verdict.certainty is not Certainty.LIKELY or not says.startswith(f"{ranks} "):
             return says
         predicate = says.removeprefix(f"{ranks} ")
-        return f"probably {ranks}, which {predicate}"
+        return f"probably {ranks}: {_pronoun(ranks)} {predicate}"
 
     def _reasons(self) -> list[str]:
         """Return lines with more information about the cause."""
@@ -388,6 +388,10 @@ def _printed(report: ErrorReport) -> tuple[str, ...]:
 
 def _time(failure: Failure) -> tuple[float, int]:
     return failure.at, failure.rank
+
+
+def _pronoun(ranks: str) -> str:
+    return "they" if ranks.startswith("ranks") else "it"
 
 
 def _differs_in_numbers(text: str, other: str) -> bool:
