@@ -40,11 +40,11 @@ EXIT_CODES: dict[str, str] = _TABLES["exit_codes"]
 """The names of relight's own exit codes in `relight.base.errors`, each with its meaning."""
 SOURCES = {
     "agent/coordinator.py": ("JobEnded",),
-    "core/diagnosis/blame.py": ("OTHER_ADDRESS",),
+    "core/diagnosis/blame.py": ("OTHER_ADDRESS", "OTHER_STORE"),
     "core/diagnosis/causes.py": (
         "missing_rank", "lost_connection", "_without_code", "different_sizes", "left_early",
         "_left_early", "elsewhere", "different_collectives", "first_victim", "_printed",
-        "_was_handling", "other_address", "absent_rank", "collectives_differ",
+        "_was_handling", "other_address", "other_store", "absent_rank", "collectives_differ",
     ),
     "core/workers/worker_command.py": ("suggest_replacement", "suggest_use_env"),
     "core/diagnosis/failure_text.py": (

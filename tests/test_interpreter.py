@@ -16,7 +16,7 @@ from conftest import LIMIT_S, clean_environment
 import relight
 from relight.agent import postmortem
 from relight.base.env import Environment
-from relight.core.failure import ErrorReport, Failure, FailureKind
+from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
 from relight.host.loop import Loop
 from relight.processes import interpreter
 from relight.stacks import exit_evidence
@@ -240,8 +240,9 @@ def test_python_used_by_workers_is_queried_only_once(monkeypatch: pytest.MonkeyP
 def test_report_suggests_flag_if_script_uses_another_master_port(served: str) -> None:
     """Before torch 2.14, a script that sets MASTER_PORT waits for a store that nobody serves."""
     message = "timed out after 10000ms while trying to connect to (localhost, 12355)."
-    lines = (f"torch.distributed.DistNetworkError: {message}",)
-    report = ErrorReport(FailureKind.RAISED, *lines[0].split(": ", 1), "", "", lines)
+    error = f"torch.distributed.DistNetworkError: {message}"
+    lines = ('  File "train.py", line 9, in main', '    dist.init_process_group("gloo")', error)
+    report = ErrorReport(FailureKind.RAISED, *error.split(": ", 1), "", "", lines)
     failure = Failure(0, 0, "vm", 1, 1, 0.0, 0, report, lines, "", "")
     own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "3", "TORCHELASTIC_USE_AGENT_STORE": served}
     logs: Any = SimpleNamespace()
@@ -252,6 +253,10 @@ def test_report_suggests_flag_if_script_uses_another_master_port(served: str) ->
     assert postmortem.with_address(failure, same, logs) == failure
     at_other_host = {**own, "MASTER_PORT": "12355"}
     assert "--worker-store" not in postmortem.with_address(failure, at_other_host, logs).evidence
+    side_store = failure._replace(report=report._replace(lines=lines[-1:]))
+    assert postmortem.with_address(side_store, own, logs).evidence == (
+        "this isn't the store of the process group, which is at 127.0.0.1:3"
+    )
 
 
 def test_stopped_rank_that_retries_at_another_address_is_reported() -> None:
@@ -260,7 +265,8 @@ def test_stopped_rank_that_retries_at_another_address_is_reported() -> None:
     logs: Any = SimpleNamespace(
         stderr_of=lambda _: f"{attempt} (10.1.2.3, 29500).\n", printed=lambda _: None
     )
-    failure = Failure(1, 1, "vm", 1, -15, 0.0, 15, None, (), "", "")
+    joins = WorkerState(" in main (a.py:9)", ('File "x.py", line 2, in init_process_group',), True)
+    failure = Failure(1, 1, "vm", 1, -15, 0.0, 15, None, (), "", "", doing=joins)
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "3"}
     assert postmortem.with_address(failure, told, logs).evidence == (
         "it was trying to connect to 10.1.2.3:29500; "

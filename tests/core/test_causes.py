@@ -470,7 +470,7 @@ def test_exit_that_may_hide_a_lost_peer_is_uncertain_after_a_rank_has_left(
 ) -> None:
     verdict = judge(failure, succeeded=(1,), world_size=2)
     assert verdict.certainty is certainty
-    left = "rank 1 had already finished (exit code 0); rank 0 may have needed it"
+    left = "rank 1 finished early (exit code 0); rank 0 may have needed it"
     assert verdict.detail == (left if certainty is Certainty.UNKNOWN else "")
 
 
@@ -627,7 +627,7 @@ def test_rank_that_fails_at_a_different_location_is_the_likely_cause() -> None:
         ([end(0, report=LOST), stopped(1, READS)], (), "rank 1 was in read (data.py:41)", (1,)),
         ([end(0, report=WAITED), stopped(1, READS._replace(place=f" is stuck{READS.place}"))], (),
          "rank 1 was stuck in read (data.py:41)", (1,)),
-        ([end(0, report=LOST)], (2, 1), "ranks 1-2 had already finished (exit code 0)", (1, 2)),
+        ([end(0, report=LOST)], (2, 1), "ranks 1-2 finished early (exit code 0)", (1, 2)),
         ([end(0, report=LOST), stopped(1, OVER)], (), "rank 1 had left the script", (1,)),
         (
             [end(0, report=LOST),
@@ -669,7 +669,7 @@ def test_report_quotes_exception_printed_by_rank_that_left_early() -> None:
     told = end(1, 0, report=PRINTED)
     said = "rank 1 had printed: ValueError: bad batch at /srv/job/train.py:12 in step"
     verdict = judge(lost, told, succeeded=(1,))
-    assert (verdict.says, verdict.root) == ("rank 1 had already finished (exit code 0)", told)
+    assert (verdict.says, verdict.root) == ("rank 1 finished early (exit code 0)", told)
     assert (verdict.detail, verdict.hint) == (said, "")
     verdict = judge(lost, told._replace(report=None, words="FATAL: no data"), succeeded=(1,))
     assert verdict.detail == "rank 1 had printed: FATAL: no data"
@@ -799,7 +799,7 @@ def test_rank_that_all_others_name_differs_from_them() -> None:
     verdict = judge(*ends)
     assert (verdict.ranks, verdict.certainty) == ((2,), Certainty.LIKELY)
     assert verdict.says == (
-        "rank 2 was in a different collective from ranks 0-1: Tensor dtypes: Float vs Double "
+        "rank 2 differed from ranks 0-1 in a collective: Tensor dtypes: Float vs Double "
         "(rank 2 vs rank 0)"
     )
     alone = judge(differing(0, 1, "Op type: ALLREDUCEvs BARRIER"), stopped(1, REDUCES))
@@ -823,6 +823,23 @@ def test_ranks_that_chose_different_ports_are_listed() -> None:
         "127.0.0.1:5002 (rank 1)"
     )
     assert verdict.root.evidence == "relight had set MASTER_ADDR=h and MASTER_PORT=1"
+
+
+def test_exit_function_that_a_rank_was_in_is_named() -> None:
+    uploads = WorkerState(" in upload (a.py:9)", (), False, in_program=False)
+    verdict = judge(end(0, report=LOST), stopped(1, uploads), world_size=2)
+    assert verdict.says == "rank 1 had left the script and was in upload (a.py:9)"
+
+
+def test_rank_that_reaches_no_other_store_is_likely_the_cause() -> None:
+    """The store may be served by another rank that was late."""
+    message = "The client socket has timed out after 3000ms while trying to connect to (h, 5001)."
+    store = "this isn't the store of the process group, which is at h:1"
+    failed = end(1, report=error(message, "DistNetworkError"), evidence=store)
+    verdict = judge(failed, stopped(0, READS), world_size=2)
+    assert (verdict.rule, verdict.ranks or (verdict.root.rank,), verdict.certainty) == (
+        "other_store", (1,), Certainty.LIKELY,
+    )  # fmt: skip
 
 
 def test_earlier_errors_of_victims_are_part_of_the_proof() -> None:

@@ -183,10 +183,30 @@ def test_merged_victims_are_listed_with_the_rank_that_the_numbers_belong_to() ->
         diagnose(victims, (1,))
         .headline()
         .startswith(
-            f"probably rank 1: it had already finished (exit code 0); then ranks 0, 2 {said} "
+            f"probably rank 1: it finished early (exit code 0); then ranks 0, 2 {said} "
             "(rank 0 shown)"
         )
     )
+
+
+def test_stopped_ranks_that_printed_the_same_are_listed_as_such() -> None:
+    """They were exiting for the same reason, such as a missing option."""
+    words = "train.py: error: the following arguments are required: --data"
+    failed = end(0, 2, words=words, last_lines=(words,))
+    told = end(1, -TERM, stop_signal=TERM, words=words, last_lines=(words,))
+    lines = diagnose([failed, told]).render(formed_at=0, ended="now", verdict="over")
+    assert "  rank 1: printed the same, stopped by the agent (SIGTERM)" in lines
+
+
+def test_deep_stack_of_a_crash_suggests_a_stack_overflow() -> None:
+    frame = '  File "/srv/train.py", line 31 in depth'
+    lines = ("Fatal Python error: Segmentation fault", *[frame] * 100, "  ...")
+    report = error("Segmentation fault", "fatal error", FailureKind.CRASHED)._replace(lines=lines)
+    deep = diagnose([end(0, -SEGV, report=report)])
+    hint = "  probably a stack overflow: the stack has more than 100 frames"
+    assert hint in deep.render(formed_at=0, ended="now", verdict="over")
+    shallow = diagnose([end(0, -SEGV, report=report._replace(lines=lines[:-1]))])
+    assert hint not in shallow.render(formed_at=0, ended="now", verdict="over")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +220,7 @@ def test_merged_victims_are_listed_with_the_rank_that_the_numbers_belong_to() ->
         ),
         (
             end(exitcode=-TERM, report=error(), doing=READS, printed_s=0.1, stopping_s=0.5),
-            "raised ValueError: bad batch, then was stopped by the agent",
+            "raised ValueError: bad batch",
         ),
         (
             end(exitcode=-KILL, report=error(), doing=READS, printed_s=0.1, stopping_s=0.5),

@@ -194,6 +194,8 @@ def test_hang_suspect_is_labelled_a_guess_if_ranks_are_evenly_split() -> None:
     for others in ([stopped(1, *REDUCE)], [stopped(1, *RECEIVE), stopped(2, *RECEIVE)]):
         likely = "probably rank 0 hangs in read (data.py:41)"
         assert rendered(stopped(0, *READ), *others)[0] == likely
+    hang = hang_text.diagnose([stopped(0, *READ), stopped(1, *REDUCE)], "no progress", ())
+    assert hang is not None and hang.why == "no progress; rank 1 is waiting"
     assert rendered(stopped(0, *READ))[0] == "rank 0 hangs in read (data.py:41)"
 
 

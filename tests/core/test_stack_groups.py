@@ -18,6 +18,7 @@ from relight.core.diagnosis.stack_text import (
     stuck_loader,
     traceback_lines,
     waits_for_children,
+    with_native,
 )
 
 LIB = "/usr/lib/python3.11"
@@ -301,7 +302,11 @@ def test_line_for_rank_waiting_for_data_names_the_loader_process(
     assert stuck_loader(loader) == f"its loader process {child.pid} was{where}"
     found = doing(NEXT, loader)
     assert found.place == f" in __next__ (train.py:88), {expected}"
-    assert f"loader process {child.pid}:" in found.stack
+    title = f"loader process {child.pid}:"
+    assert title in found.stack
+    own = found.stack[: found.stack.index(title)]
+    shown = with_native(found.stack, ["poll"])  # the worker's own
+    assert shown == (*own, "  in poll", *found.stack[len(own) :])
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,10 @@ NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '/data/x'"
         (READ + "SystemExit: 143\n" + DURING + MAIN + "OSError: no data\n", "", "", True),
         (READ + NO_FILE + "\n" + DURING + LOAD + "KeyboardInterrupt\n" + DURING + MAIN
          + "OSError: no data\n", NO_FILE, "/srv/job/data.py:4 in read", True),
+        # The file buffer's own attempt to write, in C, has no traceback.
+        (READ + NO_FILE + "\n" + DURING + LOAD + "OSError: disk full\n" + DURING
+         + "OSError: disk full\n" + DURING + MAIN + "OSError: disk full\n",
+         NO_FILE, "/srv/job/data.py:4 in read", False),
         (MAIN + "KeyboardInterrupt\n", "", "", True),
         (MAIN + "GeneratorExit\n", "", "", False),
     ],
@@ -1252,6 +1256,15 @@ Thread 0x00007f0c (most recent call first):
     assert report is not None
     assert report.where == "/srv/train.py:4 in step"
     assert len(report.lines) == 4
+
+
+def test_mark_for_further_frames_of_a_crash_is_kept() -> None:
+    frame = '  File "/srv/train.py", line 31 in depth\n'
+    text = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+    )
+    report = from_stderr(f"{text}{frame * 100}  ...\n")
+    assert report is not None and report.lines[-1] == "  ..."
 
 
 def test_blank_lines_between_frames_are_removed() -> None:

@@ -34,6 +34,7 @@ _IN_POD, _TERMINATION_LOG = "KUBERNETES_SERVICE_HOST", "RELIGHT_TERMINATION_LOG"
 _MAX_MESSAGE = 4096
 """Maximum number of bytes that the kubelet reads from a termination message."""
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
+_JOINS = re.compile(r"\binit_process_group\b|/torch/distributed/rendezvous\.py")
 _FUNCTION = "relight.worker.call"
 """The module that runs a function of `relight.launch`."""
 _OF_GPU = re.compile(r"CUDA|NCCL|CUBLAS|CUDNN|cuBLAS|cuDNN|NVML|\bGPU\b")
@@ -197,19 +198,25 @@ def with_gpu_errors(found: Sequence[Failure], workers: Workers, command: Command
 
 
 def with_address(failure: Failure, variables: Mapping[str, str], logs: Logs) -> Failure:
-    """Return the failure, with a note if the worker tried to reach torch's store at a different
-    address from the one in its variables.
+    """Return the failure, with a note if the worker tried to reach one of torch's stores at a
+    different address from the one in its variables. Scripts may use stores besides that of the
+    process group.
 
     A worker that was stopped while it was still trying has no exception, but torch 2.13 logs each
     failed attempt (TCPStore.cpp).
     """
+    report, doing = failure.report, failure.doing
+    frames = (*(report.lines if report else ()), *(doing.stack if doing else ()))
+    joins = any(_JOINS.search(line) for line in frames)
     found, attempt = blame.address(failure), ""
-    if found is None and failure.stop_signal and failure.report is None:
+    if found is None and joins and failure.stop_signal and report is None:
         found = blame.address_in(_stderr(logs, failure.local_rank))
         attempt = f"it was trying to connect to {found[0]}:{found[1]}; " if found else ""
     told = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
     if found is None or failure.evidence or (found[0], str(found[1])) == told:
         return failure
+    if not joins:
+        return failure._replace(evidence=f"{blame.OTHER_STORE}{told[0]}:{told[1]}")
     evidence = f"{attempt}{blame.OTHER_ADDRESS}{told[0]} and MASTER_PORT={told[1]}"
     if str(found[1]) != told[1] and variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         evidence += "; to use its own port, a script needs --worker-store=rank0 before torch 2.14"

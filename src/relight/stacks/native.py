@@ -7,7 +7,7 @@ lists the C and C++ functions that workers are executing.
 from collections.abc import Callable, Mapping
 
 from relight.core.diagnosis import stack_text
-from relight.core.diagnosis.stack_text import native_lines
+from relight.core.diagnosis.stack_text import with_native
 from relight.core.failure import WorkerState
 from relight.host import background
 from relight.host.loop import Loop
@@ -53,7 +53,7 @@ def add(
             pid = rank_processes.find_python(pids[rank])
             functions = py_spy.native(pid, LIMIT_S / _MAX).get(pid, ())
             seen = found.get(rank, doing[rank])
-            found[rank] = seen._replace(stack=(*seen.stack, *native_lines(functions)))
+            found[rank] = seen._replace(stack=with_native(seen.stack, functions))
         return found
 
     def note(found: dict[int, WorkerState] | Exception) -> None:

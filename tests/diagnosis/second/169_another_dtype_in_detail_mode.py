@@ -1,4 +1,4 @@
-# truth: rank=2 line=34 kind=mismatch says=was in a different collective from ranks 0-1
+# truth: rank=2 line=34 kind=mismatch says=differed from ranks 0-1 in a collective
 # also: Tensor dtypes: Double vs Float
 # run: {L} --nproc-per-node=3 {C}/169_another_dtype_in_detail_mode.py
 import os

@@ -105,6 +105,7 @@ _ABSENT = re.compile(r"\bRanks? (\d[\d, ]*) failed to pass monitoredBarrier\b")
 """Rank 0's message (torch 2.13, ProcessGroupGloo.cpp). The other ranks only refer to rank 0."""
 
 OTHER_ADDRESS = "relight had set MASTER_ADDR="
+OTHER_STORE = "this isn't the store of the process group, which is at "
 
 
 def absent_ranks(report: ErrorReport | None) -> set[int]:
@@ -209,6 +210,13 @@ def is_at_other_address(failure: Failure) -> bool:
     that was not set by relight.
     """
     return OTHER_ADDRESS in failure.evidence
+
+
+def is_at_other_store(failure: Failure) -> bool:
+    """Return whether the agent found that a worker was trying to reach one of torch's stores that
+    isn't that of the process group.
+    """
+    return failure.evidence.startswith(OTHER_STORE)
 
 
 def last_messages(report: ErrorReport | None, last_lines: Sequence[str]) -> str:

@@ -424,9 +424,7 @@ def own_failure(known: Known) -> Verdict | None:
     if not earlier and known.succeeded_ranks and _may_hide_loss(root):
         gone = format_ranks(known.succeeded_ranks)
         needed = "it" if len(known.succeeded_ranks) == 1 else "them"
-        why = (
-            f"{gone} had already finished (exit code 0); rank {root.rank} may have needed {needed}"
-        )
+        why = f"{gone} finished early (exit code 0); rank {root.rank} may have needed {needed}"
         return _perhaps_because_of(known.succeeded_ranks, root, known, "own_failure", why)
     named = _named_rank(root, known) if _quoted(root) else None
     if not earlier and named is not None:
@@ -631,6 +629,15 @@ def other_address(known: Known) -> Verdict | None:
     return Verdict("other_address", Certainty.PROVEN, why, root, root, detail=why)
 
 
+def other_store(known: Known) -> Verdict | None:
+    """A rank couldn't reach a store that the script uses besides that of the process group."""
+    root = next((f for f in known.with_role(Role.VICTIM) if blame.is_at_other_store(f)), None)
+    if root is None:
+        return None
+    why = "perhaps the address is wrong, or the rank that serves the store was late"
+    return Verdict("other_store", Certainty.LIKELY, why, root, root)
+
+
 def lost_connection(known: Known) -> Verdict | None:
     """One of the script's own connections was lost, and no other worker had failed."""
     found = [f for f in known.with_role(Role.VICTIM) if known.blame_of(f) is Blame.CONNECTION]
@@ -819,7 +826,7 @@ def collectives_differ(known: Known) -> Verdict | None:
         ranks, certainty = tuple(odd), Certainty.LIKELY
         others = format_ranks([each for each in named if each not in odd])
         says = (
-            f"{format_ranks(ranks)} was in a different collective from {others}: {aspects} "
+            f"{format_ranks(ranks)} differed from {others} in a collective: {aspects} "
             f"(rank {rank} vs rank {other})"
         )
     return Verdict("collectives_differ", certainty, says, root, root, ranks, says)
@@ -866,13 +873,16 @@ def left_early(known: Known) -> Verdict | None:
         return _left_early(victims[0], aborted[0], _failed_ranks(aborted), says, _printed(aborted))
     if known.succeeded_ranks:
         root = known.told[0] if known.told else victims[0]
-        says = f"{format_ranks(known.succeeded_ranks)} had already finished (exit code 0)"
+        # Others may lose their connections to a rank before its process has ended.
+        says = f"{format_ranks(known.succeeded_ranks)} finished early (exit code 0)"
         return _left_early(victims[0], root, known.succeeded_ranks, says, _printed(known.told))
     over = _left_script(known)
     if not over:
         return None
     root = next((each for each in over if _printed([each])), over[0])
     says = f"{format_ranks(_failed_ranks(over))} had left the script"
+    if len(over) == 1:
+        says = f"rank {root.rank} {absence(root)}"
     return _left_early(victims[0], root, _failed_ranks(over), says, _printed([root]))
 
 
@@ -1073,6 +1083,7 @@ RULES: tuple[Rule, ...] = (
     own_failure,
     missing_rank,
     other_address,
+    other_store,
     lost_connection,
     failed_in_cleanup,
     different_sizes,
@@ -1088,16 +1099,18 @@ RULES: tuple[Rule, ...] = (
 
 def absence(failure: Failure) -> str:
     """Return where a worker was when others needed it, such as `was in read (data.py:41)` or `had
-    left the script`, or an empty string if that is unknown.
+    left the script and was in upload (train.py:9)`, or an empty string if that is unknown.
     """
     doing = failure.doing
     if doing is None:
         return ""
-    if _is_leaving(doing):
-        return "had left the script"
     if doing.place == NO_CODE:
         return "was not running Python code (starting or exiting)"
-    return places([failure], past=True).removeprefix(f"rank {failure.rank} ")
+    was = places([failure], past=True).removeprefix(f"rank {failure.rank} ")
+    if not _is_leaving(doing):
+        return was
+    in_exit_function = doing.place.startswith(_IN)
+    return f"had left the script and {was}" if in_exit_function else "had left the script"
 
 
 def places(failures: Sequence[Failure], most: int = 3, *, past: bool = False) -> str:

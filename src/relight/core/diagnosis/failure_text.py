@@ -20,6 +20,7 @@ from relight.core.diagnosis.excerpts import WIDTH, count_rows, cut, cut_left, ex
 from relight.core.diagnosis.last_words import is_error, record
 from relight.core.diagnosis.traceback_lines import (
     IN_THREAD,
+    MORE_FRAMES,
     TracebackLine,
     frame_of,
     is_header,
@@ -171,10 +172,10 @@ class Diagnosis(NamedTuple):
         end.append(f"exit code {self.exit_code}; {verdict}")
         # The agent's prefix takes up a little of the first row.
         room = _ROWS - count_rows([f"relight: {lines[0]}", *lines[1:], *end])
-        followed = _consequences(self.consequences, causes.since(symptom), 2)
+        followed = _consequences(self.consequences, symptom, 2)
         recorded = self._recorded(_MAX_RECORDED)
         if room - count_rows([*followed, *recorded]) < _MIN_EVIDENCE:
-            followed = _consequences(self.consequences, causes.since(symptom), 1)
+            followed = _consequences(self.consequences, symptom, 1)
         evidence = self._evidence(room - count_rows([*followed, *recorded]))
         caller = _caller(symptom) if where else None
         if caller is not None and not any(frame_of(line) == caller for line in evidence):
@@ -215,7 +216,7 @@ class Diagnosis(NamedTuple):
         verdict = self.verdict
         says, joint = verdict.says, verdict.joint
         if says and not joint:
-            return cut(says, _WHAT)
+            return cut(self._probably(says), _WHAT)
         alike = [f for f in self.same if f is not verdict.symptom]
         named = format_ranks([verdict.symptom.rank, *(failure.rank for failure in alike)])
         happened = what_happened(verdict.symptom, many=bool(alike))
@@ -264,8 +265,7 @@ class Diagnosis(NamedTuple):
             is_context = any(line.startswith(_IMPLICIT) for line in report.lines)
             link = "while handling" if is_context else "caused by"
             if not _IN_WAIT_FOR.fullmatch(report.cause):
-                cause = report.cause.partition("\n")[0]
-                lines.append(f"{link} {cause}{at}{self._whose_cause()}")
+                lines.append(f"{link} {_cause(report)}{at}{self._whose_cause()}")
         elif report is not None and report.cause_where and symptom.is_explained:
             lines.append(f"the exception group was raised at {report.cause_where}")
         is_crash = report is not None and report.kind is FailureKind.CRASHED
@@ -311,6 +311,10 @@ class Diagnosis(NamedTuple):
                 "torch detected this in a signal handler, "
                 "which can interrupt the script at any line"
             )
+        report = symptom.report
+        overflows = report is not None and report.lines[-1:] == (MORE_FRAMES,)
+        if overflows and symptom.exitcode == -signal.SIGSEGV:
+            return "probably a stack overflow: the stack has more than 100 frames"
         if self.same and causes.hides_context(symptom):
             return "from None hides the reason; it may differ between these ranks"
         if verdict.certainty is Certainty.UNKNOWN:
@@ -704,13 +708,20 @@ def _evidence(root: Failure, room: int) -> list[str]:
     return [*lines, ""]
 
 
-def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -> list[str]:
+def _consequences(failures: Sequence[Failure], symptom: Failure, most_rows: int) -> list[str]:
     """Return the lines about the consequences. Workers that ended in the same way share at most
     `most_rows` rows.
     """
+    root_at = causes.since(symptom)
+
+    def ending(failure: Failure, *, many: bool) -> str:
+        happened = _consequence(failure, many=many)
+        alike = failure.words and without_numbers(failure.words) == without_numbers(symptom.words)
+        return f"printed the same, {happened}" if alike and _was_stopped(failure) else happened
+
     groups: dict[str, list[Failure]] = {}
     for failure in failures:
-        happened = _consequence(failure, many=False)
+        happened = ending(failure, many=False)
         code = _EXIT_CODE.search(happened)
         like = f"{code[0] if code else ''} {without_numbers(happened)}"
         groups.setdefault(like, []).append(failure)
@@ -718,8 +729,8 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
     for first, *others in groups.values():
         when = "" if _was_stopped(first) else _how_much_later([first, *others], root_at)
         ranks = format_ranks([first.rank, *(failure.rank for failure in others)])
-        happened = _consequence(first, many=bool(others))
-        if any(_consequence(failure, many=True) != happened for failure in others):
+        happened = ending(first, many=bool(others))
+        if any(ending(failure, many=True) != happened for failure in others):
             ranks += f" (rank {first.rank} shown)"
         text = f"  {ranks}: {when}{happened}"
         rows.append(_in_rows(text) if most_rows > 1 else cut(text, WIDTH))
@@ -766,9 +777,7 @@ def _consequence(failure: Failure, *, many: bool) -> str:
     explained = failure.is_explained and not causes.is_by_request(failure)
     if report is not None and explained and not (signalled and failure.printed_s is None):
         said = _exception(report, _FOLLOWED)
-        if _raised_first(failure):
-            return f"{said.removesuffix('.')}, then was stopped by the agent"
-        return f"stopped by the agent, then {said}"
+        return said if _raised_first(failure) else f"stopped by the agent, then {said}"
     interrupted = report is not None and report.type == "KeyboardInterrupt"
     if failure.exitcode == -signal.SIGINT and interrupted:
         return f"{text}, and raised KeyboardInterrupt"  # Python then sends itself SIGINT

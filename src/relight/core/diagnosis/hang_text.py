@@ -86,7 +86,8 @@ class Hang(NamedTuple):
         ranks = [root, *self.same, *(each for group in self.others for each in group)]
         elsewhere = [*self._elsewhere(), *flight_recorder_text.lines(ranks)]
         room = _ROWS - count_rows([f"relight: {lines[0]}", *lines[1:], *elsewhere, *end]) - 3
-        stack = [f"  {line}" for line in root.doing.stack] if root.doing else []
+        doing = root.doing.stack if root.doing else ()
+        stack = [line if stack_text.is_title(line) else f"  {line}" for line in doing]
         shown = raised.lines if raised is not None else stack
         title = [f"the stack of rank {root.rank}:"] if self._is_mutual and raised is None else []
         shown = excerpt(shown, room - len(title)) if shown and room > len(title) else []
@@ -130,6 +131,17 @@ class Hang(NamedTuple):
             return Certainty.PROVEN
         stopped = doing is not None and stack_text.is_stopped(doing)
         return Certainty.PROVEN if stopped else Certainty.LIKELY
+
+    @property
+    def why(self) -> str:
+        """Why these ranks are blamed."""
+        if self.certainty is not Certainty.LIKELY:
+            return self.cause
+        if self._is_mutual:
+            return f"{self.cause}; most ranks are in a different call"
+        waiting = [failure.rank for group in self.others if _waits(group) for failure in group]
+        are = "is" if len(waiting) == 1 else "are"
+        return f"{self.cause}; {format_ranks(waiting)} {are} waiting" if waiting else self.cause
 
     @property
     def _tied(self) -> list[tuple[Failure, ...]]:

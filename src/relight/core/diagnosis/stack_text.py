@@ -63,6 +63,7 @@ process has its parent's frames.
 """
 _FETCH = re.compile(r"/torch/utils/data/_utils/fetch\.py$")
 """Where a data loader process reads data. The data set may be defined in a library."""
+_TITLE = re.compile(r"(?:loader|child) process \d+:")
 _THREADING = re.compile(r"/threading\.py$")
 _MAX_THREADS = 2
 _MAX_FRAMES = 30
@@ -395,6 +396,17 @@ def native_lines(functions: Sequence[str]) -> list[str]:
     last.
     """
     return [f"  in {_cut(function)}" for function in reversed(functions)]
+
+
+def with_native(stack: Sequence[str], functions: Sequence[str]) -> tuple[str, ...]:
+    """Add C and C++ functions to a worker's stack, above that of its child process, if any."""
+    end = next((n for n, line in enumerate(stack) if is_title(line)), len(stack))
+    return (*stack[:end], *native_lines(functions), *stack[end:])
+
+
+def is_title(line: str) -> bool:
+    """Return whether a line of a worker's stack is the title of its child process's stack."""
+    return _TITLE.fullmatch(line) is not None
 
 
 def _likeliest_first(group: RankGroup) -> tuple[bool, bool, int, bool, tuple[int, ...]]:

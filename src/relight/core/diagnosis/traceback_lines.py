@@ -87,6 +87,8 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
+MORE_FRAMES = "  ..."
+"""Python's faulthandler shows at most 100 frames (MAX_FRAME_DEPTH in Python/traceback.c)."""
 _FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$")
 _IN_BOX = re.compile(r"^ +\| ?")
 _MARKS = re.compile(r"^[ |]*[~^][ ~^]*$")

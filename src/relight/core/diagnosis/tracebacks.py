@@ -27,6 +27,7 @@ from typing import NamedTuple
 from relight.core.diagnosis.traceback_lines import (
     FRAMED,
     HEADER,
+    MORE_FRAMES,
     ORIGINAL,
     TracebackLine,
     as_python,
@@ -427,7 +428,8 @@ def _link(
     message in the same chain quotes.
     """
     between = [line for line in lines[before.end : traceback.start] if line.strip(' "')]
-    if len(between) == 1 and is_chained(between[0]):
+    # Between two of these lines is only an exception that was never raised from Python code.
+    if between and is_chained(between[0]) and is_chained(between[-1]):
         return _Link.CHAINED
     if not between and _quotes(lines, before, traceback):
         return _Link.QUOTED
@@ -937,6 +939,8 @@ def _stack(lines: Sequence[str], fatal: int) -> tuple[int, int]:
             number += 1  # an empty line between two threads
     end = begin + 1
     while end < len(lines) and frame_of(lines[end]):
+        end += 1
+    if lines[end : end + 1] == [MORE_FRAMES]:
         end += 1
     return begin, end
 

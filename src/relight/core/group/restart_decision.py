@@ -99,7 +99,7 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
         return JobEnded(
             diagnosis.exit_code, cause, tuple(report), root, same_ranks=same, verdict=reason,
             ranks=diagnosis.ranks[:_MAX_SAME], certainty=diagnosis.certainty.value,
-            why=diagnosis.cause,
+            why=diagnosis.why,
         )  # fmt: skip
     found = diagnosis.verdict
     symptom = found.symptom._replace(at=found.symptom.at - now)
