@@ -266,3 +266,58 @@ def test_lock_applies_to_each_name_of_a_scheduler(site: Path, name: str) -> None
     for used in ("docker", "local_docker"):
         with pytest.raises(UsageError, match="privileged=True: locked to False"):
             submitted(site, text, used, app(), privileged=True)
+
+
+LOCKED_FLAGS = """
+locked = ["hang-timeout", "event-log-handler", "keep_alive_interval", "bad-nodes"]
+[run]
+hang-timeout = "auto"
+[run.rdzv-conf]
+keep_alive_interval = 1
+"""
+
+
+def with_variables(**variables: str) -> AppDef:
+    return AppDef("job", [Role("main", "img", entrypoint="true", env=variables)])
+
+
+@pytest.mark.parametrize("scheduler", ["local", "docker", "slurm"])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("RELIGHT_HANG_TIMEOUT", "99999", "RELIGHT_HANG_TIMEOUT=99999: locked to auto by {}"),
+        ("RELIGHT_BAD_NODES", "/none", "RELIGHT_BAD_NODES=/none: locked to its default by {}"),
+        ("PET_EVENT_LOG_HANDLER", "console",
+         "PET_EVENT_LOG_HANDLER=console: locked to its default by {}"),
+        ("PET_RDZV_CONF", "keep_alive_interval=9",
+         "PET_RDZV_CONF: keep_alive_interval=9: locked to 1 by {}"),
+    ],
+)  # fmt: skip
+def test_role_variable_does_not_bypass_locked_flag(
+    site: Path, scheduler: str, name: str, value: str, message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        submitted(site, LOCKED_FLAGS, scheduler, with_variables(**{name: value}))
+    assert caught.value.message == message.format(site)
+
+
+def test_role_variable_may_repeat_locked_value_or_set_other_flags(site: Path) -> None:
+    same = {"RELIGHT_HANG_TIMEOUT": "auto", "PET_RDZV_CONF": "keep_alive_interval=1"}
+    job = with_variables(**same, PET_NODE_RANK="${replica_id}")
+    assert submitted(site, LOCKED_FLAGS, "slurm", job)
+
+
+def test_docker_option_env_does_not_bypass_locked_flag(site: Path) -> None:
+    with pytest.raises(UsageError, match="RELIGHT_HANG_TIMEOUT=9: locked to auto by"):
+        submitted(site, LOCKED_FLAGS, "docker", app(), env={"RELIGHT_HANG_TIMEOUT": "9"})
+
+
+def test_ineffective_locks_are_noted_at_submission(site: Path) -> None:
+    site.write_text('locked = ["submit.scheduler", "components.dist.ddp.j", "hang-timeout"]')
+    env = Environment({"RELIGHT_CONFIG_DIR": str(site.parent), "HOME": str(site.parent)})
+    with Runner("s", env=env) as runner:
+        notes = runner.dryrun(app(), scheduler="slurm").notes
+    assert [each for each in notes if "locked" in each] == [
+        f"{site}: locked: components.dist.ddp.j can't be locked, so this has no effect",
+        f"{site}: locked: submit.scheduler can't be locked, so this has no effect",
+    ]

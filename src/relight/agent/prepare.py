@@ -27,6 +27,7 @@ from relight.base.values import (
 from relight.core.group.group_types import GroupSettings
 from relight.core.ranks import visible_devices
 from relight.core.workers.worker_command import Command
+from relight.flags.site import PASSED
 from relight.flags.spec import (
     DEFAULT_GRACE_S,
     LOCAL_HOSTS,
@@ -77,9 +78,7 @@ def prepare(
 
         backends.check(spec.rdzv_backend)
     if spec.event_log_handler not in EVENT_HANDLERS:
-        from relight.output import event_handler
-
-        event_handler.check(spec.event_log_handler)
+        spec = _with_event_handler(spec, given, env, found)
     if spec.logs_specs != "default":
         raise _no_logs_specs(spec.logs_specs)
     notes = found + check(spec, given)
@@ -115,6 +114,27 @@ def prepare(
         remove_old(spec.failure_report)
     job = _job(spec, env, local_world_size, python, notes, local_rank_argument=local_rank_argument)
     return job, notes
+
+
+def _with_event_handler(
+    spec: LaunchSpec, given: "set[str]", env: Environment, notes: list[str]
+) -> LaunchSpec:
+    """Reject an event handler that doesn't exist. If the site has passed it to a container, only
+    add a note, because users choose images without knowing the site's plug-ins.
+    """
+    from relight.output import event_handler
+
+    try:
+        event_handler.check(spec.event_log_handler)
+    except UsageError:
+        if not env.get(PASSED) or "event-log-handler" in given:
+            raise
+        notes.append(
+            f"no events go to {spec.event_log_handler}: this image has no plug-in of that name "
+            "(event-log-handler of your cluster)"
+        )
+        return spec._replace(event_log_handler="null")
+    return spec
 
 
 def _job(

@@ -13,10 +13,11 @@
     scheduler = "slurm"
 
 The file is `config.toml` in `RELIGHT_CONFIG_DIR`, by default /etc/relight, on the machine where a
-command runs. Agents read the file on their own nodes. The command line, variables, and a project's
-or a user's settings files take precedence over its values. None of them can change a locked value.
-A locked flag without a value stays at relight's default. Locking prevents mistakes but not
-deliberate changes, because users can set the variable.
+command runs. Agents read the file on their own nodes. An agent in a container without such a file
+uses the flags and locks that `relight submit` has passed to it (`PASSED`). The command line,
+variables, and a project's or a user's settings files take precedence over the site's values. None
+of them can change a locked value. A locked flag without a value stays at relight's default. Locking
+prevents mistakes but not deliberate changes, because users can set the variable.
 
 Names that this version does not know are ignored, because the nodes of a cluster may run different
 versions. `relight configure --show` lists them. `relight doctor` also reports unknown names in
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     from relight.flags.spec import Flag
 
 DIRECTORY_VARIABLE = "RELIGHT_CONFIG_DIR"
+PASSED = "RELIGHT_SITE"
+"""The variable with which `relight submit` passes the site's flags to jobs in containers, as JSON
+(runner/container_site).
+"""
+SUBMISSION_HOST = " on the submission host"
+"""Follows the path of the file from which passed flags come."""
 _DIRECTORY = "/etc/relight"
 _FILE = "config.toml"
 CONF = "rdzv-conf"
@@ -93,7 +100,8 @@ def load(env: Environment) -> Site:
     """Return the site's configuration, or an empty configuration if the file doesn't exist.
 
     Raises:
-        UsageError: if the variable names a directory that does not contain the file.
+        UsageError: if the variable names a directory that does not contain the file, or the flags
+            that were passed to this container are malformed.
         MachineError: if the file can't be read or is malformed.
     """
     directory = env.get(DIRECTORY_VARIABLE)
@@ -106,7 +114,8 @@ def load(env: Environment) -> Site:
             raise UsageError(
                 f"{DIRECTORY_VARIABLE}={directory}: this directory contains no {_FILE}"
             ) from None
-        return NO_SITE
+        passed = env.get(PASSED)
+        return _passed(passed) if passed else NO_SITE
     except OSError as error:
         raise MachineError(f"can't read {path}: {error.strerror}") from None
     import tomllib  # only if there is a file, because this is on the launch path
@@ -117,6 +126,16 @@ def load(env: Environment) -> Site:
         raise MachineError(
             f"can't read {path}: {error}", hint="this file is maintained by your administrator"
         ) from None
+
+
+def _passed(text: str) -> Site:
+    import json
+
+    try:
+        content = dict(json.loads(text))
+        return _checked(f"{content.pop('path', _DIRECTORY)}{SUBMISSION_HOST}", content)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{PASSED}: {error}", hint="relight submit sets it") from None
 
 
 def _checked(path: str, content: Mapping[str, Any]) -> Site:

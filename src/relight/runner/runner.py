@@ -30,7 +30,7 @@ from relight.job.components import arguments, loading
 from relight.job.handles import RUN, SESSION, Handle
 from relight.job.records import new_id
 from relight.job.torchx_names import AppDryRunInfo
-from relight.runner import node_exclusion, options, settings, submitted
+from relight.runner import container_site, node_exclusion, options, settings, site_locks, submitted
 from relight.runner.job_env import with_job_env
 from relight.runner.lookup import Purpose, find_job
 from relight.runner.plugin_guard import guarded
@@ -171,11 +171,14 @@ class Runner:
         app = _own_copy(app)
         workspace = str(workspace) or _common_workspace(app)
         values, notes = self._cfg(name, found, cfg, workspace)
-        notes = [*notes, *node_exclusion.add(name, found, values, self.env, self.settings.site)]
-        app = launcher_file.with_bundled_launcher(app, launcher)
-        app = with_job_env(
-            validate(app), name, self.session, parent_run_id, self.env, self.settings
-        )
+        site = self.settings.site
+        notes = [*notes, *node_exclusion.add(name, found, values, self.env, site)]
+        notes += [f"{site.path}: {what}" for what in site_locks.unlockable(site)]
+        app = validate(launcher_file.with_bundled_launcher(app, launcher))
+        site_locks.check_variables(app, values, site)
+        app = with_job_env(app, name, self.session, parent_run_id, self.env, self.settings)
+        if found.capabilities.images or values.get("image"):
+            app = container_site.with_site(app, site)
 
         app_id = app_id or new_id(app.name)
         images: Sequence[Mapping[str, str]] = ()

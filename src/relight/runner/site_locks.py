@@ -1,26 +1,63 @@
-"""Finds names in the site's `locked` list that have no effect, such as misspelled ones."""
+"""Applies the site's `locked` list to a job's variables, and finds names in it that have no effect,
+such as misspelled ones.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from relight.base.env import Environment
 from relight.base.errors import RelightError
 from relight.base.text import did_you_mean
+from relight.flags.arguments import parse
 from relight.flags.site import CONF, Site
-from relight.flags.spec import FLAG_BY_NAME
+from relight.flags.spec import FLAG_BY_NAME, FLAGS
+from relight.job.app import AppDef
 from relight.rendezvous.conf import KEYS
 from relight.runner.options import named
 from relight.schedulers import registry
 
 _SCHEDULERS = "schedulers."
+_DEFAULTS = ("submit.", "components.")
 _VALID = "flags of relight run, keys of --rdzv-conf, and schedulers.NAME.OPTION"
 
 
+def check_variables(app: AppDef, cfg: Mapping[str, Any], site: Site) -> None:
+    """Reject a job with a variable that sets a locked flag of `relight run`. The agent would reject
+    it on its node, after the job has waited for one.
+
+    Args:
+        app: the job.
+        cfg: the scheduler's options, which may include variables (`env`).
+        site: the site's configuration.
+
+    Raises:
+        UsageError: as for the command line.
+    """
+    if not site.locked:
+        return
+    flags = [flag for flag in FLAGS if site.locks(flag.name) or flag.name == CONF]
+    for role in app.roles:
+        parse([], Environment({**(cfg.get("env") or {}), **role.env}), flags, site)
+
+
 def unknown(site: Site) -> Iterator[tuple[str, str]]:
-    """Yield each locked name that doesn't exist, as a message and a hint."""
+    """Yield each locked name that has no effect, as a message and a hint."""
+    for what in unlockable(site):
+        yield what, f"can be locked: {_VALID}"
     for name in sorted(site.locked):
-        if known := _alternatives(name):
+        if not name.startswith(_DEFAULTS) and (known := _alternatives(name)):
             own = name if name.startswith(_SCHEDULERS) else _plain(name)
             hint = did_you_mean(own, known, f"valid names: {_VALID}")
             yield f"locked: there is no {name}, so this has no effect", hint
+
+
+def unlockable(site: Site) -> Iterator[str]:
+    """Yield a note for each locked default of `relight submit`, such as `submit.scheduler`. These
+    names exist, so whoever relies on the lock would not suspect that it has no effect.
+    """
+    for name in sorted(site.locked):
+        if name.startswith(_DEFAULTS):
+            yield f"locked: {name} can't be locked, so this has no effect"
 
 
 def _alternatives(name: str) -> list[str]:
