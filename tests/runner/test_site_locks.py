@@ -7,7 +7,7 @@ import pytest
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
-from relight.job.app import AppDef, BindMount, DeviceMount, Mount, Role
+from relight.job.app import AppDef, BindMount, DeviceMount, Mount, Role, VolumeMount
 from relight.runner.runner import Runner
 
 DEVICE = DeviceMount("/dev/infiniband", "/dev/infiniband")
@@ -28,7 +28,7 @@ def app(*mounts: Mount, **metadata: Any) -> AppDef:
     return AppDef("job", [role])
 
 
-def submitted(site: Path, text: str, scheduler: str, job: AppDef, **cfg: Any) -> dict[str, Any]:
+def submitted(site: Path, text: str, scheduler: str, job: AppDef, /, **cfg: Any) -> dict[str, Any]:
     """Return the request for a job under a site's file."""
     site.write_text(text)
     env = Environment({"RELIGHT_CONFIG_DIR": str(site.parent), "HOME": str(site.parent)})
@@ -87,6 +87,16 @@ def test_pod_overrides_do_not_bypass_locked_privileged(site: Path) -> None:
         ]}),
         ("user", "1000", {"securityContext": {"runAsUser": 0}}),
         ("restricted", "true", {"hostPID": True}),
+        ("privileged", "false", {"hostPID": True}),
+        ("privileged", "false", {"hostIPC": True}),
+        ("privileged", "false", {"containers": [
+            {"name": "main", "securityContext": {"capabilities": {"add": ["CAP_SYS_ADMIN"]}}}
+        ]}),
+        ("privileged", "false", {"initContainers": [
+            {"name": "own", "image": "x", "securityContext": {"allowPrivilegeEscalation": True}}
+        ]}),
+        ("host_paths", "false", {"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}),
+        ("queue", "'team'", {"schedulerName": "volcano"}),
         ("shm_size", "'1Gi'", {"volumes": [{"name": "dshm", "emptyDir": {"sizeLimit": "9Gi"}}]}),
     ],
 )  # fmt: skip
@@ -102,6 +112,86 @@ def test_pod_overrides_do_not_bypass_locked_option(
         submitted(site, text, "kubernetes", app(), pods=str(path), user=1000)
     path.write_text("spec: {hostNetwork: true}" if option != "restricted" else "spec: {}")
     assert submitted(site, text, "kubernetes", app(), pods=str(path), user=1000)
+
+
+@pytest.mark.needs_kubernetes
+def test_host_network_does_not_bypass_locked_network_policy(site: Path) -> None:
+    """NetworkPolicies don't affect pods on the node's network."""
+    path = site.parent / "pods.yaml"
+    path.write_text("spec: {hostNetwork: true}")
+    text = locked("kubernetes", network_policy="true")
+    with pytest.raises(UsageError, match=r"^-cfg pods=.* network_policy is locked to True"):
+        submitted(site, text, "kubernetes", app(), pods=str(path))
+    text = locked("kubernetes", network_policy="false")
+    assert submitted(site, text, "kubernetes", app(), pods=str(path))
+
+
+@pytest.mark.needs_kubernetes
+def test_added_capabilities_do_not_bypass_locked_privileged(site: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        submitted(site, NOT_PRIVILEGED, "kubernetes", app(), capabilities=["IPC_LOCK", "sys_admin"])
+    assert caught.value.message == (
+        f"-cfg capabilities: SYS_ADMIN: kubernetes's option privileged is locked to False by {site}"
+    )
+    harmless = ["IPC_LOCK", "CAP_NET_BIND_SERVICE"]
+    assert submitted(site, NOT_PRIVILEGED, "kubernetes", app(), capabilities=harmless)
+    own = NOT_PRIVILEGED + "capabilities = ['SYS_ADMIN']\n"
+    assert submitted(site, own, "kubernetes", app())
+
+
+@pytest.mark.needs_kubernetes
+@pytest.mark.parametrize("mount", [BindMount("/", "/host"), DEVICE])
+def test_host_paths_are_rejected_if_disabled(site: Path, mount: Mount) -> None:
+    text = locked("kubernetes", host_paths="false")
+    with pytest.raises(UsageError) as caught:
+        submitted(site, text, "kubernetes", app(mount))
+    assert caught.value.message == (
+        f"main: mount of {mount.src_path}: -cfg host_paths=False allows no paths of the node"
+    )
+    assert submitted(site, text, "kubernetes", app(VolumeMount("claim", "/data")))
+    assert submitted(site, NOT_PRIVILEGED, "kubernetes", app(BindMount("/a", "/a")))
+
+
+KUEUE = locked("kubernetes", queue="'team'")
+VOLCANO = KUEUE + "kind = 'volcano'\n"
+
+
+@pytest.mark.needs_kubernetes
+@pytest.mark.parametrize(
+    ("text", "cfg", "what"),
+    [
+        (KUEUE, {"kind": "volcano"}, "kind=volcano"),
+        (KUEUE, {"scheduler": "volcano"}, "scheduler=volcano"),
+        (VOLCANO, {"kind": "job"}, "kind=job"),
+        (VOLCANO, {"scheduler": "other"}, "scheduler=other"),
+    ],
+)
+def test_other_queueing_system_does_not_bypass_locked_queue(
+    site: Path, text: str, cfg: dict[str, str], what: str
+) -> None:
+    """A queue of Kueue and one of Volcano with the same name are different queues."""
+    with pytest.raises(UsageError) as caught:
+        submitted(site, text, "kubernetes", app(), **cfg)
+    assert caught.value.message == (
+        f"-cfg {what} uses another queueing system: kubernetes's option queue is locked to team "
+        f"by {site}"
+    )
+
+
+@pytest.mark.needs_kubernetes
+@pytest.mark.parametrize(
+    ("text", "cfg"),
+    [
+        (KUEUE, {"kind": "jobset"}),
+        (KUEUE, {"scheduler": "other"}),
+        (VOLCANO, {"scheduler": "volcano"}),
+        ("locked = ['schedulers.kubernetes.queue']", {"kind": "volcano"}),
+    ],
+)
+def test_locked_queue_allows_kinds_of_same_queueing_system(
+    site: Path, text: str, cfg: dict[str, str]
+) -> None:
+    assert submitted(site, text, "kubernetes", app(), **cfg)
 
 
 @pytest.mark.needs_kubernetes

@@ -1,5 +1,5 @@
 """Finds what changes a locked option's part of a pod, other than the option itself: a device mount,
-`-cfg pods=FILE`, or an overlay in the metadata.
+`-cfg pods=FILE`, an overlay in the metadata, or a related option.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +20,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
                    "hostNetwork", "hostPID", "hostIPC"),
     "user": ("securityContext/runAsUser", "containers/*/securityContext/runAsUser"),
     "service_account": ("serviceAccountName", "serviceAccount", "automountServiceAccountToken"),
+    "queue": ("schedulerName",),
     "image_secret": ("imagePullSecrets",),
     "image_pull_policy": ("containers/*/imagePullPolicy",),
     "priority_class": ("priorityClassName", "priority"),
@@ -35,6 +36,23 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "efa_device_count": ("containers/*/resources",),
 }  # fmt: skip
 """The parts of a pod's spec that an option determines."""
+_RISKS: Mapping[str, tuple[bool, tuple[str, ...]]] = {
+    "privileged": (False, ("hostPID", "hostIPC",
+                           "containers/*/securityContext/allowPrivilegeEscalation")),
+    "host_paths": (False, ("volumes/*/hostPath",)),
+    "network_policy": (True, ("hostNetwork",)),  # policies don't affect pods on this network
+}  # fmt: skip
+"""The parts with which a pod escapes the value that protects the cluster."""
+_ADDED = "containers/*/securityContext/capabilities/add"
+_HARMLESS = frozenset(
+    ("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD",
+     "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT", "IPC_LOCK")
+)  # fmt: skip
+"""The capabilities that the *baseline* Pod Security Standard allows, and the one that RDMA needs,
+which only locks memory.
+
+Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
+"""
 _LABELS = {"queue": QUEUE, "network_policy": pods.APP}
 _OTHERS = ("initContainers", "ephemeralContainers")
 _PLACE = MeetingPlace("", "x", "x", DEFAULT.index, DEFAULT.starts)
@@ -49,6 +67,7 @@ def bypasses(app: AppDef, cfg: Mapping[str, Any], locks: Locks) -> Iterator[tupl
                 f"the device mount {devices[0].src_path} needs a privileged container",
                 "privileged",
             )
+    yield from _other_options(cfg, locks)
     mine = bool(cfg.get("pods")) and not locks.sets("pods", cfg)
     base = {**cfg, "pods": None} if mine else cfg
     plain = replace(app, metadata=_without(app), roles=[
@@ -60,10 +79,35 @@ def bypasses(app: AppDef, cfg: Mapping[str, Any], locks: Locks) -> Iterator[tupl
             what = f"the metadata kubernetes of {role.name}"
             if "pods" in locks.names:
                 yield what, "pods"
-            yield from _changes(what, pods.template(plain, bare, base, _PLACE), overlaid, locks)
+            bare_pod = pods.template(plain, bare, base, _PLACE)
+            yield from _changes(what, bare_pod, overlaid, cfg, locks)
         if mine:
             final = pods.template(app, role, cfg, _PLACE)
-            yield from _changes(f"-cfg pods={cfg['pods']}", overlaid, final, locks)
+            yield from _changes(f"-cfg pods={cfg['pods']}", overlaid, final, cfg, locks)
+
+
+def _other_options(cfg: Mapping[str, Any], locks: Locks) -> Iterator[tuple[str, str]]:
+    added = {name.upper().removeprefix("CAP_") for name in cfg.get("capabilities") or ()}
+    beyond = sorted(added - _HARMLESS)
+    if beyond and _is_unprivileged(cfg, locks) and not locks.sets("capabilities", cfg):
+        yield f"-cfg capabilities: {', '.join(beyond)}", "privileged"
+    if "queue" in locks.names and cfg.get("queue"):
+        for option, its, of_site in zip(
+            ("kind", "scheduler"), _uses_volcano(cfg), _uses_volcano(locks.values), strict=True
+        ):
+            if its != of_site:
+                yield f"-cfg {option}={cfg[option]} uses another queueing system", "queue"
+
+
+def _is_unprivileged(cfg: Mapping[str, Any], locks: Locks) -> bool:
+    return "privileged" in locks.names and not cfg.get("privileged")
+
+
+def _uses_volcano(cfg: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return whether the object and the scheduler of its pods are Volcano's."""
+    kind = cfg.get("kind") == pods.VOLCANO
+    scheduler = cfg.get("scheduler") or (pods.VOLCANO if kind else "")
+    return kind, scheduler == pods.VOLCANO
 
 
 def _without(of: AppDef | Role) -> dict[str, Any]:
@@ -71,14 +115,26 @@ def _without(of: AppDef | Role) -> dict[str, Any]:
 
 
 def _changes(
-    what: str, before: Mapping[str, Any], after: Mapping[str, Any], locks: Locks
+    what: str,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    cfg: Mapping[str, Any],
+    locks: Locks,
 ) -> Iterator[tuple[str, str]]:
+    if _is_unprivileged(cfg, locks) and _capabilities(after) - _capabilities(before) - _HARMLESS:
+        yield what, "privileged"
     for option in locks.names:
         label = _LABELS.get(option)
-        paths = _PARTS.get(option, ())
+        safe, risks = _RISKS.get(option, (None, ()))
+        paths = (*_PARTS.get(option, ()), *(risks if cfg.get(option) is safe else ()))
         changed = label and _label(before, label) != _label(after, label)
         if changed or any(_found(before, path) != _found(after, path) for path in paths):
             yield what, option
+
+
+def _capabilities(template: Mapping[str, Any]) -> set[str]:
+    added = {str(name).upper() for names in _found(template, _ADDED) for name in names}
+    return {name.removeprefix("CAP_") for name in added}
 
 
 def _label(template: Mapping[str, Any], name: str) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 
 from relight.base import redaction
 from relight.base.errors import MachineError, UsageError
-from relight.job.app import NOTHING, AppDef, RetryPolicy
+from relight.job.app import NOTHING, AppDef, RetryPolicy, VolumeMount
 from relight.job.user import user_name
 from relight.schedulers import resource_checks
 from relight.schedulers.api import (
@@ -97,6 +97,7 @@ class Kubernetes:
         Option("user", int, None, "run as this user id"),
         Option("privileged", bool, False, "run privileged containers"),
         Option("capabilities", list, None, "Linux capabilities to add, such as IPC_LOCK"),
+        Option("host_paths", bool, True, "allow mounts of the node's directories and devices"),
         Option("restricted", bool, False, "comply with the Pod Security Standard restricted"),
         Option("network_policy", bool, False, "allow connections only from pods of the same job"),
         Option("reserved_millicpu", int, RESERVED["reserved_millicpu"],
@@ -141,6 +142,7 @@ class Kubernetes:
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the objects for an app. See `Scheduler.render`."""
         names.check_options(cfg)
+        _check_host_paths(app, cfg)
         context = str(cfg.get("context") or "")
         namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
         job, made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
@@ -303,6 +305,20 @@ def _selector(job: JobId) -> str:
 
 def _unknown(app_id: str) -> UsageError:
     return UsageError(f"no job {app_id} on this cluster", hint="relight list -s kubernetes")
+
+
+def _check_host_paths(app: AppDef, cfg: Mapping[str, Any]) -> None:
+    """Raise an error for a mount of a node's path if these are not allowed."""
+    if cfg.get("host_paths", True):
+        return
+    for role in app.roles:
+        for mount in role.mounts:
+            if not isinstance(mount, VolumeMount):
+                raise UsageError(
+                    f"{role.name}: mount of {mount.src_path}: -cfg host_paths=False allows no "
+                    "paths of the node",
+                    hint="mount a PersistentVolumeClaim (type=volume)",
+                )
 
 
 def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
