@@ -72,11 +72,11 @@ def test_invalid_bad_nodes_directory_is_rejected(text: str) -> None:
 
 def test_bad_node_is_remembered_until_it_expires(place: BadNodesDirectory) -> None:
     remember(place)
-    (found,) = bad_nodes.current(place)
+    ((found,), _) = bad_nodes.current(place)
     assert (found.name, found.reason, found.scheduler) == ("gpu-17", "Xid 79", "slurm")
     assert (found.job, found.until - found.since) == ("slurm/71", 3600.0)
     remember(place._replace(expiry_s=-1.0))
-    assert bad_nodes.current(place) == []
+    assert bad_nodes.current(place) == ([], [])
 
 
 def test_adding_a_record_removes_expired_records(place: BadNodesDirectory) -> None:
@@ -85,13 +85,20 @@ def test_adding_a_record_removes_expired_records(place: BadNodesDirectory) -> No
     assert os.listdir(place.path) == [f"gpu-2.{os.getuid()}.json"]
 
 
+def test_adding_a_short_record_keeps_longer_ones(place: BadNodesDirectory) -> None:
+    """The time limit for another user's records is that of the machine where a job is submitted."""
+    remember(place, "gpu-1")
+    remember(place._replace(expiry_s=-70.0), "gpu-2")
+    assert [each.name for each in bad_nodes.current(place)[0]] == ["gpu-1"]
+
+
 def test_node_recorded_by_several_users_is_listed_once(place: BadNodesDirectory) -> None:
     """The record that lasts longest counts; forgetting a node removes all of its records."""
     remember(place)
     record = json.loads(Path(place.path, f"gpu-17.{os.getuid()}.json").read_text())
     longer = {**record, "reason": "ECC", "until": record["until"] + 60}
     Path(place.path, "gpu-17.77.json").write_text(json.dumps(longer))
-    assert [each.reason for each in bad_nodes.current(place)] == ["ECC"]
+    assert [each.reason for each in bad_nodes.current(place)[0]] == ["ECC"]
     assert bad_nodes.forget(place, ["gpu-17", "gpu-18"]) == ["gpu-17"]
     assert os.listdir(place.path) == []
 
@@ -116,13 +123,48 @@ def test_malformed_bad_node_records_are_ignored(
     Path(place.path, name).write_text(json.dumps(change(record)))
     Path(place.path, "x.json").write_text("{")
     os.mkfifo(Path(place.path, "fifo.json"))
-    assert bad_nodes.current(place) == []
+    assert bad_nodes.current(place) == ([], [])
+
+
+def forge(place: BadNodesDirectory, count: int, **change: object) -> None:
+    """Write records by hand, as any user can in a world-writable directory."""
+    remember(place)
+    own = Path(place.path, f"gpu-17.{os.getuid()}.json")
+    record = json.loads(own.read_text())
+    own.unlink()
+    for number in range(count):
+        name = f"gpu-{number:02}"
+        path = Path(place.path, f"{name}.1000.json")
+        path.write_text(json.dumps({**record, "name": name, **change}))
+
+
+def test_record_lasts_no_longer_than_configured(place: BadNodesDirectory) -> None:
+    forge(place, 1, until=9999999999)
+    os.utime(Path(place.path, "gpu-00.1000.json"), (8e9, 8e9))
+    ((found,), _) = bad_nodes.current(place)
+    assert found.until < time.time() + place.expiry_s + 2 * bad_nodes._CLOCK_SKEW_S
+
+
+@pytest.mark.needs_root
+def test_user_can_exclude_only_a_few_nodes(place: BadNodesDirectory) -> None:
+    """The uid in a file's name doesn't matter. Root and the directory's owner are not limited."""
+    forge(place, 64)
+    for entry in Path(place.path).iterdir():
+        os.chown(entry, 12345, -1)
+    found, notes = bad_nodes.current(place)
+    assert len(found) == 16
+    assert notes == [f"{place.path} contains 64 bad nodes from uid 12345; only the latest 16 count"]
+    excludes, printed = excluded(place, Cluster(list), None)
+    assert len(excludes) == 16  # type: ignore[arg-type]
+    assert printed[0] == notes[0] and printed[6] == "not using 11 more bad nodes"
+    os.chown(place.path, 12345, -1)
+    assert len(bad_nodes.current(place)[0]) == 64
 
 
 def test_bad_nodes_are_added_to_excluded_nodes(place: BadNodesDirectory) -> None:
     remember(place)
     remember(place, "gpu-18", "its GPU 0000:3b:00.0 reported Xid 79")
-    until = time.strftime("%F %H:%M", time.localtime(bad_nodes.current(place)[0].until))
+    until = time.strftime("%F %H:%M", time.localtime(bad_nodes.current(place)[0][0].until))
     value, notes = excluded(place, Cluster(str), "gpu-[1-2]")
     assert value == "gpu-[1-2],gpu-17,gpu-18"
     assert notes[0] == f"not using gpu-17 until {until}: Xid 79"
@@ -221,4 +263,4 @@ def test_broken_gpu_of_a_failed_rank_is_remembered(place: BadNodesDirectory) -> 
     said = [call.args[0] for call in journal.say.call_args_list]
     assert said[0].startswith("later jobs will not use gpu-17 until ")
     assert said[1] == "can't record this node as bad in /no: No such file or directory"
-    assert [each.reason for each in bad_nodes.current(place)] == ["Xid 79"]
+    assert [each.reason for each in bad_nodes.current(place)[0]] == ["Xid 79"]

@@ -3,7 +3,12 @@
 
 Each user has a small file of their own for each node, such as `gpu-17.1000.json`, because in a
 directory with the sticky bit nobody can replace another user's file. Files are written atomically
-and expire. Malformed and unrelated files are ignored, because anyone may write to the directory.
+and expire. Anyone may write to the directory, so a reader trusts only the metadata that the file
+system keeps. Malformed and unrelated files are ignored, no record lasts longer than the configured
+time after its file was written, and a user can't exclude more than `MAX_PER_USER` nodes. Root and
+the directory's owner, who could remove all other records anyway, are not limited. A file counts for
+its owner and not for the uid in its name, which is another one if an agent has run in a user
+namespace, as with rootless containers, or if a file server squashes root.
 
 A node is recorded only if there is proof of the failure (`HealthCheckFailure.is_proof`,
 `Failure.gpu_broken`). Otherwise, a health check with a typo, which fails on every node, would leave
@@ -15,6 +20,7 @@ import os
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
@@ -35,6 +41,9 @@ pod.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 _LARGEST = 16384
 _MAX = 10_000
+MAX_PER_USER = 16
+_CLOCK_SKEW_S = 60
+"""How far the clocks of a file server and of a node may differ."""
 _REASON = 300
 
 
@@ -90,25 +99,41 @@ def remember(place: BadNodesDirectory, reason: str, env: Environment) -> BadNode
     )
     path = os.path.join(place.path, f"{name}.{os.getuid()}.json")
     files.replace(path, json.dumps(found._asdict()) + "\n", 0o644)
-    for path, each in _read(place):
-        if each.until <= now:
+    for each in _read(place):
+        if each.node.until <= now:
             with suppress(OSError):  # the record of another user
-                os.unlink(path)
+                os.unlink(each.path)
     return found
 
 
-def current(place: BadNodesDirectory) -> list[BadNode]:
-    """Return the records that have not expired, sorted by node name. If a node has several records,
-    only the one that expires last is returned.
+def current(place: BadNodesDirectory) -> tuple[list[BadNode], list[str]]:
+    """Return the records that have not expired, sorted by node name, and a note for each user who
+    has more records than count. If a node has several records, only the one that expires last is
+    returned.
 
     Raises:
         OSError: if the directory can't be read.
     """
+    unlimited = (0, os.stat(place.path).st_uid)
     found: dict[str, BadNode] = {}
-    for _, each in _read(place):
-        if each.until > time.time() and each.until > getattr(found.get(each.name), "until", 0.0):
+    counts = Counter[int]()
+    for file in sorted(_read(place), key=lambda each: each.written, reverse=True):
+        latest = file.written + place.expiry_s + _CLOCK_SKEW_S
+        each = file.node._replace(until=min(file.node.until, latest))
+        if each.until <= time.time():
+            continue
+        counts[file.owner] += 1
+        if file.owner not in unlimited and counts[file.owner] > MAX_PER_USER:
+            continue
+        if each.until > getattr(found.get(each.name), "until", 0.0):
             found[each.name] = each
-    return [found[name] for name in sorted(found)]
+    notes = [
+        f"{place.path} contains {number} bad nodes from uid {owner}; only the latest "
+        f"{MAX_PER_USER} count"
+        for owner, number in sorted(counts.items())
+        if owner not in unlimited and number > MAX_PER_USER
+    ]
+    return [found[name] for name in sorted(found)], notes
 
 
 def forget(place: BadNodesDirectory, names: Iterable[str]) -> list[str]:
@@ -118,15 +143,22 @@ def forget(place: BadNodesDirectory, names: Iterable[str]) -> list[str]:
         OSError: if a record can't be removed or the directory can't be read.
     """
     wanted, removed = set(names), dict[str, None]()
-    for path, each in _read(place):
-        if each.name in wanted:
+    for each in _read(place):
+        if each.node.name in wanted:
             with suppress(FileNotFoundError):
-                os.unlink(path)
-            removed[each.name] = None
+                os.unlink(each.path)
+            removed[each.node.name] = None
     return list(removed)
 
 
-def _read(place: BadNodesDirectory) -> list[tuple[str, BadNode]]:
+class _Record(NamedTuple):
+    path: str
+    owner: int
+    written: float
+    node: BadNode
+
+
+def _read(place: BadNodesDirectory) -> list[_Record]:
     found = []
     for entry in sorted(os.listdir(place.path))[:_MAX]:
         path = os.path.join(place.path, entry)
@@ -134,9 +166,11 @@ def _read(place: BadNodesDirectory) -> list[tuple[str, BadNode]]:
             continue
         try:
             with files.opened(path) as file:
+                status = os.fstat(file.fileno())
                 each = fields.record(BadNode, fields.decode(file.read(_LARGEST)))
         except (OSError, ValueError):
             continue
         if _NAME.fullmatch(each.name) and entry.startswith(f"{each.name}."):
-            found.append((path, each))
+            # Users can choose the modification time of their files, but not the change time.
+            found.append(_Record(path, status.st_uid, status.st_ctime, each))
     return found

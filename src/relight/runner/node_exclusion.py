@@ -37,22 +37,23 @@ def add(
     if place is None:
         return []
     try:
-        known = [each for each in bad_nodes.current(place) if each.scheduler in (name, found.name)]
+        records, surplus = bad_nodes.current(place)
     except OSError as error:
         return [f"bad nodes are not avoided: can't read {place.path}: {error.strerror}"]
+    known = [each for each in records if each.scheduler in (name, found.name)]
     excludable = getattr(found, "excludable", None)
     if known and excludable is not None:
         possible = excludable([each.name for each in known], values)
         known = [each for each in known if each.name in possible]
     if not known:
-        return []
+        return surplus
     names = [each.name for each in known]
     given = values.get("exclude")
     if kind is list:
         values["exclude"] = [*(given or ()), *(each for each in names if each not in (given or ()))]
     else:
         values["exclude"] = ",".join([*([given] if given else []), *names])
-    notes = [f"not using {each.describe()}" for each in known[:_SHOWN]]
-    more = len(known) - len(notes)
-    notes += [f"not using {pluralize(more, 'more bad node')}"] if more else []
+    notes = [*surplus, *(f"not using {each.describe()}" for each in known[:_SHOWN])]
+    more = len(known) - _SHOWN
+    notes += [f"not using {pluralize(more, 'more bad node')}"] if more > 0 else []
     return [*notes, f"to let jobs use it again: relight nodes forget {names[0]}"]

@@ -58,13 +58,15 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         raise MachineError(
             f"can't use {error.filename or place.path}: {error.strerror}",
-            hint="the directory must exist; a record can be removed only by its owner or the "
-            "owner of the directory",
+            hint="the directory must exist; a record can be removed only by its owner, the owner "
+            "of the directory, or root",
         ) from None
 
 
 def _list(place: BadNodesDirectory, as_json: bool) -> int:
-    found = bad_nodes.current(place)
+    found, notes = bad_nodes.current(place)
+    for note in notes:
+        say(note)
     if as_json:
         print_json([each._asdict() for each in found])
         return EXIT_OK
