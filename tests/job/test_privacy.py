@@ -26,7 +26,7 @@ SECRET = "hunter2"
         "SLACK_WEBHOOK_URL", "MYWEBHOOK", "SAS", "BLOB_SAS", "SAS_URL", "ACCOUNTKEY", "AccountKey",
         "MASTERKEY", "COSMOS_MASTERKEY_2", "SharedAccessKey", "STORAGE_KEY",
         "MYSECRET", "GITHUB_PAT", "CRED", "JWT", "BEARER", "wandbkey", "DB_PASS", "aws-creds",
-        "KEY",
+        "KEY", "ENCRYPTION_KEYS", "API_KEYS", "KUBECONFIG_DATA", "KUBE_CONFIG_B64", "NETRC_CONTENT",
     ],
 )  # fmt: skip
 def test_variable_whose_name_suggests_a_secret_is_redacted(name: str) -> None:
@@ -40,7 +40,8 @@ def test_variable_whose_name_suggests_a_secret_is_redacted(name: str) -> None:
     ["TOKENIZERS_PARALLELISM", "tokenizer", "AUTHOR", "KEYBOARD", "key", "MONKEY", "PATH", "PASS_N",
      "SECRETARY", "NCCL_DEBUG", "access", "public_key", "",
      "SASL_MECHANISM", "CONNECTION", "STRING", "CONNECTIONS", "DSNAME", "SASKIA", "HOOK",
-     "num_key_value_heads", "pattern", "PATCH", "compass", "KEYS", "--key"],
+     "num_key_value_heads", "pattern", "PATCH", "compass", "KEYS", "--key", "KUBECONFIG",
+     "NETRC", "sort_keys"],
 )  # fmt: skip
 def test_variable_whose_name_only_resembles_a_secret_is_kept(name: str) -> None:
     assert not redaction.is_secret(name)
@@ -94,6 +95,19 @@ def test_variable_whose_name_only_resembles_a_secret_is_kept(name: str) -> None:
             f"AccountName=a;AccountKey={HIDDEN};Suffix=b",
         ),
         ("https://x/y?sv=1&sig=hunter2%3D&se=2", f"https://x/y?sv=1&sig={HIDDEN}&se=2"),
+        (
+            "SLACK_HOOK=https://hooks.slack.com/services/T0/B0/hunter2 x",
+            f"SLACK_HOOK=https://hooks.slack.com/{HIDDEN} x",
+        ),
+        (
+            "'https://discord.com/api/webhooks/1/hunter2'",
+            f"'https://discord.com/api/webhooks/{HIDDEN}'",
+        ),
+        (
+            "machine a login b password hunter2\nmachine c\n  password hunter2\ndefault login d",
+            f"machine a login b password {HIDDEN}\nmachine c\n  password {HIDDEN}\ndefault login d",
+        ),
+        ("NETRC=/home/me/.netrc KUBECONFIG=/k", "NETRC=/home/me/.netrc KUBECONFIG=/k"),
         ("", ""),
     ],
 )

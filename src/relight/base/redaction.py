@@ -15,8 +15,9 @@ _PART = r"[A-Za-z0-9_.-]*"
 _WORD = (
     rf"(?:(?:{_PART}(?:tokens?|secrets?|passwords?|passwd|passphrase|credentials?)"
     rf"|(?:{_PART}[_.-])?(?:auth|authorization|cookie|jwt|bearer"
-    r"|(?:api|access|private|secret|ssh|wandb|openai|hf)[_-]?key(?:[_-]?id)?|sas)"
-    rf"|{_PART}(?:account|master|storage|shared[_-]?access|encryption|signing)[_-]?key"
+    r"|(?:api|access|private|secret|ssh|wandb|openai|hf)[_-]?keys?(?:[_-]?id)?|sas)"
+    rf"|{_PART}(?:account|master|storage|shared[_-]?access|encryption|signing)[_-]?keys?"
+    rf"|{_PART}(?:kube[_-]?config|netrc)[_-]?(?:data|contents?|b64|base64)"  # not just a path
     rf")(?:[_.-]{_PART}+)?"
     rf"|{_PART}(?:conn(?:ection)?[_-]?str(?:ing)?s?|webhook{_PART}|pwd)"
     rf"|(?:{_PART}[_.-])?(?:(?:pg|my|db)?pass|pat|creds?|dsn)"
@@ -46,6 +47,11 @@ _SERVICE_KEY = (
     r"|glpat-[\w-]{20,}|AIza[\w-]{35}|pypi-[\w-]{20,}|npm_[A-Za-z0-9]{20,}|nvapi-[\w-]{20,})"
     r"(?![\w-])"
 )
+_WEBHOOK = (
+    r"(https://(?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks"
+    r"|[\w.-]+\.webhook\.office\.com)/)[^\s'\"]+"
+)
+_NETRC = r"\b((?:machine\s+\S+|default)\s+(?:(?:login|account)\s+\S+\s+)*password\s+)[^\s'\"]+"
 _URL = r"(://[^/\s:@]*):[^/\s@]+@"
 
 # Variables that show how a job was started, but reveal nothing private about its owner.
@@ -79,13 +85,16 @@ def redact_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 def redact_text(text: str) -> str:
     """Redact secrets in text. A value in `NAME=value`, `--name value` or `Name: value` is a secret
-    if its name suggests one. Passwords in URLs and after `--user NAME:` are also secrets.
+    if its name suggests one. Webhook URLs, and passwords in URLs, in netrc files and after `--user
+    NAME:` are also secrets.
     """
     text = re.sub(_SERVICE_KEY, HIDDEN, text)
     text = re.sub(_JSON, _hidden_in_json, text)
     for pattern in (_ASSIGNED, _FOLLOWED, _HEADER, _USER):
         text = re.sub(pattern, _hidden, text)
     text = re.sub(_LOGIN, _hidden_login, text)
+    for pattern in (_WEBHOOK, _NETRC):
+        text = re.sub(pattern, rf"\1{HIDDEN}", text)
     text = re.sub(_SIGNED, rf"\1{HIDDEN}", text)
     return re.sub(_URL, rf"\1:{HIDDEN}@", text)
 
