@@ -33,6 +33,27 @@ NO_GPU = (
     "train: no GPU requested, but the default partition has GPUs (gpu:a100:8); use --gpu 8, or "
     "-h NAME for a whole machine"
 )
+LITTLE_AND_NO_GPU = (
+    "train: 1024 MiB, 2 CPUs and no GPU per node may be too little for 8 workers; use --memMB "
+    "16384 --cpu 8 --gpu 8, or -h NAME for a whole machine"
+)
+
+
+@pytest.mark.needs_kubernetes
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("-j 2x8", [LITTLE_AND_NO_GPU]),
+        ("-j 2x8 --cpu 8 --memMB 16384", []),
+        ("-j 2x8 -h gpu.xlarge", []),
+    ],
+)
+def test_missing_gpus_are_noted_with_other_missing_resources(
+    words: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever chooses CPUs and memory may train without GPUs."""
+    monkeypatch.setenv("KUBECONFIG", "none")
+    assert notes(f"kubernetes dist.ddp {words} --script train.py --image i") == expected
 
 
 @pytest.mark.parametrize(

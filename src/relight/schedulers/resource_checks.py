@@ -27,12 +27,17 @@ def workers(role: Role) -> int:
     return int(match[1]) if match else 0
 
 
-def too_little(app: AppDef, *, memory: bool = True) -> Iterator[str]:
+def too_little(app: AppDef, *, memory: bool = True, gpus: bool = False) -> Iterator[str]:
     """Yield a note for each role that requests fewer resources than its workers need.
+
+    A missing GPU alone causes no note, because a job whose CPUs and memory have been chosen may
+    train on CPUs.
 
     Args:
         app: the job.
         memory: whether the job requests memory or limits it.
+        gpus: whether the note also mentions missing GPUs. This is for clusters whose nodes are
+            unknown.
     """
     for role in app.roles:
         number, has = workers(role), role.resource
@@ -43,9 +48,13 @@ def too_little(app: AppDef, *, memory: bool = True) -> Iterator[str]:
         if 0 < has.cpu < number:
             missing.append(pluralize(has.cpu, "CPU"))
             flags.append(f"--cpu {number}")
+        if missing and gpus and has.gpu <= 0:
+            missing.append("no GPU")
+            flags.append(f"--gpu {number}")
         if missing:
+            listed = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
             yield (
-                f"{role.name}: {' and '.join(missing)} per node may be too little for "
+                f"{role.name}: {listed} per node may be too little for "
                 f"{pluralize(number, 'worker')}; "
                 f"use {' '.join(flags)}, or -h NAME for a whole machine"
             )

@@ -429,7 +429,7 @@ def _text(body: Mapping[str, Any]) -> str:
 
 
 def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
-    yield from resource_checks.too_little(app)
+    yield from resource_checks.too_little(app, gpus=True)
     first = app.roles[0].name
     if len(app.roles) > 1:
         yield f"AWS Batch ends the job and all its roles when {first}/0 ends"

@@ -147,7 +147,7 @@ class Kubernetes:
         namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
         job, made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
         body = {"objects": made}
-        notes = (*resource_checks.too_little(app), *_notes(app, cfg))
+        notes = (*resource_checks.too_little(app, gpus=True), *_notes(app, cfg))
         return Request(self.name, app, cfg, body, request.as_text(made), notes, str(job))
 
     def submit(self, request: Request) -> str:

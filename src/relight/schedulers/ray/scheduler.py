@@ -348,7 +348,7 @@ def _sizes(job: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _notes(app: AppDef) -> Iterator[str]:
-    yield from resource_checks.too_little(app)
+    yield from resource_checks.too_little(app, gpus=True)
     for role in app.roles:
         if role.max_retries and role.retry_policy is not RetryPolicy.REPLICA:
             yield f"{role.name}: on Ray, replicas are retried individually"
