@@ -105,6 +105,14 @@ def test_site_flags_are_only_passed_to_containers(
     assert (PASSED in request(path, scheduler, **cfg)[0].roles[0].env) == is_passed
 
 
+def test_locked_bad_nodes_directory_agrees_with_its_variable(path: Path) -> None:
+    path.write_text('locked = ["bad-nodes"]\n[run]\nbad-nodes = "/shared/bad,7d"\n')
+    variables = request(path, "docker")[0].roles[0].env
+    assert variables["RELIGHT_BAD_NODES"] == "/shared/bad,604800s"
+    env = Environment(variables)
+    assert parse(["x.py"], env, FLAGS, sites.load(env)).values["bad_nodes"].expiry_s == 604800
+
+
 def test_job_submitted_from_container_keeps_site_flags(path: Path) -> None:
     variables = request(path, "docker")[0].roles[0].env
     job = AppDef("job", [Role("main", "img", entrypoint="true")])

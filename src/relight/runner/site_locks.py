@@ -36,8 +36,10 @@ def check_variables(app: AppDef, cfg: Mapping[str, Any], site: Site) -> None:
     if not site.locked:
         return
     flags = [flag for flag in FLAGS if site.locks(flag.name) or flag.name == CONF]
+    options = cfg.get("env")
+    common = options if isinstance(options, Mapping) else {}
     for role in app.roles:
-        parse([], Environment({**(cfg.get("env") or {}), **role.env}), flags, site)
+        parse([], Environment({**common, **role.env}), flags, site)
 
 
 def unknown(site: Site) -> Iterator[tuple[str, str]]:
