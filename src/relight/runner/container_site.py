@@ -21,6 +21,9 @@ _OF_HOST = frozenset(("failure-report", "keep-warm", "log-dir", "tracker"))
 start.
 """
 
+_OF_SUBMISSION = ("schedulers.", "submit.", "components.")
+"""The locked names that don't concern agents."""
+
 
 def with_site(app: AppDef, site: Site) -> AppDef:
     """Return the app with the site's flags in a variable of each role, or the app itself if the
@@ -35,7 +38,7 @@ def with_site(app: AppDef, site: Site) -> AppDef:
     run = {name: text for name, text in site.run.items() if name not in local}
     conf = {key: text for key, text in site.conf if key not in files}
     locked = [name for name in sorted(site.locked) if _key(name) not in local | files]
-    locked = [name for name in locked if not name.startswith("schedulers.")]
+    locked = [name for name in locked if not name.startswith(_OF_SUBMISSION)]
     if not run and not conf and not locked:
         return app
     content = {
