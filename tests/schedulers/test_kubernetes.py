@@ -296,7 +296,7 @@ def test_cancel_stops_pods_but_keeps_job_object(jobs: Jobs, kind: str) -> None:
     app_id = jobs.submit(sh("exec sleep 1000"), kind=kind)
     jobs.until(lambda: jobs.status(app_id).state is RUNNING)
     jobs.scheduler.cancel(app_id)
-    assert jobs.status(app_id).state is CANCELLED
+    jobs.until(lambda: jobs.status(app_id).state is CANCELLED)
     jobs.until(lambda: all(pod["status"]["phase"] != "Running" for pod in jobs.server.of("pods")))
     jobs.scheduler.cancel(app_id)
 

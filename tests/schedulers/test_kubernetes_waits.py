@@ -171,7 +171,8 @@ def test_conflicting_update_is_retried(server: ApiServer) -> None:
     )
     kubernetes.Kubernetes().cancel("ns:job-x1")
     assert not collisions
-    assert status().state is AppState.CANCELLED
+    with until(lambda: status().state is AppState.CANCELLED):
+        pass
     server.refuse = lambda *_: None
     with pytest.raises(UsageError, match="already exists"):
         submit()

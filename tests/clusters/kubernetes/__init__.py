@@ -11,7 +11,7 @@ its source. To change a rule, check the source and not what relight expects.
 | `server` | HTTP: verbs, selectors, patches, dry runs, logs |
 | `state` | objects, owners, deletion, the controller queue |
 | `validation`, `admission` | the API server's refusals, defaults, and quotas |
-| `jobs`, `jobsets`, `volcano` | controllers |
+| `jobs`, `jobsets`, `volcano`, `kueue` | controllers |
 | `dns` | which host names resolve |
 | `kubelet` | scheduling, and pods as processes |
 | `apply` | the requests made by kubectl apply |

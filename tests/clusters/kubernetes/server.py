@@ -10,7 +10,6 @@ import ssl
 import threading
 import time
 import urllib.parse
-import uuid
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,8 +21,9 @@ from etcd_server import Certificates, free_ports
 from netlab import Lab
 
 from clusters.kubernetes import apply, jobs, jobsets, validation
-from clusters.kubernetes.admission import QUEUE, Admission
+from clusters.kubernetes.admission import Admission
 from clusters.kubernetes.kubelet import Kubelet
+from clusters.kubernetes.kueue import Kueue
 from clusters.kubernetes.state import KINDS, Key, Object, Refused, State, copy, is_over, not_found
 from clusters.kubernetes.volcano import Volcano
 
@@ -98,11 +98,21 @@ class ApiServer:
         state.settled, state.stop = self.kubelet.schedule, self.kubelet.stop
         state.updated = self.kubelet.publish
         state.pod_events.append(volcano.pod_event)
+        kueue = Kueue(state, lambda: self.queues)
+
+        def queued(sync: Callable[[State, Object], None]) -> Callable[[Object], None]:
+            def sync_both(each: Object) -> None:
+                kueue.sync(each)
+                sync(state, each)
+
+            return sync_both
+
         state.controllers = {
-            "jobs": lambda job: jobs.sync(state, job),
-            "jobsets": lambda jobset: jobsets.sync(state, jobset),
-            "trainjobs": lambda trainjob: jobsets.sync_trainjob(state, trainjob),
+            "jobs": queued(jobs.sync),
+            "jobsets": queued(jobsets.sync),
+            "trainjobs": queued(jobsets.sync_trainjob),
             "jobs.volcano": volcano.sync,
+            "workloads": kueue.sync_workload,
         }
 
     def _admit(self, plural: str, body: Object) -> None:
@@ -181,6 +191,7 @@ class ApiServer:
     @queues.setter
     def queues(self, queues: set[str] | None) -> None:
         self.admission.queues = queues
+        self.installed.add("workloads")
 
     @property
     def unschedulable(self) -> set[int]:
@@ -249,11 +260,7 @@ class ApiServer:
             assert self.admission.queues is not None
             self.admission.queues.add(name)
             for each in list(self.objects.values()):
-                queue = (each["metadata"].get("labels") or {}).get(QUEUE)
-                is_child = bool(each["metadata"].get("ownerReferences"))
-                if queue == name and "spec" in each and not is_child:
-                    each["spec"]["suspend"] = False
-                    self.state.touch(each)
+                self.state.enqueue(each)
 
     # Requests.
 
@@ -355,8 +362,6 @@ class ApiServer:
             raise Refused(500, "InternalError", "etcdserver: request is too large")
         if is_dry:
             self.dry_runs.append(plural)
-        elif self.queues is not None and QUEUE in (found["metadata"].get("labels") or {}):
-            self._enqueue(found)
         return found
 
     def _update(self, known: Object, new: Object, part: str | None) -> Object:
@@ -431,28 +436,6 @@ class ApiServer:
         meta = {"resourceVersion": str(self.state.version)}
         items = [{k: v for k, v in x.items() if k not in ("kind", "apiVersion")} for x in items]
         return {"apiVersion": version, "kind": f"{kind}List", "metadata": meta, "items": items}
-
-    def _enqueue(self, each: Object) -> None:
-        """Act like Kueue: report why a suspended object is not admitted."""
-        meta = each["metadata"]
-        queue = meta["labels"][QUEUE]
-        if queue in (self.queues or ()):
-            each["spec"]["suspend"] = False
-            return
-        reserved = {
-            "type": "QuotaReserved", "status": "False", "reason": "Inadmissible",
-            "message": f"LocalQueue {queue} doesn't exist",
-        }  # fmt: skip
-        metadata = {
-            "name": f"{each['kind'].lower()}-{meta['name']}-abcde", "namespace": meta["namespace"],
-            "uid": str(uuid.uuid4()), "labels": {"kueue.x-k8s.io/job-uid": meta["uid"]},
-            "ownerReferences": [{"kind": each["kind"], "name": meta["name"], "uid": meta["uid"]}],
-        }  # fmt: skip
-        version, kind = KINDS["workloads"]
-        self.objects[(meta["namespace"], "workloads", metadata["name"])] = {
-            "apiVersion": version, "kind": kind, "metadata": metadata,
-            "status": {"conditions": [reserved]},
-        }  # fmt: skip
 
     def _discovery(self, path: str) -> Object:
         """Answer kubectl's first requests."""

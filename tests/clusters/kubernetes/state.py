@@ -206,6 +206,15 @@ class State:
         uids = [x["uid"] for x in each["metadata"].get("ownerReferences") or ()]
         self._queue += [each["metadata"]["uid"], *uids]
 
+    def enqueue_after(self, each: Object, delay_s: float) -> None:
+        def enqueue() -> None:
+            with self.changing():
+                self.enqueue(each)
+
+        timer = threading.Timer(delay_s, enqueue)
+        timer.daemon = True
+        timer.start()
+
     def sync(self) -> None:
         """Run controllers until none of them has anything left to do."""
         if self._is_syncing:

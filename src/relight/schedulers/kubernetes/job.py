@@ -26,11 +26,11 @@ from relight.schedulers.kubernetes.kind import (
     Maker,
     Verdict,
     by_conditions,
+    expiring,
     gang_annotation,
     least,
     queue_label,
     role_label,
-    suspending,
     time_to_live,
     with_unfit_code,
 )
@@ -65,7 +65,7 @@ class IndexedJob:
     })  # fmt: skip
     container = "main"
     has_service = True
-    cancelling = staticmethod(suspending)
+    cancelling = staticmethod(expiring)
 
     def stem(self, name: str, role: Role, is_only: bool, /) -> str:
         """Return the name of a role's Job."""

@@ -19,6 +19,7 @@ from relight.schedulers.kubernetes.kind import (
     gang_annotation,
     queue_label,
     role_label,
+    suspending,
     time_to_live,
 )
 from relight.schedulers.kubernetes.names import label_name
@@ -31,6 +32,7 @@ class JobSet(IndexedJob):
 
     name = "jobset"
     resource = ObjectKind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
+    cancelling = staticmethod(suspending)
 
     def stem(self, name: str, role: Role, _is_only: bool, /) -> str:
         """Return the name that JobSet gives to a role's only Job."""

@@ -68,7 +68,7 @@ class Kind(Protocol):
 
     def cancelling(self, each: Object) -> tuple[str, list[dict[str, Any]]]:
         """Return the subresource to patch (an empty string for the object itself), and a JSON patch
-        that terminates the pods.
+        that terminates the pods. A patched status says by itself that the job was cancelled.
         """
 
 
@@ -99,6 +99,16 @@ def gang_annotation(cfg: Mapping[str, Any], role: Role) -> dict[str, str]:
     """
     wanted = cfg.get("gang") and cfg.get("scheduler") == VOLCANO
     return {"scheduling.volcano.sh/group-min-member": str(least(role))} if wanted else {}
+
+
+def expiring(*_: Object) -> tuple[str, list[dict[str, Any]]]:
+    """Return the JSON patch that ends a Job through a time limit. The Job then counts as finished,
+    so its time to live begins. A suspended Job is never removed, and Kueue would resume it.
+
+    Source: ValidateJobSpecUpdate in Kubernetes' pkg/apis/batch/validation allows this change, and
+    updateJob in pkg/controller/job applies it immediately.
+    """
+    return "", [{"op": "add", "path": "/spec/activeDeadlineSeconds", "value": 1}]
 
 
 def suspending(*_: Object) -> tuple[str, list[dict[str, Any]]]:

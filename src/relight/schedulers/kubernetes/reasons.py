@@ -13,17 +13,11 @@ reasons are less specific.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from relight.schedulers.kubernetes import store
+from relight.schedulers.kubernetes import kueue, store
 from relight.schedulers.kubernetes.kind import QUEUE
 from relight.schedulers.kubernetes.names import JobId
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
-_WORKLOADS = [
-    ObjectKind(f"kueue.x-k8s.io/{version}", "Workload", "workloads")
-    for version in ("v1beta2", "v1beta1")
-]
-_OWNER = "kueue.x-k8s.io/job-uid"
-"""The label on a Workload that contains the uid of the object that is waiting in a queue."""
 _NOT_TOLD = (403, 404)
 
 
@@ -61,8 +55,8 @@ def _time(event: Object) -> str:
 
 def _kueue_reasons(client: Any, job: JobId, each: Object) -> dict[str, str]:
     """Return the reasons that Kueue reports, by object name."""
-    selector = f"{_OWNER}={each['metadata']['uid']}"
-    for resource in _WORKLOADS:
+    selector = kueue.owned_by(each)
+    for resource in kueue.WORKLOADS:
         for workload in _or_nothing(client, resource, job, selector=selector):
             for condition in (workload.get("status") or {}).get("conditions") or ():
                 if condition.get("type") == "QuotaReserved" and condition.get("status") == "False":

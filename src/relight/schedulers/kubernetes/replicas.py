@@ -82,7 +82,13 @@ def status(
             for number in range(size)
         ]
         statuses += its
-        state, message = _verdict(kind, each, its, no_pods)
+        is_active = any(
+            _is_active(pod)
+            for role, size in kind.roles(each).items()
+            for number in range(size)
+            for pod in replicas.get((role, number), ())
+        )
+        state, message = _verdict(kind, each, its, no_pods, is_active=is_active)
         states.append(state)
         messages += [message] if message else []
     retries = sum(len(its) - 1 for its in replicas.values())
@@ -112,16 +118,25 @@ def _whole(states: Sequence[AppState]) -> AppState:
     return AppState.SUCCEEDED if states else AppState.UNKNOWN
 
 
+def _is_active(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod is running or is going to, rather than being deleted."""
+    phase = (pod.get("status") or {}).get("phase")
+    return phase in ("Pending", "Running") and "deletionTimestamp" not in pod["metadata"]
+
+
 def _verdict(
-    kind: Kind, each: Object, replicas: Sequence[ReplicaStatus], no_pods: str
+    kind: Kind, each: Object, replicas: Sequence[ReplicaStatus], no_pods: str, *, is_active: bool
 ) -> tuple[AppState, str]:
     """Return the state of an object's replicas, and the reason for it. `no_pods` explains why pods
     are missing.
     """
     why = _reason(replicas)
-    if (each["metadata"].get("annotations") or {}).get(CANCELLED):
-        return AppState.CANCELLED, "it was cancelled"
     state, message = kind.verdict(each, replicas)
+    is_cancelled = (each["metadata"].get("annotations") or {}).get(CANCELLED)
+    # The annotation must not hide pods that are running, whoever started them.
+    ends = state is AppState.FAILED or (state is not AppState.SUCCEEDED and not is_active)
+    if is_cancelled and ends:
+        return AppState.CANCELLED, "it was cancelled"
     if state is AppState.FAILED:
         return state, why or message
     if state is AppState.PENDING and no_pods:

@@ -3,7 +3,7 @@
     render   returns the objects (`request`) as YAML for `kubectl apply --server-side -f -`
     submit   creates them one by one; if one is rejected, removes the others
     status   reads the pods and the objects that create them, selected by label (`replicas`)
-    cancel   suspends the objects that create the pods, which ends them
+    cancel   ends the objects that create the pods, or has Kueue stop them
     delete   removes all objects
 
 A job's id is NAMESPACE:NAME, as in TorchX, or CONTEXT@NAMESPACE:NAME with `-cfg context=`.
@@ -36,6 +36,7 @@ from relight.schedulers.api import (
 )
 from relight.schedulers.kubernetes import (
     cluster,
+    kueue,
     locks,
     names,
     pods,
@@ -45,7 +46,7 @@ from relight.schedulers.kubernetes import (
     store,
 )
 from relight.schedulers.kubernetes.cluster import Cluster
-from relight.schedulers.kubernetes.kind import Kind
+from relight.schedulers.kubernetes.kind import QUEUE, Kind
 from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
 from relight.schedulers.kubernetes.names import JobId
 from relight.schedulers.kubernetes.pods import RESERVED
@@ -221,15 +222,11 @@ class Kubernetes:
             kind, objects = _makers(client, job)
             if not objects:
                 raise _unknown(app_id)
-            if replicas.status(kind, objects, ()).state.is_over:
-                return
             for each in objects:
-                marks = {**(each["metadata"].get("annotations") or {}), replicas.CANCELLED: "true"}
-                mark = {"op": "add", "path": "/metadata/annotations", "value": marks}
-                part, change = kind.cancelling(each)
-                store.patch(client, kind.resource, each, [mark, *(change if not part else ())])
-                if part:
-                    store.patch(client, kind.resource, each, change, part)
+                # The annotation doesn't count, because the pods of a cancelled job may run again.
+                state, _ = kind.verdict(each, ())
+                if state is None or not state.is_over:
+                    _cancel(client, kind, each)
 
     def delete(self, app_id: str) -> None:
         """Remove all of a job's objects. Its pods are terminated, and their logs are lost."""
@@ -402,6 +399,24 @@ def _list_kind(client: Any, kind: Kind, namespace: str, selector: str) -> Sequen
             raise
         return ()
     return sorted(found, key=lambda each: str(each["metadata"]["name"]))
+
+
+def _cancel(client: Any, kind: Kind, each: Object) -> None:
+    """Terminate the pods of an object. It is only marked as cancelled if that succeeds."""
+    part, change = kind.cancelling(each)
+    if part:
+        store.patch(client, kind.resource, each, change, part)
+        return
+    meta = each["metadata"]
+    expires = kind is DEFAULT and not each["spec"].get("suspend")  # a suspended Job doesn't
+    if QUEUE in (meta.get("labels") or {}) and not expires and kueue.deactivate(client, each):
+        # Kueue suspends the object. If relight did that, older versions of Kueue would reactivate
+        # the Workload, because the object still has the node selector of its first admission
+        # (updateWorkloadToMatchJob in pkg/controller/jobframework/reconciler.go).
+        change = []
+    marks = {**(meta.get("annotations") or {}), replicas.CANCELLED: "true"}
+    mark = {"op": "add", "path": "/metadata/annotations", "value": marks}
+    store.patch(client, kind.resource, each, [mark, *change])
 
 
 def _adopt(client: Any, made: Sequence[Object]) -> None:
