@@ -462,6 +462,81 @@ def test_resource_requests_leave_headroom_on_node() -> None:
     assert found["limits"] == found["requests"]
 
 
+@pytest.mark.parametrize("size", [Resource(0.05, 0, 1024), Resource(0.1, 0, 16), Resource(1, 0, 1)])
+def test_resource_request_is_at_least_half_of_limit(size: Resource) -> None:
+    """The scheduler ignores requests of 0, so it would put any number of pods on one node."""
+    found = container(objects(AppDef("a", [Role("r", "img", entrypoint="true", resource=size)])))
+    limits, requests = found["resources"]["limits"], found["resources"]["requests"]
+    for name, unit in (("cpu", "m"), ("memory", "M")):
+        assert 2 * int(requests[name].rstrip(unit)) >= int(limits[name].rstrip(unit)) > 0
+
+
+def pod_metadata(made: list[dict[str, Any]]) -> Any:
+    return find_object("Job", made)["spec"]["template"]["metadata"]
+
+
+CONSOLIDATION = {
+    "karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"
+}  # fmt: skip
+
+
+def test_autoscalers_do_not_move_pods_of_fixed_size_job() -> None:
+    assert pod_metadata(objects(ddp()))["annotations"].items() >= CONSOLIDATION.items()
+    elastic = pod_metadata(objects(ddp(j="1:2x8")))["annotations"]
+    assert not elastic.keys() & CONSOLIDATION.keys()
+
+
+def test_overrides_can_let_autoscalers_move_pods(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(
+        "metadata: {annotations: {karpenter.sh/do-not-disrupt: null, "
+        'cluster-autoscaler.kubernetes.io/safe-to-evict: "true"}}'
+    )
+    annotations = pod_metadata(objects(ddp(), pods=str(path)))["annotations"]
+    assert "karpenter.sh/do-not-disrupt" not in annotations
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "true"
+
+
+POOL = {"key": "pool", "operator": "In", "values": ["a"]}
+NODE = {"key": "metadata.name", "operator": "In", "values": ["node9"]}
+BAD = {"key": "metadata.name", "operator": "NotIn", "values": ["node3"]}
+
+
+@pytest.mark.parametrize("is_overlay", [False, True])
+@pytest.mark.parametrize(
+    ("terms", "expected"),
+    [
+        ([], [{"matchFields": [BAD]}]),
+        (
+            [{"matchExpressions": [POOL]}, {"matchFields": [NODE]}],
+            [{"matchExpressions": [POOL], "matchFields": [BAD]}, {"matchFields": [NODE, BAD]}],
+        ),
+        ([{}, {"matchExpressions": [POOL]}], [{}, {"matchExpressions": [POOL], "matchFields": [BAD]}]),
+    ],
+)  # fmt: skip
+def test_excluded_node_is_excluded_by_each_term_of_users_affinity(
+    tmp_path: Path, terms: list[Any], expected: list[Any], *, is_overlay: bool
+) -> None:
+    """The terms are alternatives, and an empty one matches nothing: NodeSelectorTerm in
+    kubernetes/api, core/v1/types.go.
+    """
+    import yaml
+
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": []}
+    user = {"spec": {"affinity": {"nodeAffinity": {**required, **preferred}}}}
+    path = tmp_path / "pods.yaml"
+    path.write_text(yaml.safe_dump(user))
+    app = ddp()
+    app.roles[0].metadata["kubernetes"] = {"V1Pod": user} if is_overlay else {}
+    cfg = {} if is_overlay else {"pods": str(path)}
+    for _ in range(2):  # rendering does not change the user's overlay
+        made = objects(app, exclude=["node3"], **cfg)
+        found = find_object("Job", made)["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+        (name,) = required
+        assert found == {name: {"nodeSelectorTerms": expected}, **preferred}
+
+
 def test_mounts_do_not_hide_site_configuration() -> None:
     """An image may have it in /etc/relight (flags/site)."""
     app = AppDef("a", [Role("r", "img", entrypoint="true")])

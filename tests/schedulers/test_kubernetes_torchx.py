@@ -96,7 +96,10 @@ def test_manifest_matches_one_generated_by_torchx(
         for name in ("ports", "securityContext"):
             assert mine.get(name, {}) == (its[name] or {})
         assert mine["resources"]["limits"] == its["resources"]["limits"]
-        assert mine["resources"]["requests"].items() >= its["resources"]["requests"].items()
+        requests = dict(its["resources"]["requests"])
+        if requests["memory"] == "0M":  # of 1024M; ours are at least half of the limits
+            requests["memory"] = "512M"
+        assert mine["resources"]["requests"].items() >= requests.items()
         for name in ("restartPolicy", "serviceAccountName"):
             assert pod.get(name) == its_pod.get(name)
         assert pod.get("nodeSelector", {}) == its_pod["nodeSelector"]

@@ -1,7 +1,7 @@
 """Builds the template for a role's pods, for the object that creates the pods."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -149,7 +149,7 @@ def template(
         spec["priorityClassName"] = cfg["priority_class"]
     metadata = {
         "labels": labels(app, place.name, role) | _group_label(cfg, place),
-        "annotations": {"sidecar.istio.io/inject": "false"},
+        "annotations": {"sidecar.istio.io/inject": "false", **_no_consolidation(role)},
     }
     found: dict[str, Any] = {"metadata": metadata, "spec": spec}
     values["replica_id"] = f"$({_REPLICA_ENV})"
@@ -159,9 +159,26 @@ def template(
         found = overlays.applied(found, user["pod"], f"the pod of {role.name}")
     if cfg.get("pods"):
         found = overrides.merged(found, overrides.read(cfg["pods"]))
+    if cfg.get("exclude"):  # last, because none of the user's terms may bypass it
+        _exclude(found["spec"], cfg["exclude"])
     if found["spec"].get("hostNetwork"):  # otherwise the pod uses the node's DNS (default policy),
         found["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")  # which lacks the Service
     return found
+
+
+def _no_consolidation(role: Role) -> dict[str, str]:
+    """Return the annotations that keep autoscalers from moving a pod to empty its node. Moving one
+    pod would restart all ranks. An elastic job continues without the pod.
+
+    Sources: podutils.IsDisruptable in Karpenter's pkg/utils/pod, and PodSafeToEvictKey in the
+    Cluster Autoscaler's utils/drain.
+    """
+    if role.min_replicas not in (None, role.num_replicas):
+        return {}
+    return {
+        "karpenter.sh/do-not-disrupt": "true",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    }
 
 
 def _name_localhost(app: AppDef, role: Role) -> list[str]:
@@ -330,17 +347,18 @@ def _topology(own: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Return the container's resource limits and requests. As in TorchX, the requests leave some of
-    the node's resources to the cluster's own pods.
+    the node's resources to the cluster's own pods, but never more than half of the limit. With a
+    request of 0, any number of pods would be scheduled to a node, and run out of memory there.
     """
     has = role.resource
     limits, requests = dict[str, str](), dict[str, str]()
     if has.cpu > 0:
         cpu = int(has.cpu * 1000)
         limits["cpu"] = f"{cpu}m"
-        requests["cpu"] = f"{max(0, cpu - _reserved(cfg, 'reserved_millicpu'))}m"
+        requests["cpu"] = f"{cpu - min(cpu // 2, _reserved(cfg, 'reserved_millicpu'))}m"
     if has.memMB > 0:
         limits["memory"] = f"{has.memMB}M"
-        requests["memory"] = f"{max(0, has.memMB - _reserved(cfg, 'reserved_memmb'))}M"
+        requests["memory"] = f"{has.memMB - min(has.memMB // 2, _reserved(cfg, 'reserved_memmb'))}M"
     devices = {GPU: has.gpu} if has.gpu > 0 else {}
     devices |= has.devices
     if cfg.get("efa_device_count") is not None:
@@ -476,18 +494,31 @@ def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[
             "topologyKey": cfg["topology"],
         }
         affinity["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-    if cfg.get("exclude"):
-        # Each requirement has one value, because the server rejects more
-        # (ValidateNodeFieldSelectorRequirement).
-        fields = [
-            {"key": "metadata.name", "operator": "NotIn", "values": [node]}
-            for node in cfg["exclude"]
-        ]
-        terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
-        affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
     if affinity:
         found["affinity"] = affinity
     return found
+
+
+def _exclude(spec: dict[str, Any], nodes: Sequence[str]) -> None:
+    """Exclude nodes in each term of a pod's node affinity. A pod may run on nodes that match any
+    one of the terms, and a term without requirements matches no nodes (`NodeSelectorTerm`).
+    """
+    # Each requirement has one value, because the server rejects more
+    # (ValidateNodeFieldSelectorRequirement).
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    name = "requiredDuringSchedulingIgnoredDuringExecution"
+    affinity = _mapping(spec.get("affinity"))
+    of_node = _mapping(affinity.get("nodeAffinity"))
+    terms = _mapping(of_node.get(name)).get("nodeSelectorTerms") or [{"matchFields": []}]
+    terms = [
+        {**term, "matchFields": [*(term.get("matchFields") or ()), *fields]} if term else term
+        for term in terms
+    ]
+    spec["affinity"] = {**affinity, "nodeAffinity": {**of_node, name: {"nodeSelectorTerms": terms}}}
+
+
+def _mapping(part: Any) -> Mapping[str, Any]:
+    return part if isinstance(part, Mapping) else {}
 
 
 def _tolerations(role: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
