@@ -511,7 +511,7 @@ BAD = {"key": "metadata.name", "operator": "NotIn", "values": ["node3"]}
             [{"matchExpressions": [POOL]}, {"matchFields": [NODE]}],
             [{"matchExpressions": [POOL], "matchFields": [BAD]}, {"matchFields": [NODE, BAD]}],
         ),
-        ([{}, {"matchExpressions": [POOL]}], [{}, {"matchExpressions": [POOL], "matchFields": [BAD]}]),
+        ([{}, {"matchFields": [NODE]}], [{}, {"matchFields": [NODE, BAD]}]),
     ],
 )  # fmt: skip
 def test_excluded_node_is_excluded_by_each_term_of_users_affinity(

@@ -16,7 +16,7 @@ its source. To change a rule, check the source and not what relight expects.
 | `kubelet` | scheduling, and pods as processes |
 | `apply` | the requests made by kubectl apply |
 
-It does not check a whole schema (`kubernetes_validate` does), and it lacks roles and nodes.
+It does not check a whole schema (`kubernetes_validate` does), and it lacks nodes.
 What takes minutes on a cluster (back-off, expiry, evictions) happens immediately here, or when a
 test requests it.
 """

@@ -46,6 +46,8 @@ class ApiServer:
         selectors: The selectors of all list requests.
         drops: The number of log connections to drop after their first data.
         token: The bearer token that clients must send, or an empty string.
+        rights: The user's rights as verb, API group and resource, or None for all rights.
+        used: The rights that the user's requests needed.
 
     The other attributes belong to the admission rules and the kubelet.
     """
@@ -62,6 +64,8 @@ class ApiServer:
         self.selectors: list[str] = []
         self.drops = 0
         self.token = ""
+        self.rights: set[tuple[str, str, str]] | None = None
+        self.used: set[tuple[str, str, str]] = set()
         self._connect()
         outer = self
 
@@ -276,6 +280,8 @@ class ApiServer:
                 return
             self._check(handler, size)
             match = _PATH.fullmatch(url.path)
+            if match is not None:
+                self._authorize(handler.command, match)
             if match is not None and match[5] == "log":
                 self._send_log(handler, match[2], match[4], query)
                 return
@@ -284,6 +290,25 @@ class ApiServer:
             self._send(handler, code, found)
         except Refused as refused:
             self._send(handler, refused.code, refused.status)
+
+    def _authorize(self, method: str, match: re.Match[str]) -> None:
+        """kubernetes/apiserver, pkg/endpoints/request/requestinfo.go: NewRequestInfo; RBAC grants
+        subresources separately (plugin/pkg/auth/authorizer/rbac in kubernetes). The message is from
+        pkg/endpoints/handlers/responsewriters/errors.go.
+        """
+        prefix, namespace, resource, name, part = match.groups()
+        verb = {"POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}.get(
+            method, "get"
+        )
+        if not name:
+            verb = {"get": "list", "delete": "deletecollection"}.get(verb, verb)
+        group = prefix.split("/")[1] if prefix.startswith("apis/") else ""
+        what = f"{resource}/{part}" if part else resource
+        self.used.add((verb, group, what))
+        if self.rights is not None and (verb, group, what) not in self.rights:
+            said = f'cannot {verb} resource "{what}" in API group "{group}" in the namespace'
+            full = f"{resource}.{group}" if group else resource
+            raise Refused(403, "Forbidden", f'{full} is forbidden: User "u" {said} "{namespace}"')
 
     def _check(self, handler: BaseHTTPRequestHandler, size: int) -> None:
         authorization = handler.headers.get("Authorization") or ""

@@ -22,8 +22,8 @@ RESERVED = {"reserved_millicpu": 100, "reserved_memmb": 1024}
 """The resources that TorchX reserves on a node for other pods by default."""
 JOB = "RELIGHT_JOB_ID"
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
-SECRETS = "-env"
-"""The name suffix of the Secret that contains secret variables."""
+TOKENS, SECRETS = "-token", "-env"
+"""The name suffixes of the Secrets that contain the agents' token and secret variables."""
 APP, ROLE, USER = "relight/app-id", "relight/role", "relight/user"
 VOLCANO = "volcano"
 """The name of Volcano's object kind, and of its scheduler."""
@@ -323,7 +323,7 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
         else:
             found.append({"name": name, "value": value})
     if TOKEN not in own.env:
-        secret = {"secretKeyRef": {"name": f"{place.name}-token", "key": TOKEN}}
+        secret = {"secretKeyRef": {"name": place.name + TOKENS, "key": TOKEN}}
         found.append({"name": TOKEN, "valueFrom": secret})
     return found
 

@@ -65,6 +65,7 @@ _ADDITIONS = (store.NETWORK_POLICIES, store.POD_GROUPS)
 """Optional objects. The cluster may not have these kinds, or the user's Role may not grant
 permission for them.
 """
+_FOUND_BY_LABEL = (store.SERVICES, *_ADDITIONS)
 _STARTS = 400
 """The API server's status code if a container's logs are requested before the container has
 started.
@@ -465,7 +466,7 @@ def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: Bas
     import urllib3
 
     try:
-        _remove(client, job)
+        _remove(client, job, is_known=True)
     except (kubernetes.client.ApiException, urllib3.exceptions.HTTPError, OSError):
         kinds = ",".join(dict.fromkeys(_resource(each).plural for each in objects))
         refused = isinstance(first, kubernetes.client.ApiException)
@@ -476,19 +477,27 @@ def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: Bas
         ) from None
 
 
-def _remove(client: Any, job: JobId) -> bool:
-    """Delete all of a job's objects, and return whether there were any."""
+def _remove(client: Any, job: JobId, *, is_known: bool = False) -> bool:
+    """Delete all of a job's objects, and return whether there were any.
+
+    Secrets are deleted by name, because the permission to list them includes their values. As the
+    names could be those of other Secrets, the job must exist, or be known to have existed.
+    """
     kind, objects = _makers(client, job)
-    found = bool(objects)
+    found = is_known or bool(objects)
     for each in objects:
         with _unless_gone():
             store.delete(client, kind.resource, each)
-    for resource in (*_PARTS, *_ADDITIONS):
+    for resource in _FOUND_BY_LABEL:
         with _unless_gone(*((_FORBIDDEN,) if resource in _ADDITIONS else ())):
             for each in store.listed(client, resource, job.namespace, _selector(job)):
                 found = True
                 with _unless_gone():
                     store.delete(client, resource, each)
+    for suffix in (pods.TOKENS, pods.SECRETS) if found else ():
+        secret = {"metadata": {"name": job.name + suffix, "namespace": job.namespace}}
+        with _unless_gone():
+            store.delete(client, store.SECRETS, secret)
     return found
 
 
