@@ -1,5 +1,6 @@
 """Secrets in a Kubernetes job's variables: a note about what others can read, and a Secret."""
 
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,37 @@ def test_dry_run_explains_which_secret_to_create_first(kind: str) -> None:
     request = rendered({**SECRETS, "EPOCHS": "3"}, kind=kind)
     assert "mine" not in request.text
     assert "<hidden>" not in request.text
-    assert "# the Secret job-x1-env is not shown; pods wait until it exists:" in request.text
-    for name in SECRETS:
-        assert f"--from-literal=main.{name}=..." in request.text
+    comment = "# the Secret job-x1-env is not shown; pods wait until it exists.\n"
+    lines = request.text.split(comment)[1].splitlines()[1:]
+    manifest = "\n".join(
+        line.removeprefix("#   ") for line in takewhile(lambda line: line.startswith("# "), lines)
+    )
+    (secret,) = (x for x in request.body["objects"] if x["metadata"]["name"] == "job-x1-env")
+    empty = {f"main.{name}": "" for name in SECRETS}
+    assert yaml.safe_load(manifest) == {**secret, "stringData": empty}
     sent = [x for x in request.body["objects"] if x["metadata"]["name"] != "job-x1-env"]
     assert list(yaml.safe_load_all(request.text)) == sent
+
+
+@pytest.mark.parametrize(
+    ("kind", "resource"),
+    [
+        ("job", "jobs.batch"),
+        ("jobset", "jobsets.jobset.x-k8s.io"),
+        ("volcano", "jobs.batch.volcano.sh"),
+        ("trainjob", "trainjobs.trainer.kubeflow.org"),
+    ],
+)
+def test_dry_run_names_all_kinds_of_objects_in_command_that_removes_them(
+    kind: str, resource: str
+) -> None:
+    """The category `all` lacks most custom resources, and kubectl takes `jobs` for batch/v1."""
+    text = rendered(SECRETS, kind=kind, network_policy=True).text
+    services = "services," if kind in ("job", "jobset") else ""
+    assert (
+        f"# to remove all objects of the job: kubectl delete {services}secrets,"
+        f"networkpolicies.networking.k8s.io,{resource} -n ns -l relight/app-id=job-x1\n"
+    ) in text
 
 
 def test_dry_run_warns_that_hidden_arguments_cannot_be_applied() -> None:

@@ -156,7 +156,7 @@ def test_error_names_missing_permission_even_if_cleanup_fails(server: ApiServer)
     with pytest.raises(MachineError, match="does not allow this user to patch services") as caught:
         submit()
     assert "some objects of ns:job-x1 may have been created" in caught.value.message
-    assert caught.value.hint.startswith("kubectl delete services,secrets,jobs -n ns -l ")
+    assert caught.value.hint.startswith("kubectl delete services,secrets,jobs.batch -n ns -l ")
 
 
 def test_conflicting_update_is_retried(server: ApiServer) -> None:

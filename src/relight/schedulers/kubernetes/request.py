@@ -113,9 +113,13 @@ def _launcher(namespace: str) -> dict[str, Any]:
     }
 
 
-def as_text(made: Sequence[Mapping[str, Any]]) -> str:
+def as_text(made: Sequence[Mapping[str, Any]], selected: str) -> str:
     """Return objects as YAML for `kubectl apply --server-side -f -`. The Secret that contains the
-    user's variables is omitted, and only named in a comment.
+    user's variables is omitted, and a comment has its manifest without the values.
+
+    Args:
+        made: the objects.
+        selected: arguments for `kubectl delete` that select the job's objects.
     """
     hidden = [
         each
@@ -123,25 +127,28 @@ def as_text(made: Sequence[Mapping[str, Any]]) -> str:
         if each["kind"] == "Secret" and each["metadata"]["name"].endswith(pods.SECRETS)
     ]
     whole = [shown(each) for each in made if each not in hidden]
-    comments = [f"# {line}\n" for line in _comments(whole, hidden)]
+    comments = [f"# {line}\n" for line in _comments(whole, hidden, selected)]
     return "".join(comments) + str(
         cluster.yaml().safe_dump_all(whole, sort_keys=False, width=10**9)
     )
 
 
 def _comments(
-    whole: Sequence[Mapping[str, Any]], hidden: Sequence[Mapping[str, Any]]
+    whole: Sequence[Mapping[str, Any]], hidden: Sequence[Mapping[str, Any]], selected: str
 ) -> Iterator[str]:
     if any(each["kind"] == "ConfigMap" for each in whole):
         # Client-side apply stores the object in an annotation, and annotations are limited to
         # 256 KiB (TotalAnnotationSizeLimitB in apimachinery's pkg/api/validation).
         yield "for kubectl apply --server-side -f -: the launcher is too large for the annotation"
         yield "that kubectl apply makes without --server-side"
+    yield f"to remove all objects of the job: kubectl delete {selected}"
     for each in hidden:
-        name, namespace = each["metadata"]["name"], each["metadata"]["namespace"]
-        keys = " ".join(f"--from-literal={key}=..." for key in each["stringData"])
-        yield f"the Secret {name} is not shown; pods wait until it exists:"
-        yield f"  kubectl create secret generic {name} -n {namespace} {keys}"
+        # As a file, because the shell keeps the arguments of commands in its history.
+        yield f"the Secret {each['metadata']['name']} is not shown; pods wait until it exists."
+        yield "Fill in the values, and create it with kubectl create -f FILE:"
+        empty = {**each, "stringData": dict.fromkeys(each["stringData"], "")}
+        text = str(cluster.yaml().safe_dump(empty, sort_keys=False, width=10**9))
+        yield from (f"  {line}" for line in text.splitlines())
     if any(redaction.HIDDEN in str(each) for each in whole):
         yield f"arguments that look like secrets are replaced by {redaction.HIDDEN}, also for"
         yield "kubectl: pass them as variables, or use relight submit"

@@ -150,7 +150,9 @@ class Kubernetes:
         job, made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
         body = {"objects": made}
         notes = (*resource_checks.too_little(app, gpus=True), *_notes(app, cfg))
-        return Request(self.name, app, cfg, body, request.as_text(made), notes, str(job))
+        kinds = dict.fromkeys(_resource(each).full_name for each in made if not _is_shared(each))
+        text = request.as_text(made, f"{','.join(kinds)} -n {namespace} -l {_selector(job)}")
+        return Request(self.name, app, cfg, body, text, notes, str(job))
 
     def submit(self, request: Request) -> str:
         """Create the objects, and return the app's id."""
@@ -468,7 +470,7 @@ def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: Bas
     try:
         _remove(client, job, is_known=True)
     except (kubernetes.client.ApiException, urllib3.exceptions.HTTPError, OSError):
-        kinds = ",".join(dict.fromkeys(_resource(each).plural for each in objects))
+        kinds = ",".join(dict.fromkeys(_resource(each).full_name for each in objects))
         refused = isinstance(first, kubernetes.client.ApiException)
         why = cluster.explained(first).message if refused else "the API server has failed"
         raise MachineError(

@@ -18,6 +18,12 @@ class ObjectKind(NamedTuple):
     kind: str
     plural: str
 
+    @property
+    def full_name(self) -> str:
+        """The name for kubectl, which takes `jobs` to be those of batch/v1."""
+        group = self.version.rpartition("/")[0]
+        return f"{self.plural}.{group}" if group else self.plural
+
 
 SERVICES = ObjectKind("v1", "Service", "services")
 CONFIG_MAPS = ObjectKind("v1", "ConfigMap", "configmaps")
