@@ -114,6 +114,73 @@ def test_pod_overrides_do_not_bypass_locked_option(
     assert submitted(site, text, "kubernetes", app(), pods=str(path), user=1000)
 
 
+SAFE = {
+    "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}  # fmt: skip
+
+
+@pytest.mark.needs_kubernetes
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"securityContext": {"fsGroup": 2000, "supplementalGroups": [3], "runAsGroup": 4}},
+        {"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "p"}}},
+        {"securityContext": {"sysctls": [{"name": "net.ipv4.tcp_syncookies", "value": "1"}]}},
+        {"containers": [{"name": "sidecar", "image": "x", "securityContext": SAFE}]},
+        {"initContainers": [{"name": "setup", "image": "x", "securityContext": SAFE}]},
+        {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
+    ],
+)
+def test_pod_overrides_may_set_what_locked_restricted_standard_permits(
+    site: Path, spec: dict[str, Any]
+) -> None:
+    import yaml
+
+    path = site.parent / "pods.yaml"
+    path.write_text(yaml.safe_dump({"spec": spec}))
+    text = locked("kubernetes", restricted="true")
+    assert submitted(site, text, "kubernetes", app(), pods=str(path), user=1000)
+
+
+@pytest.mark.needs_kubernetes
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"hostIPC": True},
+        {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]},
+        {"volumes": [{"name": "v", "nfs": {"server": "s", "path": "/"}}]},
+        {"securityContext": {"runAsNonRoot": None}},
+        {"securityContext": {"runAsUser": 0}},
+        {"securityContext": {"seccompProfile": {"type": "Unconfined"}}},
+        {"securityContext": {"seLinuxOptions": {"type": "spc_t"}}},
+        {"securityContext": {"appArmorProfile": {"type": "Unconfined"}}},
+        {"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}},
+        {"containers": [{"name": "sidecar", "image": "x"}]},
+        {"containers": [{"name": "main", "ports": [{"containerPort": 1, "hostPort": 1}]}]},
+        {"containers": [{"name": "main", "securityContext": {"procMount": "Unmasked"}}]},
+        {"containers": [{"name": "main", "securityContext": {"runAsUser": 0}}]},
+        {"initContainers": [
+            {"name": "setup", "image": "x", "securityContext": {**SAFE, "privileged": True}}
+        ]},
+        {"ephemeralContainers": [{"name": "debug", "image": "x", "securityContext": {
+            **SAFE, "capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+        }}]},
+    ],
+)  # fmt: skip
+def test_pod_overrides_may_not_violate_locked_restricted_standard(
+    site: Path, spec: dict[str, Any]
+) -> None:
+    """Source: kubernetes/pod-security-admission, policy/check_*.go."""
+    import yaml
+
+    path = site.parent / "pods.yaml"
+    path.write_text(yaml.safe_dump({"spec": spec}))
+    text = locked("kubernetes", restricted="true")
+    with pytest.raises(UsageError, match="option restricted is locked"):
+        submitted(site, text, "kubernetes", app(), pods=str(path), user=1000)
+
+
 @pytest.mark.needs_kubernetes
 def test_host_network_does_not_bypass_locked_network_policy(site: Path) -> None:
     """NetworkPolicies don't affect pods on the node's network."""

@@ -109,6 +109,7 @@ def test_unenforceable_time_limit_is_rejected(cfg: dict[str, object], said: str)
         ({"rank_order": ["zone", "a']b"]}, "a label such as topology.kubernetes.io/zone"),
         ({"shm_size": "8GB"}, "a size such as 8Gi"),
         ({"user": -1}, "the number of a user"),
+        ({"fs_group": -1}, "the number of a group"),
         ({"scheduler": "my scheduler"}, "the name of a scheduler"),
         ({"exclude": ["Node 1"]}, "node names"),
     ],

@@ -16,7 +16,7 @@ from relight.job.app import AppDef, AppState, BindMount, DeviceMount, Resource, 
 from relight.job.components import dist
 from relight.job.overlays import JOIN, set_overlay
 from relight.schedulers.api import ReplicaStatus
-from relight.schedulers.kubernetes import request
+from relight.schedulers.kubernetes import pod_security, request
 from relight.schedulers.kubernetes import scheduler as kubernetes
 from relight.schedulers.kubernetes.kinds import KINDS
 
@@ -292,11 +292,13 @@ def test_only_unfit_pod_of_elastic_role_has_its_own_exit_code() -> None:
 
 def test_pods_pass_restricted_pod_security_standard() -> None:
     """The user is the image's or `user`."""
-    made = objects(ddp(), user=1000, restricted=True)
+    made = objects(ddp(), user=1000, fs_group=2000, restricted=True)
     pod = find_object("Job", made)["spec"]["template"]["spec"]
     assert pod["securityContext"] == {
         "seccompProfile": {"type": "RuntimeDefault"}, "runAsUser": 1000, "runAsNonRoot": True,
+        "fsGroup": 2000,
     }  # fmt: skip
+    assert not list(pod_security.violations({"spec": pod}))
     assert pod["containers"][0]["securityContext"] == {
         "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
     }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 from relight.job.app import AppDef, DeviceMount, Role
 from relight.schedulers.api import Locks
-from relight.schedulers.kubernetes import overrides, pods
+from relight.schedulers.kubernetes import overrides, pod_security, pods
 from relight.schedulers.kubernetes.kind import QUEUE
 from relight.schedulers.kubernetes.kinds import DEFAULT
 from relight.schedulers.kubernetes.pods import MeetingPlace
@@ -16,8 +16,7 @@ from relight.schedulers.kubernetes.pods import MeetingPlace
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "privileged": ("containers/*/securityContext/privileged",),
     "capabilities": ("containers/*/securityContext/capabilities",),
-    "restricted": ("securityContext", "containers/*/securityContext", "volumes/*/hostPath",
-                   "hostNetwork", "hostPID", "hostIPC"),
+    "fs_group": ("securityContext/fsGroup",),
     "user": ("securityContext/runAsUser", "containers/*/securityContext/runAsUser"),
     "service_account": ("serviceAccountName", "serviceAccount", "automountServiceAccountToken"),
     "queue": ("schedulerName",),
@@ -127,7 +126,9 @@ def _changes(
         label = _LABELS.get(option)
         safe, risks = _RISKS.get(option, (None, ()))
         paths = (*_PARTS.get(option, ()), *(risks if cfg.get(option) is safe else ()))
-        changed = label and _label(before, label) != _label(after, label)
+        changed: object = label and _label(before, label) != _label(after, label)
+        if option == "restricted":  # what this standard permits may be changed
+            changed = {*pod_security.violations(after)} - {*pod_security.violations(before)}
         if changed or any(_found(before, path) != _found(after, path) for path in paths):
             yield what, option
 

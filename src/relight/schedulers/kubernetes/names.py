@@ -30,6 +30,7 @@ _FORMS = {
     "topology": (_NAME, _LABEL_FORM),
     "shm_size": (_QUANTITY, "a size such as 8Gi"),
     "user": (r"\d+", "the number of a user, from 0"),
+    "fs_group": (r"\d+", "the number of a group, from 0"),
 }
 """Patterns for the option values that an API server accepts, each with a description."""
 

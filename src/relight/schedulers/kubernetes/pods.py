@@ -12,7 +12,7 @@ from relight.job import launcher_file, macros, overlays
 from relight.job.app import AppDef, BindMount, DeviceMount, Role, VolumeMount
 from relight.job.user import user_name
 from relight.schedulers.api import time_limit_s
-from relight.schedulers.kubernetes import overrides, run_times
+from relight.schedulers.kubernetes import overrides, pod_security, run_times
 from relight.schedulers.kubernetes.names import label_name, label_value
 
 LAUNCHER = "/opt/relight"
@@ -58,8 +58,6 @@ _TOLERATION_S = 300
 DefaultTolerationSeconds).
 """
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-_PERMITTED = "NET_BIND_SERVICE"
-"""The only capability that may be added under the *restricted* standard."""
 _COORDINATORS = 3
 """The number of replicas that the endpoint lists. There are several so that losing replica 0 does
 not end the job.
@@ -415,12 +413,13 @@ def _check_restricted(role: Role, cfg: Mapping[str, Any]) -> None:
     """
     if not cfg.get("restricted"):
         return
-    others = [name for name in _capabilities(cfg) if name != _PERMITTED]
+    permitted = pod_security.PERMITTED
+    others = [name for name in _capabilities(cfg) if name != permitted]
     for is_there, what in (
         (_is_privileged(role, cfg), "privileged containers, which device mounts need"),
         (any(isinstance(x, BindMount) for x in role.mounts), "directories of the node (type=bind)"),
         (cfg.get("user") == 0, "root (user=0)"),
-        (others, f"capabilities other than {_PERMITTED} ({', '.join(others)})"),
+        (others, f"capabilities other than {permitted} ({', '.join(others)})"),
     ):
         if is_there:
             raise UsageError(
@@ -459,6 +458,8 @@ def _pod_security(cfg: Mapping[str, Any]) -> dict[str, Any]:
         found |= {"seccompProfile": {"type": "RuntimeDefault"}, "runAsNonRoot": True}
     if cfg.get("user") is not None:
         found |= {"runAsUser": cfg["user"], "runAsNonRoot": cfg["user"] != 0}
+    if cfg.get("fs_group") is not None:
+        found["fsGroup"] = cfg["fs_group"]
     return found
 
 

@@ -97,6 +97,7 @@ class Kubernetes:
         Option("gang", bool, False, "start pods together: scheduler=volcano, or Coscheduling"),
         Option("shm_size", str, None, "size of /dev/shm, such as 8Gi (default: the memory size)"),
         Option("user", int, None, "run as this user id"),
+        Option("fs_group", int, None, "group id that may write to the pods' volumes"),
         Option("privileged", bool, False, "run privileged containers"),
         Option("capabilities", list, None, "Linux capabilities to add, such as IPC_LOCK"),
         Option("host_paths", bool, True, "allow mounts of the node's directories and devices"),
