@@ -283,6 +283,34 @@ def test_suspended_job_starts_its_pods_when_resumed(server: ApiServer) -> None:
     assert phases(server) == ["Running"]
 
 
+def test_kueue_resumes_admitted_job_and_stops_deactivated_one(server: ApiServer) -> None:
+    """kubernetes-sigs/kueue, pkg/controller/jobframework/reconciler.go."""
+    server.queues = {"q"}
+    queued = job()
+    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "q"}
+    post(server, queued)
+    patch = {"spec": {"suspend": True}}
+    server.request("PATCH", f"{JOBS}/j", {}, patch, apply.MERGE)
+    assert [pod for pod in server.of("pods") if not is_terminating(pod)]
+    (workload,) = server.of("workloads")
+    path = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/ns/workloads/{workload['metadata']['name']}"
+    server.request("PATCH", path, {}, {"spec": {"active": False}}, apply.MERGE)
+    assert not [pod for pod in server.of("pods") if not is_terminating(pod)]
+    server.admit()
+    assert "Suspended" in conditions(server)
+
+
+def test_job_fails_one_second_after_its_time_limit_was_shortened(server: ApiServer) -> None:
+    """pkg/controller/job/job_controller.go, updateJob; the limit isn't among the immutable fields
+    in ValidateJobSpecUpdate.
+    """
+    post(server, job())
+    patch = {"spec": {"activeDeadlineSeconds": 1}}
+    server.request("PATCH", f"{JOBS}/j", {}, patch, apply.MERGE)
+    with until(lambda: conditions(server).get("Failed") == "DeadlineExceeded"):
+        assert not server.of("pods")
+
+
 def test_pod_on_unresponsive_node_is_kept_for_300_seconds(server: ApiServer) -> None:
     post(server, job())
     server.kubelet.freeze(0, 299)
