@@ -246,13 +246,16 @@ def _runs(pid: int) -> bool:
 
 
 def test_job_is_requeued_after_node_loss(jobs: Jobs) -> None:
-    """When a node is set down, a fixed-size job starts over with the same id."""
+    """When a node is set down, a fixed-size job starts over with the same id, and keeps its retry
+    for a later failure.
+    """
     here = jobs.slurm.directory
     command = (
         f"touch {here}/again.$SLURM_PROCID.${{SLURM_RESTART_COUNT:-0}}; "
-        f"while [ ! -e {here}/again.go ]; do sleep 0.1; done; echo try $SLURM_RESTART_COUNT"
+        f"while [ ! -e {here}/again.go ]; do sleep 0.1; done; echo try $SLURM_RESTART_COUNT; "
+        "[ $SLURM_RESTART_COUNT != 1 ]"
     )
-    app_id = jobs.submit(bash(command, replicas=2))
+    app_id = jobs.submit(bash(command, replicas=2, max_retries=1))
     jobs.wait_for(here / "again.1.0")
     node = jobs.status(app_id)["replicas"][1][2]
     try:
@@ -262,8 +265,10 @@ def test_job_is_requeued_after_node_loss(jobs: Jobs) -> None:
         set_state(jobs, node, "resume")
     (here / "again.go").touch()
     status = jobs.until(app_id, *OVER)
-    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1)
-    assert jobs.logs(app_id, "main/0", "stdout") == ["try 1"]
+    said = jobs.said(app_id)
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 2), said
+    assert said.count("requeueing the job, retry 1 of 1") == 1
+    assert jobs.logs(app_id, "main/0", "stdout") == ["try 1", "try 2"]
 
 
 def set_state(jobs: Jobs, node: str, state: str) -> None:
@@ -381,7 +386,7 @@ def test_reaching_time_limit_counts_as_preemption(jobs: Jobs) -> None:
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1), jobs.said(app_id)
     said = jobs.said(app_id)
     assert "the time limit is near, sending SIGUSR1 to the workers" in said
-    assert "main failed with exit code 85\nrelight: requeueing the job, attempt 2 of 2" in said
+    assert "main failed with exit code 85\nrelight: requeueing the job, retry 1 of 1" in said
     lines = jobs.logs(app_id, "main/0", "stdout")
     assert sorted(lines) == ["begins"] * 2 + ["goes on from step 5"] * 2
 

@@ -128,10 +128,76 @@ def test_elastic_job_step_succeeds_if_any_agent_succeeds(
         ["bash", "-c", command],
         env={**os.environ, "RELIGHT_JOB_DIR": str(tmp_path)},
         capture_output=True,
-        check=True,
+        check=False,
     )
     failed = tmp_path / "failed"
     assert (failed.read_text().strip() if failed.exists() else "") == expected
+
+
+class Attempts:
+    """Runs the script of a job in which every task fails. Slurm is replaced by shell functions."""
+
+    def __init__(self, place: Path, *roles: Role) -> None:
+        self.directory = place / "slurm"
+        app = AppDef("main", roles)
+        self._script = script.render(app, {}, "main-x7", str(self.directory), str(place), "/bin")
+
+    def run(self, restarts: int, job: str = "7", state: str = "RUNNING") -> tuple[bool, str]:
+        """Return whether the script requeued the job, and its output."""
+        slurm = f"""
+            scontrol() {{ [ $1 = show ] && echo JobState={state} || echo "REQUEUE $2"; }}
+            srun() {{ echo srun: error: n1: task 0: Exited with exit code 1 >&2; return 1; }}
+            scancel() {{ :; }}
+            sleep() {{ :; }}
+        """
+        variables = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": str(restarts)}
+        done = subprocess.run(
+            ["bash", "-c", f"{slurm}\n{self._script}"],
+            env={"PATH": os.environ["PATH"], "SLURM_JOB_NUM_NODES": "1", **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode == 1, said
+        return f"REQUEUE {job}" in said, said
+
+
+def test_requeues_by_slurm_do_not_count_as_retries(tmp_path: Path) -> None:
+    """SLURM_RESTART_COUNT also counts lost nodes and preemptions (sbatch(1), "OUTPUT ENVIRONMENT
+    VARIABLES").
+    """
+    attempts = Attempts(tmp_path, Role("a", "img", entrypoint="x", max_retries=2),
+                        Role("b", "img", entrypoint="x", max_retries=2))  # fmt: skip
+    retried, said = attempts.run(restarts=1)
+    assert retried and "requeueing the job, retry 1 of 2" in said
+    retried, said = attempts.run(restarts=5)
+    assert retried and "requeueing the job, retry 2 of 2" in said
+    assert not attempts.run(restarts=6)[0]
+    assert attempts.run(restarts=0, job="77")[0]  # the printed script, submitted once more
+
+
+def test_job_that_slurm_requeues_itself_is_not_counted_as_retry(tmp_path: Path) -> None:
+    """Its tasks fail because Slurm kills them after it has lost a node."""
+    attempts = Attempts(tmp_path, Role("main", "img", entrypoint="x", max_retries=1))
+    assert not attempts.run(restarts=0, state="PENDING")[0]
+    assert attempts.run(restarts=1)[0]
+
+
+def test_retry_that_cannot_be_recorded_is_not_made(tmp_path: Path) -> None:
+    """A failing job would otherwise be retried forever on a full disk."""
+    attempts = Attempts(tmp_path, Role("main", "img", entrypoint="x", max_retries=1))
+    (attempts.directory / "retries").mkdir(parents=True)  # not even root can write to it
+    retried, said = attempts.run(restarts=0)
+    assert not retried
+    assert f"the job is not retried: can't write to {attempts.directory}" in said
+
+
+def test_job_whose_directory_is_not_writable_fails(tmp_path: Path) -> None:
+    """The script can't record the failure, and its exit code is the job's."""
+    (tmp_path / "slurm").touch()
+    retried, _ = Attempts(tmp_path, Role("main", "img", entrypoint="x", max_retries=1)).run(0)
+    assert not retried
 
 
 def test_failure_reason_is_error_line_not_hint(tmp_path: Path) -> None:
@@ -283,6 +349,7 @@ def test_agents_get_signal_before_time_limit(
     [
         ([ddp(), ddp()], {}, "two roles have the name main"),
         ([Role("a/b", "img")], {}, "is not a valid directory name"),
+        ([Role("failed", "img")], {}, "is not a valid directory name"),
         ([ddp(env={"a.b": "c"})], {}, "'a.b' is not a shell variable name"),
         ([ddp(env={"A": "\0"})], {}, "a NUL in"),
         ([ddp()], {"comment": "a\nb"}, "a single line"),

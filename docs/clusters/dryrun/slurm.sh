@@ -51,10 +51,11 @@ export -f run_train
 (cd "$RELIGHT_JOB_DIR" && rm -f ./*/*/error.json ./*/srun.log failed ended)
 mkdir -p "$RELIGHT_JOB_DIR"/train/{0..3}
 
-# How often the job was retried; it is also queued again after preemptions.
-retries=$((${SLURM_RESTART_COUNT:-0} - $(cat "$RELIGHT_JOB_DIR/preempted" 2>/dev/null | wc -l)))
+# How often this script has retried the job. SLURM_RESTART_COUNT also counts lost nodes, preemptions
+# and requeues by hand.
+retries=$(cat "$RELIGHT_JOB_DIR/retries" 2>/dev/null | grep -cxF "$SLURM_JOB_ID")
 
-# A job that was cancelled or preempted by Slurm is not requeued by this script.
+# This script does not requeue a job that Slurm has cancelled, preempted, or requeued itself.
 is_running() { scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; }
 
 # Print the exit code or signal of the first failed task, from srun's messages; ignore tasks on
@@ -96,6 +97,7 @@ step() {
     if [ "$code" != 0 ]; then
         echo "$code $role" >>"$RELIGHT_JOB_DIR/failed"
     fi
+    return "$code"
 }
 
 # Slurm sends USR1 to this script when the time limit is near: signal the workers.
@@ -117,22 +119,30 @@ echo "$SLURM_JOB_NODELIST" >"$RELIGHT_JOB_DIR"/train/nodes
 step train "$SLURM_JOB_NUM_NODES" --cpus-per-task=16 --kill-on-bad-exit=0 --no-kill bash -c run_train &
 steps+=($!)
 
-# A signal interrupts `wait`: wait again.
-until interrupted=; wait "${steps[@]}"; [ -z "$interrupted" ]; do :; done
-
-code=0
-[ ! -e "$RELIGHT_JOB_DIR/failed" ] || read -r code role <"$RELIGHT_JOB_DIR/failed"
+code=0 role="the job"
+for pid in "${steps[@]}"; do
+    # A signal interrupts `wait`: wait again.
+    until interrupted=; wait "$pid"; step_code=$?; [ -z "$interrupted" ]; do :; done
+    [ "$step_code" = 0 ] || code=$step_code
+done
+# The first failure is the cause. If the disk is full, it isn't recorded.
+[ ! -s "$RELIGHT_JOB_DIR/failed" ] || read -r code role <"$RELIGHT_JOB_DIR/failed"
 [ "$code" = 0 ] || echo "relight: $role failed with exit code $code"
 if [ -n "$stopped" ]; then
     exit "$code" # cancelled or timed out: Slurm records the reason
 fi
 if [ "$code" = 75 ] && [ $SECONDS -ge 10 ] && is_running; then
     echo "relight: requeueing the job, which was preempted: its workers have saved a checkpoint"
-    echo "attempt $((${SLURM_RESTART_COUNT:-0} + 1))" >>"$RELIGHT_JOB_DIR/preempted"
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"
-elif [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "$retries" ]; then
-    echo "relight: requeueing the job, attempt $((retries + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
-    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+elif [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "$retries" ] && is_running; then
+    # Record the retry first: Slurm may kill this script when it requeues the job, and retries that
+    # can't be recorded would never end.
+    if echo "$SLURM_JOB_ID" >>"$RELIGHT_JOB_DIR/retries"; then
+        echo "relight: requeueing the job, retry $((retries + 1)) of $RELIGHT_MAX_RETRIES"
+        scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+    else
+        echo "relight: the job is not retried: can't write to $RELIGHT_JOB_DIR"
+    fi
 fi
 echo "$code" >"$RELIGHT_JOB_DIR/ended"
 exit "$code"

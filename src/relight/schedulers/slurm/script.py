@@ -32,7 +32,7 @@ from relight.schedulers.slurm.containers import FORMS, Container, mountable
 
 DEFAULT_SIGNAL = "USR1@120"
 GPU_FORMS = ("gpus-per-node", "gpus-per-task", "gres")
-_RESERVED_NAMES = (".", "..", "torchelastic", "workspace")
+_RESERVED_NAMES = (".", "..", "torchelastic", "workspace", "failed", "ended", "retries")
 _APP_ID, _REPLICA = "\0app\0", "\0replica\0"  # program arguments never contain a NUL
 _MARK = re.compile("\0app\0|\0replica\0")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -222,10 +222,11 @@ export RELIGHT_TOKEN=${RELIGHT_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' 
 """.splitlines()
 
 _RETRIES = """\
-# How often the job was retried; it is also queued again after preemptions.
-retries=$((${SLURM_RESTART_COUNT:-0} - $(cat "$RELIGHT_JOB_DIR/preempted" 2>/dev/null | wc -l)))
+# How often this script has retried the job. SLURM_RESTART_COUNT also counts lost nodes, preemptions
+# and requeues by hand.
+retries=$(cat "$RELIGHT_JOB_DIR/retries" 2>/dev/null | grep -cxF "$SLURM_JOB_ID")
 
-# A job that was cancelled or preempted by Slurm is not requeued by this script.
+# This script does not requeue a job that Slurm has cancelled, preempted, or requeued itself.
 is_running() { scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; }
 """
 
@@ -270,6 +271,7 @@ step() {
         echo "$code $role" >>"$RELIGHT_JOB_DIR/failed"
         {stop}
     fi
+    return "$code"
 }
 """
 
@@ -303,22 +305,30 @@ trap near_the_limit USR1
 """
 
 _END = """\
-# A signal interrupts `wait`: wait again.
-until interrupted=; wait "${steps[@]}"; [ -z "$interrupted" ]; do :; done
-
-code=0
-[ ! -e "$RELIGHT_JOB_DIR/failed" ] || read -r code role <"$RELIGHT_JOB_DIR/failed"
+code=0 role="the job"
+for pid in "${steps[@]}"; do
+    # A signal interrupts `wait`: wait again.
+    until interrupted=; wait "$pid"; step_code=$?; [ -z "$interrupted" ]; do :; done
+    [ "$step_code" = 0 ] || code=$step_code
+done
+# The first failure is the cause. If the disk is full, it isn't recorded.
+[ ! -s "$RELIGHT_JOB_DIR/failed" ] || read -r code role <"$RELIGHT_JOB_DIR/failed"
 [ "$code" = 0 ] || echo "relight: $role failed with exit code $code"
 if [ -n "$stopped" ]; then
     exit "$code" # cancelled or timed out: Slurm records the reason
 fi
 if [ "$code" = 75 ] && [ $SECONDS -ge 10 ] && is_running; then
     echo "relight: requeueing the job, which was preempted: its workers have saved a checkpoint"
-    echo "attempt $((${SLURM_RESTART_COUNT:-0} + 1))" >>"$RELIGHT_JOB_DIR/preempted"
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"
-elif [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "$retries" ]; then
-    echo "relight: requeueing the job, attempt $((retries + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
-    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+elif [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "$retries" ] && is_running; then
+    # Record the retry first: Slurm may kill this script when it requeues the job, and retries that
+    # can't be recorded would never end.
+    if echo "$SLURM_JOB_ID" >>"$RELIGHT_JOB_DIR/retries"; then
+        echo "relight: requeueing the job, retry $((retries + 1)) of $RELIGHT_MAX_RETRIES"
+        scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+    else
+        echo "relight: the job is not retried: can't write to $RELIGHT_JOB_DIR"
+    fi
 fi
 echo "$code" >"$RELIGHT_JOB_DIR/ended"
 exit "$code"
