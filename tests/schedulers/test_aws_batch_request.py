@@ -18,6 +18,13 @@ from relight.schedulers.aws_batch import request
 from relight.schedulers.aws_batch import scheduler as aws_batch
 
 SMALL = Resource(1, 0, 1024)
+ARN = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:hf-AbCdEf"
+SECRETS = {
+    "HF_TOKEN": ARN,
+    "WANDB_API_KEY": f"{ARN}:wandb::",
+    "OTHER_KEY": "arn:aws-us-gov:ssm:us-gov-west-1:123456789012:parameter/team/key",
+}
+READER = {"execution_role_arn": "arn:aws:iam::123456789012:role/ecsTaskExecutionRole"}
 
 
 def definition(app: AppDef, name: str = "train-x1", **cfg: Any) -> dict[str, Any]:
@@ -51,6 +58,7 @@ APPS = {
             "timeout": 60,
             "job_role_arn": "arn:aws:iam::1:role/a",
             "execution_role_arn": "arn:aws:iam::1:role/b",
+            "secrets": SECRETS,
             "ulimits": ["memlock=-1", "nofile=1024/4096"],
             "launcher_uri": "s3://b/p",
         },
@@ -251,6 +259,11 @@ def of_type(kind: str) -> Role:
         (ddp(), {"timeout": 0}, "at least one minute"),
         (ddp(), {"priority": 10_000}, "from 0 to 9999"),
         (ddp(), {"ulimits": ["memlock"]}, "memlock is not a limit"),
+        (ddp(), {"secrets": SECRETS}, "requires execution_role_arn"),
+        (ddp(), {"secrets": {"a-b": ARN}, **READER}, "'a-b' is not a variable name"),
+        (ddp(env={"HF_TOKEN": "x"}), {"secrets": SECRETS, **READER}, "HF_TOKEN is already set"),
+        (ddp(), {"secrets": {"PYTHONUNBUFFERED": ARN}, **READER}, "BUFFERED is already set"),
+        (ddp(), {"secrets": {"A": "arn:aws:s3:::b/k"}, **READER}, "expected the ARN of a secret"),
         (ddp(), {"queue": None}, "requires a job queue"),
         (ddp(), {"launcher_uri": "/tmp"}, "is not in S3"),
         (ddp(), {"launcher_uri": "s3://"}, "names no bucket"),
@@ -272,3 +285,31 @@ def test_dry_run_needs_no_network_and_hides_secrets(
     assert shown["job"]["jobName"] == "a-x1"
     token = variables(made.body["definition"]["containerProperties"])["RELIGHT_TOKEN"]
     assert token and all(word not in made.text for word in ("abc", 'def"', token))
+
+
+def test_secrets_reach_containers_by_reference() -> None:
+    """ECS rejects a variable that is both in `environment` and in `secrets`."""
+    token = {**SECRETS, "RELIGHT_TOKEN": ARN}
+    cfg = {"queue": "gpu", "secrets": token, **READER}
+    made = aws_batch.AwsBatch().render(APPS["roles"][0], cfg, "a-x1")
+    shown = json.loads(made.text)["definition"]
+    for container in request.containers(made.body["definition"]) + request.containers(shown):
+        assert container["secrets"] == [{"name": k, "valueFrom": v} for k, v in token.items()]
+        assert not token.keys() & variables(container).keys()
+        assert container["executionRoleArn"] == READER["execution_role_arn"]
+
+
+def test_error_about_secrets_does_not_show_a_value() -> None:
+    with pytest.raises(UsageError) as caught:
+        definition(ddp(), secrets={"HF_TOKEN": "hf_mine"}, **READER)
+    assert "hf_mine" not in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_note_lists_secrets_that_others_can_read() -> None:
+    def notes(env: dict[str, str], *args: str, **cfg: Any) -> tuple[str, ...]:
+        app = AppDef("a", [role("x", *args, env=env, resource=Resource(1, 0, 100_000))])
+        return aws_batch.AwsBatch().render(app, {"queue": "gpu", **cfg}, "a-x1").notes
+
+    (note,) = notes({"HF_TOKEN": "hf_mine", "EPOCHS": "3", "WANDB_API_KEY": "w"}, "--pwd=abc")
+    assert "can read HF_TOKEN, WANDB_API_KEY, the secrets in its arguments (hidden in a" in note
+    assert not notes({"EPOCHS": "3"}, secrets=SECRETS, **READER)

@@ -32,6 +32,10 @@ GROUP_OPTION = "awslogs-group"
 JOB = "RELIGHT_JOB_ID"
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 _ROLE_ARNS = {"job_role_arn": "jobRoleArn", "execution_role_arn": "executionRoleArn"}
+_SECRET_ARN = re.compile(
+    r"arn:aws[a-z-]*:(?:secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:|ssm:[a-z0-9-]+:[0-9]{12}:parameter/)"
+    r"[\w+=,.@/:-]+"
+)
 _LONGEST = 128
 _MAX_ROLES = 5
 _MAX_ATTEMPTS = 10
@@ -97,7 +101,8 @@ def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> di
     size = sum(role.num_replicas for role in app.roles)
     containers = [_container(app, role, cfg, name, first) for role, first in _first_nodes(app)]
     for container in containers:
-        if all(each["name"] != TOKEN for each in container["environment"]):
+        given = (*container["environment"], *container.get("secrets", ()))
+        if all(each["name"] != TOKEN for each in given):
             container["environment"].append({"name": TOKEN, "value": token})
     if size == 1:
         return {**found, "type": "container", "containerProperties": containers[0]}
@@ -263,7 +268,34 @@ def _container(
     for option, field in _ROLE_ARNS.items():
         if cfg.get(option):
             found[field] = cfg[option]
+    if cfg.get("secrets"):
+        found["secrets"] = _secrets(cfg, {**own.env, **values})
     return found
+
+
+def _secrets(cfg: Mapping[str, Any], variables: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the variables whose values Batch reads from Secrets Manager or the SSM Parameter Store
+    ("Specifying sensitive data" in the AWS Batch user guide).
+    """
+    if not cfg.get("execution_role_arn"):
+        raise UsageError(
+            "-cfg secrets requires execution_role_arn, the IAM role that reads them",
+            hint="it needs secretsmanager:GetSecretValue or ssm:GetParameters",
+        )
+    for name, arn in cfg["secrets"].items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"-cfg secrets: {name!r} is not a variable name")
+        if name in variables:
+            raise UsageError(
+                f"-cfg secrets: {name} is already set in the job's environment",
+                hint=f"leave out --env {name}=…",
+            )
+        if not _SECRET_ARN.fullmatch(str(arn)):  # not shown, as it may be the secret itself
+            raise UsageError(
+                f"-cfg secrets: expected the ARN of a secret or SSM parameter for {name}",
+                hint=f"{name}:arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME",
+            )
+    return [{"name": name, "valueFrom": arn} for name, arn in cfg["secrets"].items()]
 
 
 def _script(app: AppDef, own: Role, cfg: Mapping[str, Any], first: int) -> str:

@@ -63,7 +63,8 @@ class AwsBatch(Scheduler):
         Option("priority", int, 0, "scheduling priority within the share"),
         Option("timeout", int, None, "minutes after which an attempt is stopped"),
         Option("job_role_arn", str, None, "IAM role for the containers"),
-        Option("execution_role_arn", str, None, "IAM role for pulling images"),
+        Option("execution_role_arn", str, None, "IAM role for pulling images and reading secrets"),
+        Option("secrets", dict, None, "variables with their secret's ARN, NAME:ARN;NAME:ARN"),
         Option("log_group", str, None, f"CloudWatch log group (default: {request.LOG_GROUP})"),
         Option("ulimits", list, None, "ulimits in the container, NAME=SOFT/HARD;memlock=-1"),
         Option("launcher_uri", str, None, "s3://BUCKET/PREFIX for the launcher, for images "
@@ -96,7 +97,8 @@ class AwsBatch(Scheduler):
         job = request.job(app, cfg, name)
         whole = f"{cfg['queue']}:{name}"
         body = {"app_id": whole, "definition": definition, "job": job}
-        shown = {**body, "definition": request.definition(_without_secrets(app), cfg, name, "")}
+        hidden = request.definition(_without_secrets(app), cfg, name, redaction.HIDDEN)
+        shown = {**body, "definition": hidden}
         return Request(self.name, app, cfg, body, _text(shown), tuple(_notes(app, cfg)), whole)
 
     def submit(self, request_: Request) -> str:
@@ -411,12 +413,9 @@ def _times(query: LogQuery) -> dict[str, int]:
 
 def _without_secrets(app: AppDef) -> AppDef:
     """Return a copy of the app for display, with its secrets hidden."""
-    env = {request.TOKEN: redaction.HIDDEN}
     roles = [
         replace(
-            role,
-            args=redaction.redact_argv(role.args),
-            env={**env, **redaction.redact_env(dict(role.env))},
+            role, args=redaction.redact_argv(role.args), env=redaction.redact_env(dict(role.env))
         )
         for role in app.roles
     ]
@@ -441,6 +440,16 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
             )
         if role.max_retries and role.retry_policy is RetryPolicy.REPLICA:
             yield f"{role.name}: AWS Batch retries the job as a whole"
+        shown = redaction.redact_env(role.env)
+        readable = [name for name, value in role.env.items() if shown[name] != value]
+        if redaction.redact_argv(role.args) != list(role.args):
+            readable.append("the secrets in its arguments")
+        if readable:
+            yield (
+                f"{role.name}: anyone who can read job definitions can read {', '.join(readable)} "
+                "(hidden in a dry run); use -cfg secrets to keep them in Secrets Manager: "
+                "docs/clusters/aws-batch.md#secrets"
+            )
     if request.brings_launcher(app) and not cfg.get("launcher_uri"):
         yield "the image must contain relight, or use -cfg launcher_uri=s3://BUCKET/PREFIX"
     if cfg.get("priority") and not cfg.get("share_id"):
