@@ -189,11 +189,43 @@ def test_jobs_not_submitted_by_relight_are_not_listed(
     assert [each.app_id for each in scheduler.list()] == ["gpu:job-x1"]
 
 
-def test_launcher_file_is_stored_only_once(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
-    """Each job can fetch it from a URL without credentials."""
+def make_bucket(aws: Aws) -> Any:
     s3 = aws.client("s3")
     where = {"LocationConstraint": "eu-central-1"}
     s3.create_bucket(Bucket="bucket", CreateBucketConfiguration=where)
+    return s3
+
+
+@pytest.mark.parametrize(
+    ("expiry", "said"),
+    [
+        ("2099-11-29T14:05:00Z", "only until 2099-11-29T"),
+        ("", "only until they expire;"),
+        (None, ""),
+    ],
+)
+def test_note_says_when_launcher_url_expires_with_credentials(
+    aws: Aws,
+    scheduler: aws_batch.AwsBatch,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    expiry: str | None,
+    said: str,
+) -> None:
+    make_bucket(aws)
+    if expiry is not None:
+        monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+    if expiry:
+        monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", expiry)
+    app = sh("x", entrypoint="relight", args=["run", "x.py"])
+    submit(scheduler, app, launcher_uri="s3://bucket/p")
+    notes = capsys.readouterr().err
+    assert said in notes and notes.count("relight: note: ") == bool(said)
+
+
+def test_launcher_file_is_stored_only_once(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+    """Each job can fetch it from a URL without credentials."""
+    s3 = make_bucket(aws)
     app = sh("x", entrypoint="relight", args=["run", "x.py"])
     for name in ("job-x1", "job-x2"):
         submit(scheduler, app, name, launcher_uri="s3://bucket/some/where")

@@ -8,6 +8,7 @@ from typing import Any
 from relight.base import env
 from relight.base.errors import MachineError, RelightError, UsageError
 from relight.base.text import did_you_mean
+from relight.schedulers.api import local_time
 
 _ACTION = re.compile(r"not authorized to perform: (\S+)")
 _REFUSALS = ("ClientException", "InvalidParameterException", "InvalidParameterValue",
@@ -29,6 +30,7 @@ class Aws:
 
     def __init__(self) -> None:
         self._clients: dict[tuple[str, bool], Any] = {}
+        self._session: Any = None
 
     @contextmanager
     def client(self, service: str, *, once: bool = False) -> Iterator[Any]:
@@ -53,7 +55,9 @@ class Aws:
             ) from None
         try:
             if (service, once) not in self._clients:
-                self._clients[service, once] = _made(boto3, service, once)
+                # Only one session: each one may ask for an MFA code.
+                self._session = self._session or _session(boto3)
+                self._clients[service, once] = _made(self._session, service, once)
             yield self._clients[service, once]
         except errors.NoRegionError:
             raise UsageError(
@@ -86,6 +90,16 @@ class Aws:
                 f"no response from AWS: {_line(error)}", hint=_region_hint(boto3)
             ) from None
 
+    def expiry(self) -> str | None:
+        """Return the local time at which the credentials in use expire, an empty string if it is
+        unknown, or None if they are long-lived.
+        """
+        credentials = self._session.get_credentials()
+        if credentials is None or not credentials.get_frozen_credentials().token:
+            return None
+        at = getattr(credentials, "_expiry_time", None)  # boto3 has no public name for it
+        return "" if at is None else local_time(at.timestamp() * 1000)
+
     def close(self) -> None:
         """Close the connections."""
         for client in self._clients.values():
@@ -93,7 +107,7 @@ class Aws:
         self._clients = {}
 
 
-def _made(boto3: Any, service: str, once: bool) -> Any:
+def _made(session: Any, service: str, once: bool) -> Any:
     from botocore.config import Config
     from botocore.exceptions import InvalidRegionError
 
@@ -101,7 +115,7 @@ def _made(boto3: Any, service: str, once: bool) -> Any:
     if service == "s3":  # S3 no longer accepts the signature that is the default in some regions
         said["signature_version"] = "s3v4"
     try:
-        return _session(boto3).client(service, config=Config(**said))
+        return session.client(service, config=Config(**said))
     except InvalidRegionError:
         raise
     except ValueError as error:  # AWS_ENDPOINT_URL is not a URL

@@ -14,6 +14,7 @@ A job's id is QUEUE:NAME, as in TorchX.
 import hashlib
 import json
 import secrets
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +47,10 @@ _POLL_S = 2.0
 _PAGE = 100
 """Maximum number of jobs in one DescribeJobs request."""
 _URL_S = 7 * 24 * 3600
-"""How long the launcher's URL is valid. This is the maximum that S3 allows."""
+"""How long the launcher's URL is valid. This is the maximum that S3 allows. It expires with the
+credentials if they are temporary ("Download and upload objects with presigned URLs" in the S3 user
+guide).
+"""
 _ALL = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
 
 
@@ -220,7 +224,15 @@ class AwsBatch(Scheduler):
             if not known:
                 s3.put_object(Bucket=bucket, Key=key, Body=content)
             where = {"Bucket": bucket, "Key": key}
-            return str(s3.generate_presigned_url("get_object", Params=where, ExpiresIn=_URL_S))
+            url = s3.generate_presigned_url("get_object", Params=where, ExpiresIn=_URL_S)
+            expiry = self._aws.expiry()
+        if expiry is not None:
+            note(
+                "the AWS credentials are temporary, and the launcher's URL is valid only "
+                f"until {expiry or 'they expire'}; containers that start later can't download it. "
+                "Use long-lived credentials, or an image that contains relight"
+            )
+        return str(url)
 
     def _undo(self, job: Mapping[str, Any], arn: str) -> None:
         """Remove a job definition. If a job was created from it but the response was lost, also
@@ -289,6 +301,12 @@ class AwsBatch(Scheduler):
             if page["nextForwardToken"] == read.get(stream):
                 return
             read[stream] = page["nextForwardToken"]
+
+
+def note(text: str) -> None:
+    """Print a note that is only known when a job is submitted. `render` returns all others."""
+    sys.stderr.write(f"relight: note: {text}\n")
+    sys.stderr.flush()
 
 
 def _check_launcher(app: AppDef, cfg: Mapping[str, Any]) -> None:
