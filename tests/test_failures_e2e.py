@@ -57,8 +57,8 @@ def normalized(report: list[str], place: Path) -> str:
     text = "".join(f"{line}\n" for line in report if line.strip(" |^~") or not line)
     text = text.replace(str(place), "/job")
     text = re.sub(
-        r"on \S+: local rank (\d), pid \d+; \S+ \S+, after [\d.]+ s",
-        r"on node1: local rank \1, pid 4711; 2026-01-31 12:00:00+0000, after 0.1 s",
+        r"on \S+: local rank (\d), pid \d+; (first error )?\S+ \S+, after [\d.]+ s",
+        r"on node1: local rank \1, pid 4711; \g<2>2026-01-31 12:00:00+0000, after 0.1 s",
         text,
     )
     return re.sub(r"(ranks? [-, 0-9]+: )[\d.]+ s later, ", r"\1", text)
