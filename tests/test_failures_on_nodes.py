@@ -59,10 +59,8 @@ NEVER_WARM = ("torch_invalid_rank",)
 LATE = ("torch_monitored_barrier", "torch_rank_that_never_comes")
 """Like `torch_collective_that_one_rank_does_not_reach`, with other errors (core/test_failures.py).
 """
-SLOW_EXIT = ("torch_loader_that_is_stuck", "torch_order_of_collectives", "torch_sizes_that_differ")
-"""The stuck loader process is examined while its rank exits. In the others, each rank blames another
-one, and the first to exit counts.
-"""
+SLOW_EXIT = ("torch_order_of_collectives", "torch_sizes_that_differ")
+"""Each rank blames another one, and the first to exit counts."""
 STACKS = " when rank"
 """In a report: where ranks were when another one failed, which depends on how they exit."""
 

@@ -470,7 +470,7 @@ def test_exit_that_may_hide_a_lost_peer_is_uncertain_after_a_rank_has_left(
 ) -> None:
     verdict = judge(failure, succeeded=(1,), world_size=2)
     assert verdict.certainty is certainty
-    left = "rank 1 finished early (exit code 0); rank 0 may have needed it"
+    left = "rank 1 had already finished (exit code 0); rank 0 may have needed it"
     assert verdict.detail == (left if certainty is Certainty.UNKNOWN else "")
 
 

@@ -38,7 +38,7 @@ def test_kind_of_blamed_rank_that_was_stopped_is_missing(doing: WorkerState, wha
     victim, blamed = end(0, report=WAITED), stopped(1, doing)
     job = ended(victim, blamed)
     assert _ending(blamed, job) == ("missing", what)
-    assert f"rank 1, which {what}" in job.headline
+    assert f"rank 1: it {what}" in job.headline
     assert _ending(victim, job)[0] == "communication_error"
 
 

@@ -261,6 +261,14 @@ def test_exit_after_output_is_not_said_to_be_silent() -> None:
     assert not any("printed nothing" in line for line in lines)
 
 
+def test_record_is_suggested_if_only_progress_went_to_stdout() -> None:
+    """The script may have sent stderr to a file."""
+    lines = diagnose([end(exitcode=1, words="step 2 loss 2.31")]).render(
+        formed_at=0, ended="now", verdict="over"
+    )
+    assert "  it printed nothing to stderr; use @record to report errors that go elsewhere" in lines
+
+
 def test_cancellation_by_wait_for_is_no_cause() -> None:
     waited = error("", "TimeoutError")._replace(cause="CancelledError")
     lines = diagnose([end(report=waited)]).render(formed_at=0, ended="now", verdict="over")

@@ -424,7 +424,9 @@ def own_failure(known: Known) -> Verdict | None:
     if not earlier and known.succeeded_ranks and _may_hide_loss(root):
         gone = format_ranks(known.succeeded_ranks)
         needed = "it" if len(known.succeeded_ranks) == 1 else "them"
-        why = f"{gone} finished early (exit code 0); rank {root.rank} may have needed {needed}"
+        why = (
+            f"{gone} had already finished (exit code 0); rank {root.rank} may have needed {needed}"
+        )
         return _perhaps_because_of(known.succeeded_ranks, root, known, "own_failure", why)
     named = _named_rank(root, known) if _quoted(root) else None
     if not earlier and named is not None:

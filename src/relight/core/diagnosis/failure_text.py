@@ -701,9 +701,10 @@ def _evidence(root: Failure, room: int) -> list[str]:
             title += f"; {format_ranks(report.others)} printed it and kept running"
         title = cut(f"{title}:", 2 * WIDTH)
         lines += ["", title, *excerpt(printed, left + 1 - count_rows([title]))]
-    if not (lines or root.evidence or root.words) and root.exitcode > 0:
-        # Python's exit code after an exception is 1.
-        hidden = "; use @record to report errors that go elsewhere" if root.exitcode == 1 else ""
+    raised = root.exitcode == 1  # Python's exit code after an exception
+    explained = is_error(root.words) if raised else root.words
+    if not (lines or root.evidence or explained) and root.exitcode > 0:
+        hidden = "; use @record to report errors that go elsewhere" if raised else ""
         lines = [f"  it printed nothing to stderr{hidden}"]
     return [*lines, ""]
 
