@@ -129,11 +129,12 @@ class Bench:
         url, _, commit = program.source.partition(" ")
         if commit:
             place.mkdir(parents=True)
+            patterns = [f"/{program.below}/", *([f"!{program.unused}"] if program.unused else [])]
             for words in (
                 ["init", "-q"],
                 ["remote", "add", "origin", url],
                 ["fetch", "-q", "--depth=1", "--filter=blob:none", "origin", commit],
-                *([["sparse-checkout", "set", program.below]] if program.below else []),
+                *([["sparse-checkout", "set", "--no-cone", *patterns]] if program.below else []),
                 ["checkout", "-q", "FETCH_HEAD"],
             ):
                 subprocess.run(["git", "-C", place, *words], check=True)

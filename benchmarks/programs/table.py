@@ -25,6 +25,7 @@ class Program(NamedTuple):
         source: the URL of a repository with a commit, or a directory of scripts.
         command: the command line, starting with the script.
         below: the working directory within the source.
+        unused: a pattern for files that are not fetched.
         packages: modules that its interpreter must have, besides torch.
         data: which kind of `data.py` it needs, and in which directory.
         edits: replacements in the program's files.
@@ -35,6 +36,7 @@ class Program(NamedTuple):
     source: str
     command: str
     below: str = ""
+    unused: str = ""
     packages: str = ""
     data: tuple[str, str] | None = None
     edits: tuple[Edit, ...] = ()
@@ -91,7 +93,7 @@ PROGRAMS = (
     Program(
         "examples/word_language_model", _EXAMPLES,
         "main.py --use-optimizer --emsize=16 --nhid=16 --batch_size=4 --data=data/small",
-        "word_language_model", data=("language", "data/small"),
+        "word_language_model", unused="wikitext-2/", data=("language", "data/small"),
     ),
     Program(
         "examples/ddp-tutorial", _EXAMPLES, "multigpu_torchrun.py 100000 100000",
