@@ -2,11 +2,13 @@
 
     start     from running the command to the first step of both ranks
     restart   from SIGKILL of one rank, a minute after the first step, to the next step of both
+    own work  the same restart without a launcher, in processes that already have all modules which
+              the program has at its first step: from when they begin to the first step of both
     files     how many module files a restarted rank loaded itself
 
-Both launchers get `--max-restarts=3` and no other flag (except `-v`), and alternate. With
-`--keep-warm`, relight is started two more times with RELIGHT_KEEP_WARM=on, and the table shows the
-second of these starts.
+Both launchers get `--max-restarts=3` and no other flag (except `-v`). They and the restart without
+a launcher (`own_work.py`) alternate. With `--keep-warm`, relight is started two more times with
+RELIGHT_KEEP_WARM=on, and the table shows the second of these starts.
 
 First `pip install` the packages in `requirements.txt` next to torch. The programs are fetched into
 `--folder` with git, with one copy for each launcher, and data that they would download is replaced
@@ -34,7 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import results
-from benchmarks.programs import data, marker
+from benchmarks.programs import data, marker, own_work
 from benchmarks.programs.table import PROGRAMS, Program
 
 Mark = dict[str, Any]
@@ -46,8 +48,9 @@ _FLAGS = [f"--nproc-per-node={RANKS}", "--max-restarts=3"]
 LAUNCHERS = {
     "torchrun": ["-m", "torch.distributed.run", "--standalone", *_FLAGS],
     "relight": ["-m", "relight", "run", "-v", *_FLAGS],
+    "own-work": [own_work.__file__, str(RANKS)],
 }
-NAMES = ("torchrun", "relight", "relight, second start")
+NAMES = ("torchrun", "relight", "relight, second start", "own-work")
 
 
 class ProgramError(Exception):
@@ -59,7 +62,8 @@ class Sample(NamedTuple):
 
     Attributes:
         start_s: from running the command to the first step of both ranks.
-        restart_s: from the kill to the next step of both ranks; None if none was killed.
+        restart_s: from the kill (without a launcher, from the beginning) to the next step of both
+            ranks; None if none was killed.
         cpu_s: the CPU time that the restarted ranks used until then.
         loaded: how many module files the restarted rank 0 loaded; `marks.jsonl` in the folder's
             `venv` contains their names for the last run.
@@ -170,13 +174,16 @@ class Bench:
         began = time.time()
         with open(log, "wb") as file, _running(command, below, environment, file) as agent:
             first = self._wait(agent, log, lambda m: _steps(m, 0, 1), START_S)
-            if kills:
+            if kills and launcher != "own-work":
                 time.sleep(self._wait_s)
             if launcher == "relight" and (self._is_ready or not kills):
                 self._await_preload(agent, log)
             killed, again = time.time(), list[Mark]()
-            if kills:
+            if launcher == "own-work":
+                killed = self._wait(agent, log, lambda m: _steps(m, 1, 0), START_S)[0]["time"]
+            elif kills:
                 os.kill(next(m["worker"] for m in first if m["rank"] == 1), signal.SIGKILL)
+            if kills:
                 again = self._wait(agent, log, lambda m: _steps(m, 1, 1), RESTART_S)
                 self._wait(agent, log, lambda m: _steps(m, 1, 3), RESTART_S)
         digests: dict[str, dict[str, str]] = {}
@@ -287,10 +294,11 @@ Samples = dict[str, dict[str, list[Sample]]]
 def _as_text(samples: Samples, wait_s: float) -> list[str]:
     rows = []
     for program, by in samples.items():
-        theirs, ours, second = (by.get(name, []) for name in NAMES)
+        theirs, ours, second, own = (by.get(name, []) for name in NAMES)
         cold = theirs[0] if theirs else None
         rows.append(" | ".join((
             program, *_compare(_restarts(theirs), _restarts(ours)),
+            *_own(_restarts(own), _restarts(ours)),
             f"{statistics.median(each.loaded for each in ours):.0f}" if ours else "",
             " / ".join(sorted({verdict(each, cold) for each in ours})),
             *_compare([x.start_s for x in theirs], [x.start_s for x in ours]),
@@ -304,8 +312,8 @@ def _as_text(samples: Samples, wait_s: float) -> list[str]:
         f"{results.machine()}",
         "",
         *results.table(
-            "program | restart, torchrun | relight | factor | files | steps 1 and 3 | "
-            "start, torchrun | relight | factor | second start | factor",
+            "program | restart, torchrun | relight | factor | own work | more than own work | "
+            "files | steps 1 and 3 | start, torchrun | relight | factor | second start | factor",
             rows,
         ),
     ]
@@ -320,6 +328,14 @@ def _compare(theirs: list[float], ours: list[float]) -> tuple[str, str, str]:
     medians = [f"{statistics.median(x):.2f} s" if x else "" for x in (theirs, ours)]
     factor = f"{statistics.median(theirs) / statistics.median(ours):.1f}" if theirs and ours else ""
     return medians[0], medians[1], factor
+
+
+def _own(own: list[float], ours: list[float]) -> tuple[str, str]:
+    """Return the median of a program's own work, and how much longer our median is."""
+    if not own or not ours:
+        return "", ""
+    median = statistics.median(own)
+    return f"{median:.2f} s", f"{statistics.median(ours) - median:.2f} s"
 
 
 def main() -> None:

@@ -3,7 +3,8 @@
 
 Once a process has imported torch's optimizers, steps are recorded as JSON lines in `marks.jsonl` in
 that interpreter's environment: the first 3 steps, and then one every half second. Each step is
-followed by a pause, as if an accelerator were doing the work.
+followed by a pause, as if an accelerator were doing the work. At the first step, the names of the
+imported modules are written to the file that STEP_MARKER_MODULES names.
 """
 
 import os
@@ -66,6 +67,10 @@ class Marker:
         file = os.open(_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(file, json.dumps(mark).encode() + b"\n")
         os.close(file)
+        if self._steps == 1 and (path := os.environ.get("STEP_MARKER_MODULES")):
+            with open(f"{path}.part", "w") as part:
+                json.dump(list(sys.modules), part)
+            os.replace(f"{path}.part", path)
 
 
 def _digests(optimizer: Any) -> dict[str, str]:

@@ -47,10 +47,12 @@ def test_result_table_compares_medians() -> None:
             "torchrun": [sample(same, 8.0, 6.0), sample(same, 10.0, 8.0)],
             "relight": [sample(same, 6.0, 0.7)],
             "relight, second start": [sample({}, 0.5, None)],
+            "own-work": [sample(same, 6.0, 0.5)],
         }
     }
     assert _as_text(samples, 60.0)[-1] == (
-        "| a program | 7.00 s | 0.70 s | 10.0 | 0 | equal | 9.00 s | 6.00 s | 1.5 | 0.50 s | 18.0 |"
+        "| a program | 7.00 s | 0.70 s | 10.0 | 0.50 s | 0.20 s | 0 | equal "
+        "| 9.00 s | 6.00 s | 1.5 | 0.50 s | 18.0 |"
     )
 
 
