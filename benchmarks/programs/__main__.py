@@ -1,7 +1,8 @@
 """Real programs under torchrun and relight: `python -m benchmarks.programs [NAME …]`.
 
     start     from running the command to the first step of both ranks
-    restart   from SIGKILL of one rank, a minute after the first step, to the next step of both
+    restart   from SIGKILL of one rank to the next step of both; relight's rank is killed a minute
+              after its first step, and torchrun's at once
     own work  the same restart without a launcher, in processes that already have all modules which
               the program has at its first step: from when they begin to the first step of both
     files     how many module files a restarted rank loaded itself
@@ -174,7 +175,7 @@ class Bench:
         began = time.time()
         with open(log, "wb") as file, _running(command, below, environment, file) as agent:
             first = self._wait(agent, log, lambda m: _steps(m, 0, 1), START_S)
-            if kills and launcher != "own-work":
+            if kills and launcher == "relight":  # the others have nothing to prepare
                 time.sleep(self._wait_s)
             if launcher == "relight" and (self._is_ready or not kills):
                 self._await_preload(agent, log)
@@ -307,8 +308,9 @@ def _as_text(samples: Samples, wait_s: float) -> list[str]:
     runs = {len(x) for by in samples.values() for x in by.values() if x}
     counts = " or ".join(map(str, sorted(runs)))
     return [
-        f"{RANKS} ranks; SIGKILL of one {wait_s:.0f} s after the first step of both, with --ready "
-        f"not before relight has preloaded all; medians of {counts} runs, alternating. "
+        f"{RANKS} ranks; SIGKILL of one after the first step of both, under relight "
+        f"{wait_s:.0f} s after it, and with --ready not before relight has preloaded all; "
+        f"medians of {counts} runs, alternating. "
         f"{results.machine()}",
         "",
         *results.table(
@@ -345,7 +347,7 @@ def main() -> None:
     parser.add_argument("programs", nargs="*", metavar="NAME", help="; ".join(names))
     parser.add_argument("--folder", default=".build/programs", help="for the programs")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--wait", type=float, default=60.0, help="seconds before the kill")
+    parser.add_argument("--wait", type=float, default=60.0, help="seconds before relight's kill")
     parser.add_argument("--ready", action="store_true", help="kill when the preloading is done")
     parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS))
     parser.add_argument("--keep-warm", action="store_true", help="measure a second start, too")
