@@ -717,7 +717,8 @@ def _consequences(failures: Sequence[Failure], symptom: Failure, most_rows: int)
 
     def ending(failure: Failure, *, many: bool) -> str:
         happened = _consequence(failure, many=many)
-        alike = failure.words and without_numbers(failure.words) == without_numbers(symptom.words)
+        words = symptom.words if is_error(symptom.words) else ""
+        alike = words and without_numbers(failure.words) == without_numbers(words)
         return f"printed the same, {happened}" if alike and _was_stopped(failure) else happened
 
     groups: dict[str, list[Failure]] = {}
