@@ -316,6 +316,8 @@ def test_preempted_node_does_not_report_its_stopped_workers_as_failed(
     other.send_signal(signal.SIGCONT)
     _, err = preempted.communicate(timeout=LIMIT_S)
     assert preempted.returncode == 143, err
-    assert b"preempted: workers had to be stopped; exit code 143" in err
+    # If the other agent agrees to save before it notices the failure, the workers keep their 30 s.
+    told = b"workers had to be stopped; exit code 143", b"workers did not exit within 30 s"
+    assert any(b"preempted: " + each in err for each in told), err
     assert b"was killed by" not in err
     other.kill()
