@@ -157,8 +157,8 @@ def test_stopped_ranks_with_different_exit_codes_are_listed_separately() -> None
     ends = [end(rank, at=1.0, exitcode=code, stop_signal=TERM) for rank, code in ((1, 3), (2, 4))]
     lines = diagnose([end(report=error()), *ends]).render(formed_at=0, ended="now", verdict="over")
     assert [line for line in lines if "exited with code" in line] == [
-        "  rank 1: stopped by the agent (SIGTERM), exited with code 3",
-        "  rank 2: stopped by the agent (SIGTERM), exited with code 4",
+        "  rank 1: stopped by the agent (SIGTERM), then exited with code 3",
+        "  rank 2: stopped by the agent (SIGTERM), then exited with code 4",
     ]
 
 
@@ -213,7 +213,7 @@ def test_deep_stack_of_a_crash_suggests_a_stack_overflow() -> None:
     ("failure", "expected"),
     [
         (end(exitcode=-SEGV), "killed by SIGSEGV while being stopped by the agent"),
-        (end(exitcode=3), "stopped by the agent (SIGTERM), exited with code 3"),
+        (end(exitcode=3), "stopped by the agent (SIGTERM), then exited with code 3"),
         (
             end(report=error(), doing=READS),
             "stopped by the agent, then raised ValueError: bad batch",

@@ -786,7 +786,7 @@ def _consequence(failure: Failure, *, many: bool) -> str:
     if failure.exitcode < 0 and not signalled:
         return f"killed by {signal_name(-failure.exitcode)} while being stopped by the agent"
     if not signalled:
-        text += f", exited with code {failure.exitcode}"
+        text += f", then exited with code {failure.exitcode}"
     return text
 
 
