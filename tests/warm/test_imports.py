@@ -475,3 +475,25 @@ def test_unseeded_random_generators_are_reseeded_in_each_worker(
     (a, b, key), (c, d, other) = (line.split() for line in result.stdout.splitlines())
     assert a != c and b == d
     assert key != other
+
+
+def test_pickle_finds_objects_from_c_in_the_same_module_as_in_cold_workers(
+    launch: Launch, script: Script, library: Library
+) -> None:
+    """Keys in the cache of torch.compile contain this module. Objects from C don't name theirs, so
+    pickle takes the first one with an attribute `culprit`, which may be the script itself, under
+    the name that multiprocessing gives to it.
+    """
+    library("import culprit", "user")
+    found = library("class Format:\n"
+                    "    __module__ = None\n"
+                    "    def __reduce__(self): return 'culprit.channels_last'\n"
+                    "channels_last = Format()\n"
+                    "import user, multiprocessing")  # fmt: skip
+    path = script("import culprit, pickle\nprint(pickle.dumps(culprit.channels_last))")
+    ran = [launch("run", f"--preload={names}", "--nproc-per-node=2", "-v", path, **found)
+           for names in ("off", "culprit,user")]  # fmt: skip
+    assert "workers start with preloaded modules" in ran[1].stderr, ran[1].stderr
+    cold, warm = (set(each.stdout.splitlines()) for each in ran)
+    assert len(cold) == 1 and warm == cold, ran[0].stderr
+    assert "user" in cold.pop()

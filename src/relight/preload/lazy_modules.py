@@ -37,6 +37,13 @@ _IRREVERSIBLE = frozenset({
     "builtins.input", "socket.bind", "socket.connect", "socket.sendto", "subprocess.Popen",
 })  # fmt: skip
 """Audit events that rule out restarting a script from the beginning."""
+_SECOND_NAME = "__mp_main__"
+"""The name that multiprocessing adds for the script when it is imported. The warm process has
+imported it long before, but in a cold worker, a package such as torch imports it after its first
+modules. The order matters, because pickle searches all modules for objects from C, such as torch's
+memory formats, and keys in the cache of torch.compile depend on the module that it finds. If the
+script imports multiprocessing before the package, the order differs from that in a cold worker.
+"""
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -121,6 +128,8 @@ class Deferred:
                 )
                 continue
             sys.modules[other] = preloaded
+        if _SECOND_NAME in sys.modules:
+            sys.modules[_SECOND_NAME] = sys.modules.pop(_SECOND_NAME)
         if not self._hidden:
             self._end()
         return module
