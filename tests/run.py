@@ -51,7 +51,7 @@ class Suite(NamedTuple):
 # share servers; tests/conftest.py determines the order of the files.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 ALL = (
-    Suite("all", ("-n", "6", *BY_FILE, "-m", "not long")),
+    Suite("all", ("-n", "8", *BY_FILE, "-m", "not long")),
     Suite(
         "portable",
         (
