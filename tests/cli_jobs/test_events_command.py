@@ -3,6 +3,7 @@ submitted ones.
 """
 
 import json
+import re
 import socket
 import subprocess
 import time
@@ -58,7 +59,8 @@ def test_agent_provides_events_of_job_without_log_files(
         "Restarting"
     ]
     in_words = relight("events", "train", "--name", "Restarting").stdout
-    assert " Restarting       restart 1 of 1: rank " in in_words
+    # On a busy machine, rank 0 may be caught handling an exception while its interpreter starts.
+    assert re.search(r" Restarting       restart 1 of 1: (probably )?rank 1", in_words)
     assert in_words.count("restart 1") == 1
     event = json.loads(relight("events", "--json", "train", "--name", "Restarting").stdout)
     assert event["budget"] == "restart 1 of 1" and "restart" not in event["reason"]
