@@ -253,6 +253,8 @@ def test_report_suggests_flag_if_script_uses_another_master_port(served: str) ->
     assert postmortem.with_address(failure, same, logs) == failure
     at_other_host = {**own, "MASTER_PORT": "12355"}
     assert "--worker-store" not in postmortem.with_address(failure, at_other_host, logs).evidence
+    unseen = failure._replace(report=None, last_lines=lines[-1:])
+    assert postmortem.with_address(unseen, own, logs).evidence == evidence
     side_store = failure._replace(report=report._replace(lines=lines[-1:]))
     assert postmortem.with_address(side_store, own, logs).evidence == (
         "this isn't the store of the process group, which is at 127.0.0.1:3"

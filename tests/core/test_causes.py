@@ -811,7 +811,7 @@ def test_rank_that_all_others_name_differs_from_them() -> None:
 
 def test_ranks_that_chose_different_ports_are_listed() -> None:
     """The port that each rank expects may be set by the script, for example to a random one."""
-    evidence = "relight had set MASTER_ADDR=h and MASTER_PORT=1; to use its own port, …"
+    evidence = f"relight had set MASTER_ADDR=h and MASTER_PORT=1{blame.OWN_PORT}"
     ends = [
         end(rank, report=error(f"The client socket has timed out after 6000ms while trying to "
             f"connect to (127.0.0.1, {port}).", "DistNetworkError"), evidence=evidence)
@@ -823,6 +823,9 @@ def test_ranks_that_chose_different_ports_are_listed() -> None:
         "127.0.0.1:5002 (rank 1)"
     )
     assert verdict.root.evidence == "relight had set MASTER_ADDR=h and MASTER_PORT=1"
+    # A rank that was stopped while it was trying has no message, only evidence.
+    trying = ends[1]._replace(report=error("Socket Timeout", "DistNetworkError"))
+    assert judge(ends[0], trying).why == evidence
 
 
 def test_exit_function_that_a_rank_was_in_is_named() -> None:

@@ -215,11 +215,11 @@ def with_address(failure: Failure, variables: Mapping[str, str], logs: Logs) -> 
     told = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
     if found is None or failure.evidence or (found[0], str(found[1])) == told:
         return failure
-    if not joins:
+    if frames and not joins:
         return failure._replace(evidence=f"{blame.OTHER_STORE}{told[0]}:{told[1]}")
     evidence = f"{attempt}{blame.OTHER_ADDRESS}{told[0]} and MASTER_PORT={told[1]}"
     if str(found[1]) != told[1] and variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        evidence += "; to use its own port, a script needs --worker-store=rank0 before torch 2.14"
+        evidence += blame.OWN_PORT
     return failure._replace(evidence=evidence)
 
 

@@ -105,6 +105,8 @@ _ABSENT = re.compile(r"\bRanks? (\d[\d, ]*) failed to pass monitoredBarrier\b")
 """Rank 0's message (torch 2.13, ProcessGroupGloo.cpp). The other ranks only refer to rank 0."""
 
 OTHER_ADDRESS = "relight had set MASTER_ADDR="
+OWN_PORT = "; to use its own port, a script needs --worker-store=rank0 before torch 2.14"
+"""Follows the address."""
 OTHER_STORE = "this isn't the store of the process group, which is at "
 
 

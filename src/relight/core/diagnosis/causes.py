@@ -622,11 +622,12 @@ def other_address(known: Known) -> Verdict | None:
     found = [f for f in known.with_role(Role.VICTIM) if blame.is_at_other_address(f)]
     if not found:
         return None
-    root, tried = found[0], {failure.rank: blame.address(failure) for failure in found}
-    if len(set(tried.values())) == 1:
+    root = found[0]
+    tried = {f.rank: at for f in found if (at := blame.address(f)) is not None}
+    if len(set(tried.values())) <= 1:
         return Verdict("other_address", Certainty.PROVEN, root.evidence, root, root)
-    root = root._replace(evidence=root.evidence.partition(";")[0])
-    listed = [f"{at[0]}:{at[1]} (rank {rank})" for rank, at in tried.items() if at is not None]
+    root = root._replace(evidence=root.evidence.removesuffix(blame.OWN_PORT))
+    listed = [f"{at[0]}:{at[1]} (rank {rank})" for rank, at in tried.items()]
     why = f"the ranks need one MASTER_ADDR and MASTER_PORT, but tried {', '.join(listed[:3])}"
     return Verdict("other_address", Certainty.PROVEN, why, root, root, detail=why)
 
