@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -149,8 +150,10 @@ def test_record_lasts_no_longer_than_configured(place: BadNodesDirectory) -> Non
 def test_user_can_exclude_only_a_few_nodes(place: BadNodesDirectory) -> None:
     """The uid in a file's name doesn't matter. Root and the directory's owner are not limited."""
     forge(place, 64)
-    for entry in Path(place.path).iterdir():
+    for entry in list(Path(place.path).iterdir()):
         os.chown(entry, 12345, -1)
+        second = shutil.copy2(entry, entry.with_name(entry.name.replace(".1000.", ".1001.")))
+        os.chown(second, 12345, -1)
     found, notes = bad_nodes.current(place)
     assert len(found) == 16
     assert notes == [f"{place.path} contains 64 bad nodes from uid 12345; only the latest 16 count"]

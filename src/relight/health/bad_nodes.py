@@ -20,7 +20,6 @@ import os
 import re
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
@@ -116,22 +115,23 @@ def current(place: BadNodesDirectory) -> tuple[list[BadNode], list[str]]:
     """
     unlimited = (0, os.stat(place.path).st_uid)
     found: dict[str, BadNode] = {}
-    counts = Counter[int]()
+    named: dict[int, dict[str, int]] = {}  # by owner: the nodes, latest first
     for file in sorted(_read(place), key=lambda each: each.written, reverse=True):
         latest = file.written + place.expiry_s + _CLOCK_SKEW_S
         each = file.node._replace(until=min(file.node.until, latest))
         if each.until <= time.time():
             continue
-        counts[file.owner] += 1
-        if file.owner not in unlimited and counts[file.owner] > MAX_PER_USER:
+        names = named.setdefault(file.owner, {})
+        number = names.setdefault(each.name, len(names))
+        if number >= MAX_PER_USER and file.owner not in unlimited:
             continue
         if each.until > getattr(found.get(each.name), "until", 0.0):
             found[each.name] = each
     notes = [
-        f"{place.path} contains {number} bad nodes from uid {owner}; only the latest "
+        f"{place.path} contains {len(names)} bad nodes from uid {owner}; only the latest "
         f"{MAX_PER_USER} count"
-        for owner, number in sorted(counts.items())
-        if owner not in unlimited and number > MAX_PER_USER
+        for owner, names in sorted(named.items())
+        if owner not in unlimited and len(names) > MAX_PER_USER
     ]
     return [found[name] for name in sorted(found)], notes
 
