@@ -108,6 +108,7 @@ def test_variable_whose_name_only_resembles_a_secret_is_kept(name: str) -> None:
             f"machine a login b password {HIDDEN}\nmachine c\n  password {HIDDEN}\ndefault login d",
         ),
         ("NETRC=/home/me/.netrc KUBECONFIG=/k", "NETRC=/home/me/.netrc KUBECONFIG=/k"),
+        ("the default password is wrong", "the default password is wrong"),
         ("", ""),
     ],
 )

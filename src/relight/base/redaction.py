@@ -51,7 +51,10 @@ _WEBHOOK = (
     r"(https://(?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks"
     r"|[\w.-]+\.webhook\.office\.com)/)[^\s'\"]+"
 )
-_NETRC = r"\b((?:machine\s+\S+|default)\s+(?:(?:login|account)\s+\S+\s+)*password\s+)[^\s'\"]+"
+_NETRC = (
+    r"\b((?:machine\s+\S+\s+(?:(?:login|account)\s+\S+\s+)*"
+    r"|default\s+(?:(?:login|account)\s+\S+\s+)+)password\s+)[^\s'\"]+"
+)
 _URL = r"(://[^/\s:@]*):[^/\s@]+@"
 
 # Variables that show how a job was started, but reveal nothing private about its owner.
