@@ -132,7 +132,7 @@ def test_malformed_site_variable_is_rejected(text: str) -> None:
         sites.load(Environment({PASSED: text}))
 
 
-def test_event_handler_of_site_may_be_missing_in_image(launch: Launch) -> None:
+def test_event_handler_of_site_may_be_missing_in_image(launch: Launch, tmp_path: Path) -> None:
     """An image without the plug-in still trains. A handler that the user asks for must exist."""
     site = '{"path": "/etc/relight/config.toml", "run": {"event-log-handler": "audit"}}'
     result = launch("run", "--no-python", "true", RELIGHT_SITE=site)
@@ -143,3 +143,7 @@ def test_event_handler_of_site_may_be_missing_in_image(launch: Launch) -> None:
     ) in result.stderr
     result = launch("run", "--no-python", "true", RELIGHT_SITE=site, PET_EVENT_LOG_HANDLER="mine")
     assert result.returncode == 2
+    own = tmp_path / "config.toml"
+    own.write_text('[run]\nevent-log-handler = "audti"\n')
+    result = launch("run", "--no-python", "true", RELIGHT_SITE=site, RELIGHT_CONFIG_DIR=tmp_path)
+    assert result.returncode == 2, "the image's own file is used instead of what was passed"

@@ -27,7 +27,7 @@ from relight.base.values import (
 from relight.core.group.group_types import GroupSettings
 from relight.core.ranks import visible_devices
 from relight.core.workers.worker_command import Command
-from relight.flags.site import PASSED
+from relight.flags import site
 from relight.flags.spec import (
     DEFAULT_GRACE_S,
     LOCAL_HOSTS,
@@ -127,7 +127,9 @@ def _with_event_handler(
     try:
         event_handler.check(spec.event_log_handler)
     except UsageError:
-        if not env.get(PASSED) or "event-log-handler" in given:
+        found = site.load(env)
+        is_passed = found.path.endswith(site.SUBMISSION_HOST) and "event-log-handler" in found.run
+        if not is_passed or "event-log-handler" in given:
             raise
         notes.append(
             f"no events go to {spec.event_log_handler}: this image has no plug-in of that name "

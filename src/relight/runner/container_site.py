@@ -15,14 +15,12 @@ from relight.flags.site import CONF, PASSED, SUBMISSION_HOST, Site
 from relight.flags.spec import FLAG_BY_NAME
 from relight.job.app import AppDef
 from relight.rendezvous.conf import KEY_BY_NAME
+from relight.runner.site_locks import DEFAULTS
 
 _OF_HOST = frozenset(("failure-report", "keep-warm", "log-dir", "tracker"))
 """Flags that name files or processes of a host. A container may lack them and then fail to
 start.
 """
-
-_OF_SUBMISSION = ("schedulers.", "submit.", "components.")
-"""The locked names that don't concern agents."""
 
 
 def with_site(app: AppDef, site: Site) -> AppDef:
@@ -38,7 +36,7 @@ def with_site(app: AppDef, site: Site) -> AppDef:
     run = {name: text for name, text in site.run.items() if name not in local}
     conf = {key: text for key, text in site.conf if key not in files}
     locked = [name for name in sorted(site.locked) if _key(name) not in local | files]
-    locked = [name for name in locked if not name.startswith(_OF_SUBMISSION)]
+    locked = [name for name in locked if not name.startswith(("schedulers.", *DEFAULTS))]
     if not run and not conf and not locked:
         return app
     content = {

@@ -17,7 +17,8 @@ from relight.runner.options import named
 from relight.schedulers import registry
 
 _SCHEDULERS = "schedulers."
-_DEFAULTS = ("submit.", "components.")
+DEFAULTS = ("submit.", "components.")
+"""The beginnings of the names of `relight submit`'s defaults, which can't be locked."""
 _VALID = "flags of relight run, keys of --rdzv-conf, and schedulers.NAME.OPTION"
 
 
@@ -47,7 +48,7 @@ def unknown(site: Site) -> Iterator[tuple[str, str]]:
     for what in unlockable(site):
         yield what, f"can be locked: {_VALID}"
     for name in sorted(site.locked):
-        if not name.startswith(_DEFAULTS) and (known := _alternatives(name)):
+        if not name.startswith(DEFAULTS) and (known := _alternatives(name)):
             own = name if name.startswith(_SCHEDULERS) else _plain(name)
             hint = did_you_mean(own, known, f"valid names: {_VALID}")
             yield f"locked: there is no {name}, so this has no effect", hint
@@ -58,7 +59,7 @@ def unlockable(site: Site) -> Iterator[str]:
     names exist, so whoever relies on the lock would not suspect that it has no effect.
     """
     for name in sorted(site.locked):
-        if name.startswith(_DEFAULTS):
+        if name.startswith(DEFAULTS):
             yield f"locked: {name} can't be locked, so this has no effect"
 
 
