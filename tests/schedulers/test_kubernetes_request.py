@@ -514,6 +514,7 @@ BAD = {"key": "metadata.name", "operator": "NotIn", "values": ["node3"]}
             [{"matchExpressions": [POOL], "matchFields": [BAD]}, {"matchFields": [NODE, BAD]}],
         ),
         ([{}, {"matchFields": [NODE]}], [{}, {"matchFields": [NODE, BAD]}]),
+        ([{"matchExpressions": []}], [{"matchExpressions": []}]),
     ],
 )  # fmt: skip
 def test_excluded_node_is_excluded_by_each_term_of_users_affinity(

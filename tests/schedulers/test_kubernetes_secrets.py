@@ -99,6 +99,9 @@ def test_dry_run_names_all_kinds_of_objects_in_command_that_removes_them(
         f"# to remove all objects of the job: kubectl delete {services}secrets,"
         f"networkpolicies.networking.k8s.io,{resource} -n ns -l relight/app-id=job-x1\n"
     ) in text
+    assert (
+        f"{resource} --context eu/gpu -n ns" in rendered(SECRETS, kind=kind, context="eu/gpu").text
+    )
 
 
 def test_dry_run_warns_that_hidden_arguments_cannot_be_applied() -> None:

@@ -18,7 +18,7 @@ WORKLOADS = [
 _UNKNOWN = 404
 
 
-def owned_by(each: Object) -> str:
+def workload_selector(each: Object) -> str:
     """Return the label selector for the Workload of an object that is in a queue."""
     return f"kueue.x-k8s.io/job-uid={each['metadata']['uid']}"
 
@@ -34,7 +34,7 @@ def deactivate(client: Any, each: Object) -> bool:
     namespace = each["metadata"]["namespace"]
     for resource in WORKLOADS:
         try:
-            found = store.listed(client, resource, namespace, owned_by(each))
+            found = store.listed(client, resource, namespace, workload_selector(each))
         except kubernetes.client.ApiException as error:
             if error.status != _UNKNOWN:
                 raise

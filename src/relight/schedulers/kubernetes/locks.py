@@ -91,10 +91,11 @@ def _other_options(cfg: Mapping[str, Any], locks: Locks) -> Iterator[tuple[str, 
     if beyond and _is_unprivileged(cfg, locks) and not locks.sets("capabilities", cfg):
         yield f"-cfg capabilities: {', '.join(beyond)}", "privileged"
     if "queue" in locks.names and cfg.get("queue"):
-        for option, its, of_site in zip(
-            ("kind", "scheduler"), _uses_volcano(cfg), _uses_volcano(locks.values), strict=True
+        options = ("kind", "scheduler")
+        for option, ours, sites in zip(
+            options, _uses_volcano(cfg), _uses_volcano(locks.values), strict=True
         ):
-            if its != of_site:
+            if ours != sites:
                 yield f"-cfg {option}={cfg[option]} uses another queueing system", "queue"
 
 

@@ -510,11 +510,13 @@ def _exclude(spec: dict[str, Any], nodes: Sequence[str]) -> None:
     name = "requiredDuringSchedulingIgnoredDuringExecution"
     affinity = _mapping(spec.get("affinity"))
     of_node = _mapping(affinity.get("nodeAffinity"))
-    terms = _mapping(of_node.get(name)).get("nodeSelectorTerms") or [{"matchFields": []}]
+    given = _mapping(of_node.get(name)).get("nodeSelectorTerms")
     terms = [
-        {**term, "matchFields": [*(term.get("matchFields") or ()), *fields]} if term else term
-        for term in terms
-    ]
+        {**term, "matchFields": [*(term.get("matchFields") or ()), *fields]}
+        if term.get("matchExpressions") or term.get("matchFields")
+        else term
+        for term in given or ()
+    ] or [{"matchFields": fields}]
     spec["affinity"] = {**affinity, "nodeAffinity": {**of_node, name: {"nodeSelectorTerms": terms}}}
 
 

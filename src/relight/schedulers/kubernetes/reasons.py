@@ -55,7 +55,7 @@ def _time(event: Object) -> str:
 
 def _kueue_reasons(client: Any, job: JobId, each: Object) -> dict[str, str]:
     """Return the reasons that Kueue reports, by object name."""
-    selector = kueue.owned_by(each)
+    selector = kueue.workload_selector(each)
     for resource in kueue.WORKLOADS:
         for workload in _or_nothing(client, resource, job, selector=selector):
             for condition in (workload.get("status") or {}).get("conditions") or ():

@@ -119,7 +119,7 @@ def _whole(states: Sequence[AppState]) -> AppState:
 
 
 def _is_active(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod is running or is going to, rather than being deleted."""
+    """Return whether a pod is pending or running, and is not being deleted."""
     phase = (pod.get("status") or {}).get("phase")
     return phase in ("Pending", "Running") and "deletionTimestamp" not in pod["metadata"]
 

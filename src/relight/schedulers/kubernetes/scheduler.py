@@ -11,8 +11,9 @@ A job's id is NAMESPACE:NAME, as in TorchX, or CONTEXT@NAMESPACE:NAME with `-cfg
 
 import contextlib
 import secrets
+import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -151,8 +152,7 @@ class Kubernetes:
         job, made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
         body = {"objects": made}
         notes = (*resource_checks.too_little(app, gpus=True), *_notes(app, cfg))
-        kinds = dict.fromkeys(_resource(each).full_name for each in made if not _is_shared(each))
-        text = request.as_text(made, f"{','.join(kinds)} -n {namespace} -l {_selector(job)}")
+        text = request.as_text(made, _selected([x for x in made if not _is_shared(x)], job))
         return Request(self.name, app, cfg, body, text, notes, str(job))
 
     def submit(self, request: Request) -> str:
@@ -220,7 +220,9 @@ class Kubernetes:
         return self._lines(job, query)
 
     def cancel(self, app_id: str) -> None:
-        """Terminate a job's pods. The job itself is kept, and marked as cancelled."""
+        """Terminate a job's pods. Its objects are kept, those of a Job until its time to live is
+        over.
+        """
         job = names.read_id(app_id)
         with self._client(job) as client:
             kind, objects = _makers(client, job)
@@ -471,13 +473,19 @@ def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: Bas
     try:
         _remove(client, job, is_known=True)
     except (kubernetes.client.ApiException, urllib3.exceptions.HTTPError, OSError):
-        kinds = ",".join(dict.fromkeys(_resource(each).full_name for each in objects))
         refused = isinstance(first, kubernetes.client.ApiException)
         why = cluster.explained(first).message if refused else "the API server has failed"
         raise MachineError(
             f"{why}; some objects of {job} may have been created",
-            hint=f"kubectl delete {kinds} -n {job.namespace} -l {_selector(job)}",
+            hint=f"kubectl delete {_selected(objects, job)}",
         ) from None
+
+
+def _selected(objects: Iterable[Object], job: JobId) -> str:
+    """Return arguments for kubectl that select a job's objects."""
+    kinds = ",".join(dict.fromkeys(_resource(each).full_name for each in objects))
+    context = f" --context {shlex.quote(job.context)}" if job.context else ""
+    return f"{kinds}{context} -n {job.namespace} -l {_selector(job)}"
 
 
 def _remove(client: Any, job: JobId, *, is_known: bool = False) -> bool:
