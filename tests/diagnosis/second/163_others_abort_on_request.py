@@ -1,5 +1,5 @@
 # truth: rank=0 line=18 kind=exception says=ZeroDivisionError: float division by zero
-# never: rank [12], which raised
+# never: rank [12]: it raised
 # run: {L} --nproc-per-node=3 {C}/163_others_abort_on_request.py
 """Parameter sweep; ranks agree through files in a shared folder."""
 import os
