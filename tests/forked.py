@@ -30,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -89,7 +90,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it was reaped; its exit code is on its way
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
