@@ -36,6 +36,16 @@ def submitted(site: Path, text: str, scheduler: str, job: AppDef, /, **cfg: Any)
         return dict(runner.dryrun(job, scheduler=scheduler, cfg=cfg).request.body)
 
 
+def submitted_with_locked_restricted(site: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the request for a job that overrides the spec of its pods."""
+    import yaml
+
+    path = site.parent / "pods.yaml"
+    path.write_text(yaml.safe_dump({"spec": spec}))
+    text = locked("kubernetes", restricted="true")
+    return submitted(site, text, "kubernetes", app(), pods=str(path), user=1000)
+
+
 def locked(scheduler: str, **options: str) -> str:
     names = ", ".join(f'"schedulers.{scheduler}.{name}"' for name in options)
     values = "\n".join(f"{name} = {value}" for name, value in options.items())
@@ -135,12 +145,7 @@ SAFE = {
 def test_pod_overrides_may_set_what_locked_restricted_standard_permits(
     site: Path, spec: dict[str, Any]
 ) -> None:
-    import yaml
-
-    path = site.parent / "pods.yaml"
-    path.write_text(yaml.safe_dump({"spec": spec}))
-    text = locked("kubernetes", restricted="true")
-    assert submitted(site, text, "kubernetes", app(), pods=str(path), user=1000)
+    assert submitted_with_locked_restricted(site, spec)
 
 
 @pytest.mark.needs_kubernetes
@@ -172,13 +177,8 @@ def test_pod_overrides_may_not_violate_locked_restricted_standard(
     site: Path, spec: dict[str, Any]
 ) -> None:
     """Source: kubernetes/pod-security-admission, policy/check_*.go."""
-    import yaml
-
-    path = site.parent / "pods.yaml"
-    path.write_text(yaml.safe_dump({"spec": spec}))
-    text = locked("kubernetes", restricted="true")
     with pytest.raises(UsageError, match="option restricted is locked"):
-        submitted(site, text, "kubernetes", app(), pods=str(path), user=1000)
+        submitted_with_locked_restricted(site, spec)
 
 
 @pytest.mark.needs_kubernetes
