@@ -257,7 +257,7 @@ def test_report_suggests_flag_if_script_uses_another_master_port(served: str) ->
     assert postmortem.with_address(unseen, own, logs).evidence == evidence
     side_store = failure._replace(report=report._replace(lines=lines[-1:]))
     assert postmortem.with_address(side_store, own, logs).evidence == (
-        "this isn't the store of the process group, which is at 127.0.0.1:3"
+        "the process group uses another store, at 127.0.0.1:3"
     )
 
 

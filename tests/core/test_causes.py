@@ -837,7 +837,7 @@ def test_exit_function_that_a_rank_was_in_is_named() -> None:
 def test_rank_that_reaches_no_other_store_is_likely_the_cause() -> None:
     """The store may be served by another rank that was late."""
     message = "The client socket has timed out after 3000ms while trying to connect to (h, 5001)."
-    store = "this isn't the store of the process group, which is at h:1"
+    store = "the process group uses another store, at h:1"
     failed = end(1, report=error(message, "DistNetworkError"), evidence=store)
     verdict = judge(failed, stopped(0, READS), world_size=2)
     assert (verdict.rule, verdict.ranks or (verdict.root.rank,), verdict.certainty) == (

@@ -138,7 +138,7 @@ def test_event_handler_of_site_may_be_missing_in_image(launch: Launch, tmp_path:
     result = launch("run", "--no-python", "true", RELIGHT_SITE=site)
     assert result.returncode == 0
     assert (
-        "relight: note: no events go to audit: this image has no plug-in of that name "
+        "relight: note: events aren't sent to audit: this image lacks the plug-in "
         "(event-log-handler of your cluster)"
     ) in result.stderr
     result = launch("run", "--no-python", "true", RELIGHT_SITE=site, PET_EVENT_LOG_HANDLER="mine")

@@ -198,12 +198,11 @@ def with_gpu_errors(found: Sequence[Failure], workers: Workers, command: Command
 
 
 def with_address(failure: Failure, variables: Mapping[str, str], logs: Logs) -> Failure:
-    """Return the failure, with a note if the worker tried to reach one of torch's stores at a
-    different address from the one in its variables. Scripts may use stores besides that of the
-    process group.
+    """Return the failure. If the worker tried to reach one of torch's stores at an address that
+    differs from its variables, the failure gets a note. A script may also create stores of its own.
 
-    A worker that was stopped while it was still trying has no exception, but torch 2.13 logs each
-    failed attempt (TCPStore.cpp).
+    If a worker was stopped during its attempts, it raised nothing, but torch 2.13 logs each failed
+    attempt (TCPStore.cpp).
     """
     report, doing = failure.report, failure.doing
     frames = (*(report.lines if report else ()), *(doing.stack if doing else ()))

@@ -124,15 +124,15 @@ def _with_event_handler(
     """
     from relight.output import event_handler
 
+    found = site.load(env)
+    is_passed = found.path.endswith(site.SUBMISSION_HOST) and "event-log-handler" in found.run
     try:
         event_handler.check(spec.event_log_handler)
     except UsageError:
-        found = site.load(env)
-        is_passed = found.path.endswith(site.SUBMISSION_HOST) and "event-log-handler" in found.run
         if not is_passed or "event-log-handler" in given:
             raise
         notes.append(
-            f"no events go to {spec.event_log_handler}: this image has no plug-in of that name "
+            f"events aren't sent to {spec.event_log_handler}: this image lacks the plug-in "
             "(event-log-handler of your cluster)"
         )
         return spec._replace(event_log_handler="null")

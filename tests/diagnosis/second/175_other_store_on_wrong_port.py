@@ -1,5 +1,5 @@
 # truth: rank=1 line=29 kind=exception says=DistNetworkError: The client socket has timed out
-# also: this isn't the store of the process group
+# also: the process group uses another store
 # never: worker-store|no rank appears to have failed
 # run: {L} --nproc-per-node=3 {C}/175_other_store_on_wrong_port.py
 import socket

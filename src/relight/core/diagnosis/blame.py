@@ -107,7 +107,7 @@ _ABSENT = re.compile(r"\bRanks? (\d[\d, ]*) failed to pass monitoredBarrier\b")
 OTHER_ADDRESS = "relight had set MASTER_ADDR="
 OWN_PORT = "; to use its own port, a script needs --worker-store=rank0 before torch 2.14"
 """Follows the address."""
-OTHER_STORE = "this isn't the store of the process group, which is at "
+OTHER_STORE = "the process group uses another store, at "
 
 
 def absent_ranks(report: ErrorReport | None) -> set[int]:

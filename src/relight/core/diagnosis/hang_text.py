@@ -138,7 +138,7 @@ class Hang(NamedTuple):
         if self.certainty is not Certainty.LIKELY:
             return self.cause
         if self._is_mutual:
-            return f"{self.cause}; most ranks are in a different call"
+            return f"{self.cause}; the other ranks are in other calls"
         waiting = [failure.rank for group in self.others if _waits(group) for failure in group]
         are = "is" if len(waiting) == 1 else "are"
         return f"{self.cause}; {format_ranks(waiting)} {are} waiting" if waiting else self.cause

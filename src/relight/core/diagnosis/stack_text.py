@@ -399,7 +399,7 @@ def native_lines(functions: Sequence[str]) -> list[str]:
 
 
 def with_native(stack: Sequence[str], functions: Sequence[str]) -> tuple[str, ...]:
-    """Add C and C++ functions to a worker's stack, above that of its child process, if any."""
+    """Add C and C++ functions to a worker's stack. The stack of a child process stays below."""
     end = next((n for n, line in enumerate(stack) if is_title(line)), len(stack))
     return (*stack[:end], *native_lines(functions), *stack[end:])
 
