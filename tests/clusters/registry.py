@@ -5,6 +5,7 @@ python registry.py PORT LAYER.tar ARCHITECTURE     # serves 127.0.0.1:PORT/test/
 
 import gzip
 import hashlib
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -72,8 +73,10 @@ def main() -> None:
         do_HEAD = do_GET
 
         def do_POST(self) -> None:
-            """Start an upload, whose data comes in a PATCH before a PUT with the digest."""
-            self._answer(202, f"{self.path.partition('?')[0]}{len(served)}")
+            """Start an upload, whose data comes in a PATCH before a PUT with the digest. The daemon
+            pushes layers at the same time, so each upload needs a path of its own.
+            """
+            self._answer(202, f"{self.path.partition('?')[0]}{next(numbers)}")
 
         def do_PATCH(self) -> None:
             data = uploads[self.path] = b"".join(chunks(self.rfile, self.headers))
@@ -97,6 +100,7 @@ def main() -> None:
             self.end_headers()
 
     uploads: dict[str, bytes] = {}
+    numbers = itertools.count()
 
     with ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answers) as server:
         server.serve_forever()
