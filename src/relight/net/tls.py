@@ -101,7 +101,9 @@ class TlsChannel:
             return BlockingIOError()
         if isinstance(error, ssl.SSLCertVerificationError):
             return OSError(f"the peer's certificate is not trusted: {error.verify_message}")
-        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        # Python 3.11.2 reports an end of file as SSLZeroReturnError during the handshake.
+        closed = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+        if isinstance(error, ssl.SSLError) and not closed:
             reason = (error.reason or "unknown").lower().replace("_", " ")
             if "alert" in reason:
                 return OSError(f"the peer does not accept our certificate: {reason}")
