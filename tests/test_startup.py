@@ -43,6 +43,7 @@ OWN = {
     "relight.core.group.messages",
     "relight.core.group.roster",
     "relight.core.group.silence",
+    "relight.core.group.transitions",
     "relight.core.ranks",
     "relight.core.workers",
     "relight.core.workers.shared_words",  # at the end: did a worker report a step?

@@ -120,6 +120,7 @@ from relight.core.group.messages import (
     WorkersSucceeded,
 )
 from relight.core.group.roster import Roster
+from relight.core.group.transitions import Reason, next_state
 from relight.core.ranks import NO_GENERATION, Generation, GenerationId, NodeSize
 
 if TYPE_CHECKING:
@@ -509,7 +510,8 @@ class Membership:
             self._on_announce(self.members[join.node], join.announce, now)
         elif join.node in self.roster:  # it has no workers, or never received GenerationFormed
             if self.state is GroupState.RUNNING:
-                self._stop(f"{join.host} reconnected without its workers", now)
+                cause = f"{join.host} reconnected without its workers"
+                self._stop(Reason.WORKERS_ENDED, cause, now)
             elif self.state is GroupState.STOPPING:
                 self.roster.active.add(join.node)  # until its NodeReady arrives
                 self._stop_joined(join.node, now)
@@ -526,7 +528,8 @@ class Membership:
         if possible and nothing_known and self._outranks(announce):
             for older in list(self.roster.group_ranks):
                 self._evict_stale(self.members[older], now)
-            self.state, self.generation = GroupState.RECOVERING, generation
+            self._change(Reason.GENERATION_ANNOUNCED)
+            self.generation = generation
             self.restart = min(max(self.restart, announce.restart), self._max_restarts())
             self.roster, self._ending = Roster([None] * size), _Teardown(now)
             self.roster.may_be_superseded = announce.may_be_superseded
@@ -641,7 +644,8 @@ class Membership:
             self.roster.remove(member.node)
             self._ending.membership_changed = True
             if self.state is GroupState.RUNNING:
-                self._stop(f"{member.join.host} is in another generation", now)
+                cause = f"{member.join.host} is in another generation"
+                self._stop(Reason.NODE_ELSEWHERE, cause, now)
 
     def _on_message(self, member: Member, message: FromAgent, now: float) -> None:
         node = member.node
@@ -668,7 +672,7 @@ class Membership:
                         capture_stacks=suspects_peer,
                         may_stay=True,
                     )
-                    self._stop(reason, now, stop)
+                    self._stop(Reason.WORKER_FAILED, reason, now, stop)
             case NodeIdle(_, quiet_s, limit_s) if current:
                 self.roster.set_quiet(node, now - quiet_s, limit_s if quiet_s else 0.0)
             case WaitSamples() if current:
@@ -719,9 +723,8 @@ class Membership:
             if current:
                 self._ending.add(ready, member.join.host, now)
             if self.state is GroupState.RUNNING:
-                self._stop(
-                    self._ending.failure_cause or f"workers ended on {member.join.host}", now
-                )
+                cause = self._ending.failure_cause or f"workers ended on {member.join.host}"
+                self._stop(Reason.WORKERS_ENDED, cause, now)
             self.roster.deactivate(node)
         if self.generation == NO_GENERATION:  # a new coordinator learns the restart count
             self.restart = max(self.restart, min(ready.restart, self._max_restarts()))
@@ -758,7 +761,7 @@ class Membership:
             if not orderly:
                 self._ending.failed_host = member.join.host
             if self.state in (GroupState.RUNNING, GroupState.RECOVERING):
-                self._stop(f"{member.join.host} {what}", now)
+                self._stop(Reason.NODE_LOST, f"{member.join.host} {what}", now)
             elif self.state is GroupState.STOPPING:
                 self._cause = f"{member.join.host} {what}"
 
@@ -816,15 +819,15 @@ class Membership:
         if self._ending.saves and not self._ending.failure_cause:
             self._confirm(self.roster.group_ranks)  # frozen workers can't save
         if lost:
-            self._stop("a node was lost when the coordinator was lost", now)
+            cause = "a node was lost when the coordinator was lost"
+            self._stop(Reason.NODE_LOST, cause, now)
         elif self._ending.failure_cause or self.roster.has_idle():
-            self._stop(
-                self._ending.failure_cause or "workers ended while there was no coordinator", now
-            )
+            cause = self._ending.failure_cause or "workers ended while there was no coordinator"
+            self._stop(Reason.WORKERS_ENDED, cause, now)
         elif self._ending.saves:
-            self._stop("the workers saved a checkpoint and left", now)
+            self._stop(Reason.WORKERS_SAVED, "the workers saved a checkpoint and left", now)
         else:
-            self.state = GroupState.RUNNING
+            self._change(Reason.GENERATION_RECOVERED)
             self._success_reports.is_pending = False
             self._confirm(self.roster.group_ranks)
 
@@ -849,7 +852,8 @@ class Membership:
 
     def _while_running(self, now: float) -> None:
         if not self.roster.active:
-            self._finish(JobEnded(EXIT_OK, "all workers succeeded", (), None))
+            end = JobEnded(EXIT_OK, "all workers succeeded", (), None)
+            self._finish(Reason.ALL_SUCCEEDED, end)
             return
         if self._ending.agreement is not None:
             self._continue_barrier(self._ending.agreement, now)
@@ -886,7 +890,7 @@ class Membership:
                 self._agree(cause, 0.0, now)
             else:
                 self._ending.membership_changed = True
-                self._stop(cause, now)
+                self._stop(Reason.NEWCOMERS_ADMITTED, cause, now)
 
     def _report_early_exits(self, early: "EarlyExits", now: float) -> None:
         """Notify all nodes that some nodes' workers have succeeded while others are running."""
@@ -905,7 +909,7 @@ class Membership:
             self.generation, cause, checkpoint_first=False, capture_stacks=True,
             limit_s=_STACKS_S if len(self.roster) > 1 else 0.0, may_stay=True,
         )  # fmt: skip
-        self._stop(cause, now, stop)
+        self._stop(Reason.HANG, cause, now, stop)
 
     def _agree(self, cause: str, limit_s: float, now: float) -> None:
         """Start an agreement between the workers on when they save and exit."""
@@ -927,11 +931,17 @@ class Membership:
                 self.generation, agreement.cause, checkpoint_first=True,
                 checkpoint_at=call, limit_s=agreement.limit_s,
             )  # fmt: skip
-            self._stop(agreement.cause, now, last)
+            self._stop(Reason.CHECKPOINT_AGREED, agreement.cause, now, last)
         elif agreement.limit != before:
             self._send_limit(agreement)
 
-    def _stop(self, cause: str, now: float, message: StopWorkers | None = None) -> None:
+    def _change(self, reason: Reason) -> None:
+        """Change the state. Nothing else changes it."""
+        self.state = next_state(self.state, reason)
+
+    def _stop(
+        self, reason: Reason, cause: str, now: float, message: StopWorkers | None = None
+    ) -> None:
         """Stop the workers on all nodes, immediately or as specified in a message."""
         checkpoint_first = self._ending.saves and not self._ending.failure_cause
         stop = message or StopWorkers(
@@ -941,7 +951,8 @@ class Membership:
             capture_stacks=self._ending.blamed_at is not None,
             may_stay=not checkpoint_first,
         )
-        self.state, self._cause, self._ending.agreement = GroupState.STOPPING, cause, None
+        self._change(reason)
+        self._cause, self._ending.agreement = cause, None
         self.roster.reactivate()
         stopping = self._ending.stopping = _StopDeadlines(stop, now)
         for node in self.roster.group_ranks:
@@ -998,14 +1009,16 @@ class Membership:
         failure, to form the next generation after a membership change, or to end the job.
         """
         ending = self._ending
-        self.state, self._gathering.since = GroupState.GATHERING, now
+        self._gathering.since = now
         self._gathering.not_before = 0.0
         self._gathering.departure = ""
         if ending.blamed_at is not None and self._was_silent(ending.blamed_at):
             ending.membership_changed = True  # the failure was a consequence of that
         if ending.failure_cause and not ending.membership_changed:
             self._after_failure(ending, now)
-        elif ending.has_lost_node and self.settings.smart:
+            return
+        self._change(Reason.WORKERS_STOPPED)
+        if ending.has_lost_node and self.settings.smart:
             from relight.core.group.restart_budget import GenerationRun
 
             run = GenerationRun(now - ending.formed_at, ending.progressed)
@@ -1034,8 +1047,9 @@ class Membership:
         )  # fmt: skip
         outcome = restart_decision.decide(ended, self._restarts(now), self.restart, now)
         if isinstance(outcome, JobEnded):
-            self._finish(outcome)
+            self._finish(Reason.NO_RESTART_LEFT, outcome)
         else:
+            self._change(Reason.WORKERS_STOPPED)
             self.restart, self._cause = self.restart + 1, outcome.cause
             ending.failed_host = outcome.host
             self._wait_before_next(outcome.delay_s, now)
@@ -1068,7 +1082,8 @@ class Membership:
         if now >= self._gives_up_at():
             after = format_duration(self.settings.join_timeout_s)
             reason = self.explain(now).partition(" (join timeout")[0]
-            self._finish(JobEnded(EXIT_GROUP, f"gave up after {after}: {reason}", (), None))
+            end = JobEnded(EXIT_GROUP, f"gave up after {after}: {reason}", (), None)
+            self._finish(Reason.JOIN_TIMEOUT, end)
 
     def _forms_at(self) -> float:
         """Return the time when the ready nodes will form a generation, unless nodes join or leave
@@ -1141,7 +1156,8 @@ class Membership:
             self._send(first.node, Note(note))
         stay, refused = self._select_survivors(members)
         self.generation, failed_host = self._numbers.next(), self._ending.failed_host
-        self.state, self._ending = GroupState.RUNNING, _Teardown(now)
+        self._change(Reason.GENERATION_FORMED)
+        self._ending = _Teardown(now)
         self._ending.addresses = {member.node: member.join.address for member in members}
         self.members.silence.begin_generation()
         self.roster = Roster([member.node for member in members])
@@ -1231,8 +1247,9 @@ class Membership:
         members = [self.members[node] for node in ranks.as_numbered(order, numbers)]
         return sorted(members, key=lambda member: not member.join.comes_first)
 
-    def _finish(self, end: JobEnded) -> None:
-        self.state, self.end, self._ending.agreement = GroupState.ENDED, end, None
+    def _finish(self, reason: Reason, end: JobEnded) -> None:
+        self._change(reason)
+        self.end, self._ending.agreement = end, None
         self.members.reachability = None
         for member in self.members:
             self._send(member.node, end)
