@@ -138,6 +138,7 @@ pages: setup  ## Write the generated pages: flags, failure guide, limits, README
 	$(BIN)/python -m documentation.failures
 	$(BIN)/python -m documentation.events
 	$(BIN)/python -m documentation.limits
+	$(BIN)/python -m documentation.group
 	$(BIN)/python -m benchmarks.readme
 	$(BIN)/python -m documentation.picture
 

@@ -44,7 +44,7 @@ def test_former_coordinator_does_not_wait_for_nodes_that_left_finished_job() -> 
             join = Join(node, f"host-{node}", "", 1, "default", -1, 2, 2, 0, {}, None)
             group.step(Received(node, join))
             group.step(Received(node, NodeReady(NO_GENERATION, 29500, (), ())))
-        generation = group.membership.generation
+        generation = group.membership.live.id
         for node in ("a", "b"):
             group.step(Received(node, WorkersSucceeded(generation)))
         assert group.membership.state is GroupState.ENDED

@@ -45,7 +45,9 @@ def record_log(play: Callable[[Table], object], played: Table) -> list[Line]:
         assert line is not None
         written.append(line)
 
-    recorder = GroupRecorder("job", played.settings, played.group._numbers.origin, write)
+    recorder = GroupRecorder(
+        "job", played.settings, played.group._formation.leases.numbers.origin, write
+    )
     step = played.group.step
 
     def watched(event: object, now: float) -> object:

@@ -255,7 +255,7 @@ def test_failure_blamed_on_another_peer_uses_up_a_restart() -> None:
     game = running_group().play("""
         20 b silent1
     """)
-    addresses = game.group._ending.addresses
+    addresses = game.group.live.teardown.addresses
     addresses.update(a="10.0.0.1", b="10.0.0.2", c="10.0.0.3")
     fail_blaming_peer(game, "a", "[10.0.0.3]:4711: Connection closed by peer")
     game.play("""
@@ -428,7 +428,7 @@ def test_new_coordinator_confirms_valid_lease_before_other_nodes_reconnect() -> 
     """)
     )
     assert not any(isinstance(each, Confirm) for each in game.heard.get("a", ()))
-    assert game.heard["b"] == [Confirm(game.group.generation, recovers=True)]
+    assert game.heard["b"] == [Confirm(game.group.live.id, recovers=True)]
 
 
 def test_nodes_with_unread_reports_after_a_suspension_are_not_overdue() -> None:

@@ -73,4 +73,4 @@ def test_next_generation_starts_only_after_the_backoff(smart: bool) -> None:
     if smart:
         game.play("2.59 a -\n")
         game.play("3.1 a -\n-> form 2: a")
-    assert game.group.restart == 0
+    assert game.group.restarts.number == 0

@@ -43,15 +43,15 @@ MUTANTS = (
     Mutant(
         "if a node is preempted, the workers are asked to save",
         "core/group/membership.py",
-        "            if node in self.roster:\n                cause = f",
+        "            if node in roster:\n                cause = f",
         "            if False:\n                cause = f",
     ),
     Mutant(
         "a preemption counts even before a new coordinator has confirmed the generation",
         "core/group/membership.py",
-        "self._ending.preempted[node] = message",
+        "self.live.preempted[node] = message",
         "if self.state is GroupState.RUNNING:\n"
-        "                    self._ending.preempted[node] = message",
+        "                    self.live.preempted[node] = message",
     ),
     Mutant(
         "the answer of a node that reconnects while nodes probe each other still counts",
@@ -138,10 +138,10 @@ MUTANTS = (
     ),
     Mutant(
         "a new coordinator forms a generation only after the old one's leases have expired",
-        "core/group/membership.py",
-        "return max(now + self.settings.rejoin_grace_s, "
-        "self._began_at + self.settings.lost_after_s)",
-        "return now + self.settings.rejoin_grace_s",
+        "core/group/foreign_leases.py",
+        "            now + self._settings.rejoin_grace_s, "
+        "self._began_at + self._settings.lost_after_s\n",
+        "            now + self._settings.rejoin_grace_s, 0.0\n",
     ),
     Mutant(
         "an elected coordinator's own workers run only as long as its votes last",
@@ -181,8 +181,8 @@ MUTANTS = (
     Mutant(
         "the group continues without a dropped node only after its workers' lease has expired",
         "core/group/membership.py",
-        "self._recover_until = now + self.settings.lost_after_s  #",
-        "self._recover_until = now  #",
+        "self.live.recovery.until = now + self.settings.lost_after_s",
+        "self.live.recovery.until = now",
     ),
     Mutant(
         "frozen workers are checked repeatedly, as other programs may resume them",
@@ -213,8 +213,8 @@ MUTANTS = (
     ),
     Mutant(
         "a coordinator that hears about an unknown generation waits while it may be running",
-        "core/group/membership.py",
-        "return max(over, self._foreign_lease_expiry())",
+        "core/group/formation.py",
+        "return max(over, self.leases.expiry())",
         "return over",
     ),
     Mutant(
@@ -225,7 +225,7 @@ MUTANTS = (
     ),
     Mutant(
         "no newcomer is admitted while a node is silent",
-        "core/group/membership.py",
+        "core/group/admission.py",
         "return may and not silent",
         "return may",
     ),
@@ -276,16 +276,16 @@ MUTANTS = (
     Mutant(
         "a failed worker doesn't shorten a silent node's lease",
         "core/group/membership.py",
-        "        self.roster.reactivate()\n        stopping =",
-        "        self.roster.reactivate()\n"
-        "        for each in set(self.members.silence) & self.roster.active:\n"
-        "            self.roster.active.discard(each)\n"
-        "        stopping =",
+        "        live.roster.reactivate()\n        order =",
+        "        live.roster.reactivate()\n"
+        "        for each in set(self.members.silence) & live.roster.active:\n"
+        "            live.roster.active.discard(each)\n"
+        "        order =",
     ),
     Mutant(
         "a failure caused by a silent peer uses no restart",
-        "core/group/membership.py",
-        "if ending.blamed_at is not None and self._was_silent(ending.blamed_at):",
+        "core/group/teardown.py",
+        "if silence.explains(self.blamed_at, {*(named or self.addresses), self._blamed_by}):",
         "if False:",
     ),
     Mutant(
@@ -303,21 +303,21 @@ MUTANTS = (
     Mutant(
         "while its registry is silent, a holder gives up its lease if a node is silent",
         "core/group/membership.py",
-        "return self.roster.lost + sum(node in self.roster.active for node in silent)",
-        "return self.roster.lost",
+        "return self.live.roster.lost + sum(node in self.live.roster.active for node in silent)",
+        "return self.live.roster.lost",
         "register",
     ),
     Mutant(
         "a generation has whole segments",
-        "core/group/membership.py",
+        "core/group/formation.py",
         "size = settings.whole(min(len(ready), settings.max_nodes))",
         "size = min(len(ready), settings.max_nodes)",
     ),
     Mutant(
         "no workers are stopped for newcomers that don't fill a segment",
-        "core/group/membership.py",
-        "return self.settings.whole(min(waiting, self.settings.max_nodes - len(self.roster)))",
-        "return min(waiting, self.settings.max_nodes - len(self.roster))",
+        "core/group/admission.py",
+        "return self._settings.whole(min(waiting, self._settings.max_nodes - len(roster)))",
+        "return min(waiting, self._settings.max_nodes - len(roster))",
     ),
     Mutant(
         "a segment lies in one leaf if possible",

@@ -53,20 +53,21 @@ class WatchedMembership(Membership):
         self.world.log(f"C{self.number} begins at {self.process.name}")
 
     def _form(self, now: float) -> None:
-        self.follows = self.generation
+        self.follows = self.live.id
         super()._form(now)
 
     def step(self, event: Any, now: float) -> Any:
-        self.before = self.state, self.generation
-        ending = self._ending  # it is replaced when the next generation is formed
-        agreement = ending.agreement
+        self.before = self.state, self.live.id
+        live = self.live  # it is replaced when the next generation is formed
+        agreement = live.agreement
         effects = super().step(event, now)
         self.check()
-        self.progressed = bool(ending.progressed)
+        self.progressed = bool(live.reports.progressed)
         self.was_agreeing = agreement is not None
-        self.agrees_on = "" if ending.agreement in (None, agreement) else ending.agreement.cause
-        self.overdue = ending.stopping.dropped if ending.stopping is not None else set()
-        self.blamed_at, self.hung = ending.blamed_at, ending.hung
+        self.agrees_on = "" if live.agreement in (None, agreement) else live.agreement.cause
+        order = live.teardown.order
+        self.overdue = order.dropped if order is not None else set()
+        self.blamed_at, self.hung = live.teardown.blamed_at, live.teardown.hung
         self.world.watch.stepped(self, event, effects, now)
         return effects
 

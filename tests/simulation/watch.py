@@ -340,10 +340,10 @@ class Watch:
         if coordinator.blamed_at == now and isinstance(event, Received):
             silence = coordinator.members.silence
             lost_at = now + coordinator.settings.lost_after_s - TELL_AFTER_S
-            for node in set(silence) & coordinator.roster.group_ranks.keys():
+            for node in set(silence) & coordinator.live.roster.group_ranks.keys():
                 if silence.lost_at(node) <= lost_at:  # it has been silent for a second
                     self._excused.add(coordinator.number)
-        restart = coordinator.restart
+        restart = coordinator.restarts.number
         if restart > (before := self._restart.get(coordinator.number, 0)):
             heard = isinstance(event, Received) and isinstance(event.message, Join | NodeReady)
             # A coordinator may have ended before the remaining nodes knew about the restart that
@@ -421,7 +421,7 @@ class Watch:
         The end starts with the agreement on a checkpoint, unless none is agreed on. It is not taken
         back if a node falls silent later, because workers at the limit wait for the call.
         """
-        silent = set(coordinator.members.silence) & set(coordinator.roster.group_ranks)
+        silent = set(coordinator.members.silence) & set(coordinator.live.roster.group_ranks)
         causes = [coordinator.agrees_on]
         if coordinator.before[0] is GroupState.RUNNING and not coordinator.was_agreeing:
             causes += [each.cause for _, each in sent if isinstance(each, StopWorkers)]
@@ -431,10 +431,10 @@ class Watch:
 
     def _see_preempted(self, coordinator: "WatchedMembership") -> None:
         """Check that a generation's workers are asked to save if a node is preempted."""
-        preempted = self._preempted.get((coordinator.number, coordinator.generation), set())
+        preempted = self._preempted.get((coordinator.number, coordinator.live.id), set())
         runs = coordinator.state is GroupState.RUNNING
         agrees = ("agreement", "counting") in coordinator.states()
-        if runs and not agrees and (late := preempted & coordinator.roster.active):
+        if runs and not agrees and (late := preempted & coordinator.live.roster.active):
             raise Failure(f"{late} will be taken away, but no workers are asked to save")
 
     def _see_change(self, formation: Formation, event: Event) -> None:
@@ -646,7 +646,7 @@ class Watch:
             return ""
         if membership.state is not GroupState.RUNNING:
             return membership.explain(membership.process.host.now())
-        ending = membership.roster.is_ending
+        ending = membership.live.roster.is_ending
         for agent in self.agents:
             if agent.leaving or not self.takes_part(agent):
                 continue
@@ -654,10 +654,10 @@ class Watch:
             if formed is None:
                 if not (agent.waits and (agent.waits.spare or ending or self._flaps(agent))):
                     return f"{agent.name} is not told that it is a spare"
-            elif formed.generation.id != membership.generation:
+            elif formed.generation.id != membership.live.id:
                 return f"{agent.name} runs generation {formed.generation.number}"
-            elif agent.id not in membership.roster:
-                return f"{agent.name} is not in generation {membership.generation.number}"
+            elif agent.id not in membership.live.roster:
+                return f"{agent.name} is not in generation {membership.live.id.number}"
             elif not agent.done and not (agent.workers and agent.workers.run):
                 return f"{agent.name} does not run"
             elif self.hangs(agent):
@@ -804,7 +804,7 @@ class Watch:
                 return False
             # A coordinator that steps down leaves its workers an ordinary lease.
             told_at = register.reached_at + register.answer_s + UNDER_WAY_S + self._lease_s
-            continues = current is not None and current.generation == other.id
+            continues = current is not None and current.live.id == other.id
             began_at = now if continues and current.number != other.coordinator else other.at
             return (
                 (register.reached_at < register.evicted_at or now < told_at)
@@ -822,7 +822,7 @@ class Watch:
         number, never = newer.coordinator, float("inf")
         knew_at = min(self._heard.get((number, older.id), never), self._met.get(number, never))
         membership = self.coordinating()
-        continues = membership is not None and membership.generation == older.id
+        continues = membership is not None and membership.live.id == older.id
         return continues and knew_at > newer.at
 
     def _two_live(self, older: Formation, newer: Formation) -> None:

@@ -289,7 +289,7 @@ class Coordinator:
 
     def _send(self, peer: "_Peer", message: FromCoordinator) -> None:
         if isinstance(message, GenerationFormed | Confirm):
-            ranks = peer.group.membership.roster.group_ranks
+            ranks = peer.group.membership.live.roster.group_ranks
             message = message._replace(coordinator=ranks.get(self.own_node, -1))
         peer.connection.send(fields.to_json(self._with_address(message)))
 

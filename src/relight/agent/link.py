@@ -390,7 +390,7 @@ class RemoteLink(finders.Seeker):
         if self._group is not None and self._group.membership.end is not None:
             return
         coordinator, group, self._group = self._coordinator, self._group, None
-        if group is not None and group.membership.generation != NO_GENERATION:
+        if group is not None and group.membership.live.id != NO_GENERATION:
             self._met_coordinator = True  # this process is one
         if coordinator is None or self._closed:
             return

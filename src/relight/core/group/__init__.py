@@ -1,15 +1,17 @@
 """A job's group, from the coordinator's point of view.
 
-`membership.Membership` is the state machine. Nodes join (`members`), and then a generation is
-formed (`ranks`, `roster`). The generation runs until a worker fails or a node is lost, and is then
-stopped. After that, either the next generation is formed or the job ends (`restart_decision`,
-`restart_budget`). `messages` defines the protocol between agents and their coordinator, `silence`
-times out silent nodes, and `survivors` determines which workers keep their process. Three parts are
-short-lived: `checkpoint_barrier` (preemption), `reachability` (--health-check=network) and
-`cluster_query` (queries to all nodes).
+`membership.Membership` is the state machine, and `transitions` has its transitions as a table.
+Nodes join (`members`), and then a generation is formed (`formation`, `foreign_leases`). What is
+known about it is in `live_generation`. It runs (`roster`, `successes`, `admission`) until a worker
+fails or a node is lost, and is then stopped (`teardown`). A new coordinator adopts the generation
+that nodes announce (`recovery`). After a stop, either the next generation is formed or the job ends
+(`restarts`, `restart_decision`, `restart_budget`). `messages` defines the protocol between agents
+and their coordinator, `silence` times out silent nodes, and `survivors` determines which workers
+keep their process. Three parts are short-lived: `checkpoint_barrier` (preemption), `reachability`
+(--health-check=network) and `cluster_query` (queries to all nodes).
 
-The driver is agent/group.py. To add a state, extend `GroupState` in group_types.py and the code in
-membership.py that uses it, then follow the checklist in CONTRIBUTING.md. State that must survive a
-coordinator failover has to be part of `Announce` and `NodeReady`, because a new coordinator has no
-other sources.
+The driver is agent/group.py. To add a state, extend `GroupState` in group_types.py, the table in
+transitions.py and the code in membership.py that uses it, then follow the checklist in
+CONTRIBUTING.md. State that must survive a coordinator failover has to be part of `Announce` and
+`NodeReady`, because a new coordinator has no other sources.
 """

@@ -18,8 +18,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 
+from relight.base.errors import EXIT_MACHINE
 from relight.base.text import format_names
-from relight.core.group.messages import NodesProbed, StartProbes, Target
+from relight.core.group.messages import JobEnded, NodesProbed, StartProbes, Target
 
 _PATIENCE_S = 3.5
 """Time limit in seconds. The probes themselves end after 2.5 s."""
@@ -28,7 +29,7 @@ _MAX_PEERS = 200
 that follow it in rank order, because messages and open files are limited.
 """
 _COOKIE_DIGITS = 32
-REMEDY = (
+_REMEDY = (
     "open all TCP ports between the nodes, because gloo and NCCL use arbitrary ports; run relight "
     "doctor on all nodes for details"
 )
@@ -149,6 +150,16 @@ class Reachability:
             (self._nodes[number], explain(number, {p: failed[p] for p in pairs}, named))
             for number, pairs in found.items()
         ]
+
+
+def leaves(host: str, why: str) -> JobEnded:
+    """Return the message to a node that is left out."""
+    report = (
+        f"error: the health check on {host} failed ({why}); this node is leaving the job",
+        f"  hint: {_REMEDY}",
+    )
+    reason = f"the node is leaving: its health check failed: {why}"
+    return JobEnded(EXIT_MACHINE, reason, report, None, others_run=True)
 
 
 def left_out(failed: Failed, may_leave: Collection[int]) -> dict[int, list[tuple[int, int]]]:

@@ -28,9 +28,10 @@ class Roster:
 
     Args:
         nodes: the nodes by group rank, with None for a node that has not arrived yet.
+        survivors: the nodes with workers that were already in the previous generation.
     """
 
-    def __init__(self, nodes: Sequence[str | None] = ()) -> None:
+    def __init__(self, nodes: Sequence[str | None] = (), survivors: Collection[str] = ()) -> None:
         self.order = list(nodes)
         """The nodes by group rank, with None for a node that has left."""
         self.group_ranks = {
@@ -39,12 +40,7 @@ class Roster:
         self.active = set(self.group_ranks)
         self.done: dict[str, float] = {}
         """Nodes whose workers have succeeded, and the time when they succeeded."""
-        self.survivors: Collection[str] = ()
-        """Nodes with workers that were already in the previous generation."""
-        self.may_be_superseded = False
-        """Whether a later generation may exist, because none of the nodes that announced this
-        generation rules it out.
-        """
+        self.survivors = survivors
         self.slow_ranks: StragglerDetector | None = None
         """The straggler detector. It is created once a node reports how its workers spend their
         time.
