@@ -28,6 +28,7 @@ OWN = {
     "relight.base",
     "relight.base.env",
     "relight.base.errors",
+    "relight.base.package",
     "relight.base.text",
     "relight.base.values",
     "relight.cli",

@@ -5,9 +5,8 @@ and training scripts that use `relight.worker` should not have to load the launc
 read `__init__.pyi`.
 """
 
-__version__ = "0.1.0"
-
 _FROM_MODULE = {
+    "__version__": "base.package",
     "Future": "api.futures",
     "attach": "api.futures",
     "launch": "api.function",

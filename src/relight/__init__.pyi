@@ -1,7 +1,5 @@
 """The names that `relight` loads on access, for type checkers and editors."""
 
-from importlib.machinery import SourceFileLoader
-
 from relight.api.embedding import RunResult as RunResult
 from relight.api.embedding import RunSpec as RunSpec
 from relight.api.embedding import run as run
@@ -10,6 +8,4 @@ from relight.api.futures import Future as Future
 from relight.api.futures import attach as attach
 from relight.api.submission import map as map
 from relight.api.submission import submit as submit
-
-__version__: str
-__loader__: SourceFileLoader  # or a zip archive's loader, which has the same methods
+from relight.base.package import __version__ as __version__

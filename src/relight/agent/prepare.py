@@ -8,9 +8,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-import relight
 from relight.agent import entrypoint
 from relight.agent.agent_config import AgentConfig
+from relight.base import package
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.base.values import (
@@ -356,11 +356,11 @@ def _breakpoint(spec: LaunchSpec, env: Environment, python: str) -> dict[str, st
     """
     if "PYTHONBREAKPOINT" in env.variables or sys.platform != "linux":
         return {}
-    root, package = os.path.split(os.path.dirname(os.path.abspath(relight.__file__)))
+    root = os.path.dirname(package.DIRECTORY)
     # The first entry in sys.path applies to this program only. It is a directory or a zip archive.
     if python == sys.executable and not spec.no_python and root != os.path.abspath(sys.path[0]):
         return {"PYTHONBREAKPOINT": "relight.worker.breakpoint.wait"}
-    own, theirs = os.path.join(root, package, "worker", "path"), env.get("PYTHONPATH")
+    own, theirs = os.path.join(package.DIRECTORY, "worker", "path"), env.get("PYTHONPATH")
     return {
         "PYTHONBREAKPOINT": "relight_breakpoint.wait",
         "PYTHONPATH": f"{theirs}{os.pathsep}{own}" if theirs else own,
@@ -386,8 +386,7 @@ def _run_path() -> tuple[str, ...]:
     """Return the arguments that make Python implement `--run-path`. They contain the program's text
     instead of a path, because an upgrade may remove or replace the file before a restart.
     """
-    path = os.path.join(os.path.dirname(relight.__file__), "worker", "run_path.py")
-    return "-c", relight.__loader__.get_data(path).decode()
+    return "-c", package.read("worker/run_path.py")
 
 
 def _check_status_token(spec: LaunchSpec, env: Environment) -> None:

@@ -1,6 +1,7 @@
 """Foundations: errors, the environment, text, parsing of values and records.
 
     errors.py      user-visible errors: messages, hints, exit codes
+    package.py     this installation: its version and files
     exit_signals.py  the exit with 128 + n on SIGINT or SIGTERM while no agent handles them
     env.py         the only reader of os.environ
     text.py        times, counts, lists of hosts and ranks, spelling suggestions

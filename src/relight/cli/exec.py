@@ -11,16 +11,16 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-import relight
 from relight.agent import not_found
 from relight.base import env as environment
+from relight.base import package
 from relight.base.env import Environment
 from relight.base.errors import EXIT_OK, MachineError, UsageError
 from relight.cli.jobs.common import HELP, Page
 from relight.flags.arguments import parse
 from relight.stacks import exit_evidence
 
-SHIM = os.path.join(os.path.dirname(os.path.abspath(relight.__file__)), "torch_launcher", "shim")
+SHIM = os.path.join(package.DIRECTORY, "torch_launcher", "shim")
 PAGE = Page(
     "exec [--] COMMAND …",
     (

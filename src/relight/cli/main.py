@@ -226,15 +226,14 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
 
 
 def _version(_: list[str]) -> int:
-    from pkgutil import get_data
-
-    from relight import __version__
+    from relight.base import package
 
     try:
-        commit = (get_data("relight", "commit") or b"").decode().strip()
+        commit = package.read("commit").strip()
     except OSError:  # missing from editable installations
         commit = ""
-    print(f"relight {__version__} (commit {commit})" if commit else f"relight {__version__}")
+    version = f"relight {package.__version__}"
+    print(f"{version} (commit {commit})" if commit else version)
     return 0
 
 

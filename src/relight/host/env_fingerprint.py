@@ -11,7 +11,7 @@ import stat
 import sys
 from collections.abc import Sequence
 
-from relight import __version__
+from relight.base.package import __version__
 from relight.host.devices import content, entries
 
 _MAX_SCRIPT = 8 << 20

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from relight import __version__
+from relight.base.package import __version__
 from relight.host.user import user_name
 
 _SUBMITTED = "RELIGHT_JOB_ID"

@@ -27,8 +27,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-import relight
 from relight.base import env as environment
+from relight.base import package
 from relight.base.errors import EXIT_MACHINE
 from relight.host import files
 from relight.job.app import AppDef, Role
@@ -66,7 +66,7 @@ _HEAD = 2 * hashlib.sha256().digest_size
 """The cached file starts with the digests of the sources and of the launcher."""
 _SCRIPT = f"""\
 #!/bin/sh
-# relight {relight.__version__}, the launcher in one file. Behind these lines is a zip archive for Python.
+# relight {package.__version__}, the launcher in one file. Behind these lines is a zip archive for Python.
 for python in python3 python; do
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && exec "$python" "$0" "$@"
 done
@@ -162,10 +162,9 @@ def digest() -> str:
 
 def modules() -> Iterator[str]:
     """Yield the paths of the modules in the archive in order, relative to the package."""
-    top = os.path.dirname(relight.__file__)
-    for directory, folders, names in os.walk(top):
+    for directory, folders, names in os.walk(package.DIRECTORY):
         folders.sort()
-        inside = os.path.relpath(directory, top)
+        inside = os.path.relpath(directory, package.DIRECTORY)
         for file in sorted(names):
             path = os.path.normpath(os.path.join(inside, file))
             if path.endswith(".py") and (
@@ -211,7 +210,7 @@ def wrapped(role: Role, directory: str) -> Role:
 
 
 def _read(path: str) -> bytes:
-    with open(os.path.join(os.path.dirname(relight.__file__), path), "rb") as file:
+    with open(os.path.join(package.DIRECTORY, path), "rb") as file:
         return file.read()
 
 

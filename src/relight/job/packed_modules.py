@@ -8,7 +8,7 @@ modified, because workers forked from a warm process would inherit the change.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -34,10 +34,12 @@ class PackedModules:
     Args:
         archive: the archive's path, used as the prefix of the modules' file names.
         packed: the result of `pack`.
+        get_data: returns the content of another file in the archive, given its path.
     """
 
-    def __init__(self, archive: str, packed: bytes) -> None:
+    def __init__(self, archive: str, packed: bytes, get_data: Callable[[str], bytes]) -> None:
         self._archive = archive
+        self.get_data = get_data
         self._sources: dict[str, bytes] = {}
         index, _, rest = packed.partition(b"\n\n")
         begin = 0
@@ -86,6 +88,7 @@ def install(package: Any) -> None:
     """Make the archive's `relight` package find its packed modules."""
     archive = package.__loader__.archive
     package.__path__ = [f"{archive}/relight"]
-    modules = PackedModules(archive, package.__loader__.get_data(f"{archive}/{MEMBER}"))
+    get_data = package.__loader__.get_data
+    modules = PackedModules(archive, get_data(f"{archive}/{MEMBER}"), get_data)
     for folder in modules.folders():
         sys.path_importer_cache[folder] = modules

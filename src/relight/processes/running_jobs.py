@@ -14,8 +14,8 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from relight import __version__
 from relight.base import fields
+from relight.base.package import __version__
 from relight.base.values import whole
 from relight.core.status.snapshot import (
     ENDED,

@@ -180,7 +180,7 @@ def _status(
 
 
 def _record(job: Prepared, env: Environment) -> Record:
-    from relight import __version__
+    from relight.base.package import __version__
     from relight.job.workspaces import git_state, projects  # importing tarfile takes 10 ms
 
     app_id = job.request.app_id or job.app_id

@@ -19,8 +19,8 @@ only if there is a token, because importing it takes milliseconds.
 import struct
 from collections.abc import Callable
 
-from relight import __version__
 from relight.base.fields import Malformed, Message
+from relight.base.package import __version__
 from relight.core.link import wire
 
 NONCE_BYTES = 32

@@ -16,8 +16,8 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 
-from relight import __version__
 from relight.base.fields import Malformed, Message, decode
+from relight.base.package import __version__
 
 PROTOCOL = 3
 GREETING = b"relight %d\n" % PROTOCOL

@@ -24,8 +24,7 @@ import sys
 import tempfile
 from typing import IO, NoReturn
 
-import relight
-from relight.base import env, fields
+from relight.base import env, fields, package
 from relight.base.errors import EXIT_INTERNAL, MachineError, RelightError, UsageError, describe_bug
 from relight.base.fields import Malformed
 from relight.events.event_types import SignalReceived
@@ -300,7 +299,7 @@ def _search_path(wanted: str) -> str:
     """
     path = env.read().get("PATH", os.defpath)
     own = os.path.dirname(sys.executable)
-    file = os.path.dirname(os.path.dirname(relight.__file__))
+    file = os.path.dirname(package.DIRECTORY)
     launcher = [os.path.dirname(file)] if os.path.isfile(file) else []
     parts = [wanted, *launcher, *([own] if own not in path.split(":") else []), path]
     return ":".join(part for part in parts if part)
