@@ -11,7 +11,7 @@ from conftest import RELIGHT, clean_environment
 
 from relight.base.errors import UsageError
 from relight.base.values import BACKENDS, parse_conf
-from relight.rendezvous.conf import KEYS, Conf, backend_keys, parse, read_token
+from relight.flags.rdzv_conf import KEYS, Conf, backend_keys, parse, read_token
 
 # The keys that torch 2.13 reads from the configuration, by backend.
 TORCHRUN = {
@@ -248,10 +248,10 @@ def test_every_rdzv_conf_key_has_a_field_and_is_documented() -> None:
 def test_table_of_rdzv_conf_keys_imports_no_additional_modules() -> None:
     """The table only imports modules that the command line needs anyway."""
     code = (
-        "import sys, relight.flags.spec; before = set(sys.modules); import relight.rendezvous.conf;"
+        "import sys, relight.flags.spec; before = set(sys.modules); import relight.flags.rdzv_conf;"
         "print(*sorted(set(sys.modules) - before))"
     )
     result = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
     )
-    assert result.stdout.split() == ["relight.rendezvous", "relight.rendezvous.conf"]
+    assert result.stdout.split() == ["relight.flags.rdzv_conf"]

@@ -266,7 +266,7 @@ LOADED_BEFORE = {
     "relight.base.metric_patterns": "--watch-metric",
     "relight.base.trackers": "--tracker",
     "relight.host.checkpoints": "--checkpoints",
-    "relight.output.event_handler": "--event-log-handler",
+    "relight.agent.event_process": "--event-log-handler",
     "relight.host.env_fingerprint": "several nodes",
     "relight.output.file_tails": "--tee",
     "relight.warm.import_profile": "--preload=auto",

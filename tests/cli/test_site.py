@@ -11,12 +11,12 @@ from relight.base.errors import MachineError, UsageError
 from relight.base.values import PreemptionSource
 from relight.cli import doctor
 from relight.cli.jobs import effective_settings
+from relight.flags import rdzv_conf
 from relight.flags import site as sites
 from relight.flags.arguments import parse, to_spec
 from relight.flags.site import Site
 from relight.flags.spec import FLAGS, LaunchSpec
 from relight.job.app import AppDef, Role
-from relight.rendezvous import conf
 from relight.runner import options, settings
 from relight.runner.options import SiteOptions
 from relight.runner.runner import Runner
@@ -78,10 +78,12 @@ def test_site_defaults_are_not_treated_as_user_flags(site: Site) -> None:
 def test_rdzv_conf_is_merged_with_site_defaults_key_by_key(site: Site) -> None:
     """Ineffective and overridden site keys are dropped without a note."""
     found = spec(site, "--rdzv-conf=last_call_timeout=9,join_timeout=60")
-    values, notes = conf.parse(conf.merged(found.rdzv_conf, found.conf_defaults, "c10d"), "c10d")
+    values, notes = rdzv_conf.parse(
+        rdzv_conf.merged(found.rdzv_conf, found.conf_defaults, "c10d"), "c10d"
+    )
     assert (values.last_call_timeout, values.join_timeout, values.keep_alive_interval) == (9, 60, 1)
     assert notes == []
-    assert conf.merged((), (("lease_ttl", "9"), ("nope", "1")), "c10d") == ()
+    assert rdzv_conf.merged((), (("lease_ttl", "9"), ("nope", "1")), "c10d") == ()
 
 
 @pytest.mark.parametrize(

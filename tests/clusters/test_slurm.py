@@ -14,7 +14,7 @@ from netlab import Lab
 
 from clusters.slurm import Slurm
 from clusters.workers import RELIGHT_RUN, SHELL, seen, write
-from relight.rendezvous import hostlist
+from relight.base import hostlist
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_slurm]
 NODES = ["node1", "node2", "node3", "node4"]

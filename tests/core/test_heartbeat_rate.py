@@ -4,7 +4,7 @@ import pytest
 
 from relight.core.link.heartbeat_rate import FULL_RATE_AGENTS, LONGEST_S, USUAL_S, extra_s
 from relight.core.link.lease import lease_s
-from relight.rendezvous.conf import MIN_LOST_AFTER_S
+from relight.flags.rdzv_conf import MIN_LOST_AFTER_S
 
 PATIENCES = (MIN_LOST_AFTER_S, 3.0, 10.0, 60.0, 3600.0)
 

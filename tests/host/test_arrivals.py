@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
+from relight.agent import missing_at_init
+from relight.agent.missing_at_init import arrived, explain
 from relight.core.group.messages import GenerationFormed
 from relight.core.ranks import Generation, GenerationId, Place
-from relight.net import missing_at_init
-from relight.net.missing_at_init import arrived, explain
 from relight.net.store_port import StorePort
 from relight.processes.worker_processes import Workers
 

@@ -17,10 +17,10 @@ from test_orphans import CHILD, ELSEWHERE, END, marked, marker, wait_until_gone,
 
 import relight
 from portable import exceptions
+from relight.agent import missing_at_init
 from relight.core.group.messages import GenerationFormed
 from relight.core.ranks import Generation, GenerationId, Place
 from relight.host import linux, portable
-from relight.net import missing_at_init
 from relight.net.store_port import StorePort
 from relight.processes.worker_processes import Workers
 

@@ -10,7 +10,7 @@ from conftest import Launch
 
 from relight.base.errors import UsageError
 from relight.base.values import MAX_SECONDS
-from relight.rendezvous.conf import parse
+from relight.flags.rdzv_conf import parse
 
 pytestmark = pytest.mark.forked
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relight.base import hostlist
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.flags.arguments import parse, to_spec
 from relight.flags.spec import LaunchSpec, check
-from relight.rendezvous import hostlist
 from relight.rendezvous.autodetect import take
 from relight.rendezvous.cluster_env import detect
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from relight.base import hostlist
 from relight.base.errors import UsageError
-from relight.rendezvous import hostlist
 from relight.rendezvous.cluster_env import detect
 
 LONG = "9" * 5000

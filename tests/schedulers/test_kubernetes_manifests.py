@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from relight.base.errors import UsageError
+from relight.flags.rdzv_conf import Conf
 from relight.flags.spec import DEFAULT_GRACE_S
 from relight.job import components, launcher_file, macros
 from relight.job.app import AppDef, BindMount, DeviceMount, Role
 from relight.job.components import dist
-from relight.rendezvous.conf import Conf
 from relight.schedulers.kubernetes import request, run_times
 from relight.schedulers.kubernetes import scheduler as kubernetes
 

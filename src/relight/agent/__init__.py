@@ -5,6 +5,7 @@
     node.py                  this node's state, and the messages to and from its group
     worker_group.py          the workers of one generation; watchdogs.py: hangs, slow ranks, timers
     group.py, coordinator.py, link.py    the group itself, its server, and the connection to it
+    missing_at_init.py       the workers that init_process_group is still waiting for
     postmortem.py            collects evidence after a failure, for core/diagnosis
     preemption.py, shutdown.py           signals and preemption, and leaving the job
     status/                  answers to `relight status` and other commands

@@ -79,7 +79,7 @@ _LOADED_LATER = (
     "relight.core.workers.traceback_groups",
     "relight.core.workers.colours",
     "relight.stacks.flight_recorder",
-    "relight.net.missing_at_init",
+    "relight.agent.missing_at_init",
     "relight.stacks.native",
     "relight.output.status_line",
     "relight.net.tcp_store",

@@ -122,12 +122,12 @@ def _with_event_handler(
     """Reject an event handler that doesn't exist. If the site has passed it to a container, only
     add a note, because users choose images without knowing the site's plug-ins.
     """
-    from relight.output import event_handler
+    from relight.events import handlers
 
     found = site.load(env)
     is_passed = found.path.endswith(site.SUBMISSION_HOST) and "event-log-handler" in found.run
     try:
-        event_handler.check(spec.event_log_handler)
+        handlers.check(spec.event_log_handler)
     except UsageError:
         if not is_passed or "event-log-handler" in given:
             raise
@@ -193,11 +193,11 @@ def _job(
         facts["--fail-on"] = ",".join(map(str, spec.fail_on)) or "none"
         facts["--rank-order"], facts["--segment"] = str(spec.rank_order), str(spec.segment)
     elif spec.rdzv_conf:
-        from relight.rendezvous import conf
+        from relight.flags import rdzv_conf
 
         # torchrun's standalone mode is c10d.
         backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
-        notes += conf.parse(spec.rdzv_conf, backend)[1]
+        notes += rdzv_conf.parse(spec.rdzv_conf, backend)[1]
     config = AgentConfig(
         command=command,
         local_world_size=local_world_size,

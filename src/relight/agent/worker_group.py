@@ -3,7 +3,7 @@
     __init__    opens log files and pipes for their output (output/worker_logs)
     run         starts them and waits until all have exited (processes/supervisor);
                 core/workers/supervision decides which of them to stop, and how. Meanwhile it also
-                looks for late workers (net/missing_at_init) and, if the user asks for it, for
+                looks for late workers (agent/missing_at_init) and, if the user asks for it, for
                 stuck, idle or slow ones (agent/watchdogs)
 
 Before workers are stopped because one of them has raised an exception, or because all of them are
@@ -836,7 +836,7 @@ class WorkerGroup:
 
     def _report_missing_at_init(self, store: "StorePort | None") -> None:
         """Print the ranks for which init_process_group is still waiting."""
-        from relight.net.missing_at_init import explain
+        from relight.agent.missing_at_init import explain
 
         assert self.supervisor is not None
         supervisor = self.supervisor

@@ -29,12 +29,11 @@ from relight.api.function_results import RemoteTraceback as RemoteTraceback
 from relight.base import env as environment
 from relight.base.errors import MachineError, UsageError
 from relight.base.text import closest_match, did_you_mean
-from relight.base.values import MAX_SECONDS, parse_nproc, whole
+from relight.base.values import MAX_SECONDS, TOKEN, parse_nproc, whole
 from relight.flags.spec import FLAGS
 from relight.host import scratch
 from relight.host.files import remove_tree
 from relight.net.ports import bind
-from relight.rendezvous.config import TOKEN
 from relight.worker import call, cells, main_module
 
 R = TypeVar("R")

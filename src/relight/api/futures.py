@@ -19,9 +19,9 @@ from relight.base.errors import MachineError, RelightError, UsageError, WorkersF
 from relight.job import records
 from relight.job.app import AppState
 from relight.job.handles import Handle, to_handle
+from relight.job.status import AppStatus
 from relight.runner import submitted
 from relight.runner.runner import Runner
-from relight.schedulers.api import AppStatus
 
 ROLE = "main"
 SLURM = "slurm"

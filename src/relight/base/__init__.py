@@ -5,6 +5,7 @@
     exit_signals.py  the exit with 128 + n on SIGINT or SIGTERM while no agent handles them
     env.py         the only reader of os.environ
     text.py        times, counts, lists of hosts and ranks, spelling suggestions
+    hostlist.py    host lists of Slurm and Open MPI
     values.py      parsers for the values of flags
     fields.py      input from other processes, checked field by field
     redaction.py   hiding of secrets in output and records

@@ -31,6 +31,7 @@ BACKGROUND = "background"
 running.
 """
 
+TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # not a secret, only a name
 STATUS_TOKEN = "RELIGHT_STATUS_TOKEN"  # noqa: S105  # not a secret, only a name
 """The environment variable that holds the token for status pages. If it is unset, each page
 generates its own token.
@@ -312,7 +313,7 @@ torch either.
 
 
 def parse_event_handler(text: str) -> str:
-    """Parse the name of an event handler. `output/event_handler` checks later whether there is a
+    """Parse the name of an event handler. `events/handlers` checks later whether there is a
     plug-in with that name.
     """
     if not text or any(c.isspace() or c in "/=," for c in text):

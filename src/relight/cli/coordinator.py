@@ -26,13 +26,13 @@ from relight.events.event_text import describe
 from relight.events.event_types import InternalErrorEvent, StateChanged
 from relight.flags import site
 from relight.flags.arguments import ParsedFlags, parse
+from relight.flags.rdzv_conf import KEY_BY_NAME
 from relight.flags.spec import FLAGS, UNSET_RUN_ID, Flag, LaunchSpec
 from relight.host import background, system
 from relight.host.loop import Loop
 from relight.net.ports import is_ours, listen, no_free_port
 from relight.output.console import Consoles
 from relight.rendezvous import backends
-from relight.rendezvous.conf import KEY_BY_NAME
 from relight.rendezvous.config import DEFAULT_ENDPOINT_PORT, Meeting, arrange
 from relight.rendezvous.discovery import (
     CoordinatorAt,

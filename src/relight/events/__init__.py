@@ -4,6 +4,8 @@
 `event_lines` reads and filters the lines of a log. `documentation/events.py` documents their fields
 (docs/events.md).
 
+`handlers` finds and loads event handlers from other packages.
+
 Users import the types from here.
 
 A new event needs a type, a description and a documentation entry. The code that detects it calls

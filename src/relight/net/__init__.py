@@ -3,6 +3,5 @@
 `listener` accepts connections, `handshake` authenticates peers and agrees on a version, and
 `connection` carries messages over a `byte_stream` (plain or `tls`). `heartbeats` are sent as
 datagrams. `tcp_store` serves torch's TCPStore protocol at MASTER_PORT, with one store per
-generation. `missing_at_init` uses that server to find the workers that others are waiting for. All
-of these modules limit the size of network input, and drop malformed input.
+generation. All of these modules limit the size of network input, and drop malformed input.
 """

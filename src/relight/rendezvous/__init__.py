@@ -8,6 +8,6 @@ the finder for it, which searches for the coordinator on behalf of the agent's l
     election_finder.py   several endpoint hosts, which elect one (core/link/election)
     register_finder.py   a registry with a leader lock (`leader_lock`, core/link/leader_lease)
 
-`backends` opens a registry: `etcd`, `file` or a plug-in. `conf` is the table of `--rdzv-conf`
-keys. To add a backend, start in `backends` and follow the checklist in CONTRIBUTING.md.
+`backends` opens a registry: `etcd`, `file` or a plug-in. To add a backend, start in `backends` and
+follow the checklist in CONTRIBUTING.md.
 """

@@ -49,11 +49,11 @@ import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from relight.base import hostlist
 from relight.base.errors import UsageError
 from relight.base.values import parse_host, parse_port, whole
 from relight.flags.spec import LOCAL_HOSTS
 from relight.net.ports import is_loopback
-from relight.rendezvous import hostlist
 
 _FIRST_PORT, _PORTS = 20000, 10000
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
-from relight.base.values import Endpoint
+from relight.base.values import TOKEN, Endpoint
 from relight.core.group.group_types import GroupSettings
 from relight.core.link.lease import lease_s
+from relight.flags import rdzv_conf
+from relight.flags.rdzv_conf import Conf
 from relight.flags.spec import DEFAULT_MASTER_PORT, UNSET_RUN_ID, LaunchSpec
 from relight.net.connection import Security
-from relight.rendezvous import conf as rdzv_conf
-from relight.rendezvous.conf import Conf
 
 if TYPE_CHECKING:
     from relight.rendezvous.leader_lock import LeaderLock
@@ -26,7 +26,6 @@ DEFAULT_ENDPOINT_PORT = 29400
 _DIAL_S = 5.0
 _REJOIN_S = 1.5
 """How long an agent searches for a new coordinator after losing the old one."""
-TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
 REPLICA = "RELIGHT_REPLICA_ID"
 EXIT_BARRIER = "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"
 """The variable that torchrun uses for `exit_barrier_timeout` (in torch versions after 2.15)."""

@@ -5,8 +5,8 @@ settings have different names in the two backends. Both backends use the v3 API.
 from collections.abc import Mapping
 
 from relight.base.errors import UsageError
-from relight.rendezvous import conf as rdzv_conf
-from relight.rendezvous.conf import Conf
+from relight.flags import rdzv_conf
+from relight.flags.rdzv_conf import Conf
 from relight.rendezvous.etcd_http import EtcdMembers, Login, Tls, parse_members
 from relight.rendezvous.etcd_v3 import EtcdRegister
 from relight.rendezvous.leader_lock import LeaderLock, job_key

@@ -16,9 +16,9 @@ GPUs.
 import socket
 from collections.abc import Mapping
 
+from relight.base import hostlist
 from relight.base.errors import UsageError
 from relight.base.fields import MAX_NAME
-from relight.rendezvous import hostlist
 
 TOPOLOGY = "RELIGHT_TOPOLOGY"
 UNKNOWN = (

@@ -15,12 +15,12 @@ from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.base.fields import printable
 from relight.base.values import EVENT_HANDLERS
+from relight.events import handlers
 from relight.events.event_types import SCHEMA
 from relight.flags.arguments import parse
 from relight.flags.site import Site
 from relight.flags.spec import FLAG_BY_NAME
 from relight.host import job_origin
-from relight.output import event_handler
 
 _FLAG = FLAG_BY_NAME["event-log-handler"]
 _LIMIT_S = 5.0
@@ -74,7 +74,7 @@ def record(env: Environment, site: Site, action: str, job: str, detail: str = ""
 
 def _main() -> None:
     event = json.loads(sys.stdin.read())
-    event_handler.load(sys.argv[1])(event)
+    handlers.load(sys.argv[1])(event)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from relight.base.env import Environment
 from relight.flags.arguments import parse
+from relight.flags.rdzv_conf import KEY_BY_NAME
 from relight.flags.site import CONF, PASSED, SUBMISSION_HOST, Site
 from relight.flags.spec import FLAG_BY_NAME
 from relight.job.app import AppDef
-from relight.rendezvous.conf import KEY_BY_NAME
 from relight.runner.site_locks import DEFAULTS
 
 _OF_HOST = frozenset(("failure-report", "keep-warm", "log-dir", "tracker"))

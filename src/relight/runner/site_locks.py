@@ -9,10 +9,10 @@ from relight.base.env import Environment
 from relight.base.errors import RelightError
 from relight.base.text import did_you_mean
 from relight.flags.arguments import parse
+from relight.flags.rdzv_conf import KEYS
 from relight.flags.site import CONF, Site
 from relight.flags.spec import FLAG_BY_NAME, FLAGS
 from relight.job.app import AppDef
-from relight.rendezvous.conf import KEYS
 from relight.runner.options import named
 from relight.schedulers import registry
 

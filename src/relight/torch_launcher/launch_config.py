@@ -9,7 +9,7 @@ from typing import Any
 from relight.api.embedding import RunSpec
 from relight.base import env as environment
 from relight.base.errors import UsageError
-from relight.rendezvous.conf import KEYS
+from relight.flags.rdzv_conf import KEYS
 
 _TIMEOUT_S = 900
 """torch's default value of rdzv_configs["timeout"]."""

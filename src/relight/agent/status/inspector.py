@@ -21,11 +21,11 @@ from relight.host.loop import Loop
 from relight.output.journal import Journal
 
 if TYPE_CHECKING:
+    from relight.agent.event_process import EventProcess
     from relight.agent.group import LocalLink
     from relight.agent.link import RemoteLink
     from relight.agent.status.page_process import PageProcess
     from relight.agent.status.status_file import StatusFile
-    from relight.output.event_handler import EventProcess
 
 _TOLD_S = 3.0
 """If a cold restart takes the workers longer than this, the agent reports that to the user and
@@ -195,7 +195,7 @@ class JobInspector:
         return workers is not None and workers.formed.place.group_rank == 0
 
     def _open_events(self, name: str) -> None:
-        from relight.output.event_handler import EventProcess
+        from relight.agent.event_process import EventProcess
 
         try:
             origin = job_origin.from_environment(self._job.command.env.variables)._asdict()

@@ -15,7 +15,7 @@ coordinator (core/link/leader_lease).
 """
 
 USUAL_S = 0.5
-"""The longest heartbeat interval in a small group (rendezvous/conf)."""
+"""The longest heartbeat interval in a small group (flags/rdzv_conf)."""
 FULL_RATE_AGENTS = 1000
 """The maximum number of agents that send heartbeats at the usual rate."""
 LONGEST_S = 2.0

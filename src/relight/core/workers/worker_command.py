@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import signal_name
-from relight.base.values import STATUS_TOKEN
+from relight.base.values import STATUS_TOKEN, TOKEN
 from relight.core.ranks import Assignment, Generation, visible_devices, worker_variables
 from relight.flags.spec import LaunchSpec
 
@@ -45,7 +45,7 @@ this many seconds for its agent to report that another rank has failed.
 _NOTICE_S, _NOTICE_OF_NODES_S = "5", "15"
 """In a multi-node job, this is longer than a node may be silent by default (decisions/0027)."""
 _MACRO = "${local_rank}"
-_OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
+_OF_AGENTS = (TOKEN, STATUS_TOKEN)
 """Variables that are hidden from the workers, because they contain credentials of agents and
 users.
 """

@@ -2,7 +2,7 @@
 role's environment variables.
 
 Schedulers don't import the launcher, so this module repeats the launcher's defaults (flags/spec.py,
-rendezvous/conf.py).
+flags/rdzv_conf.py).
 """
 
 import math

@@ -24,10 +24,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from relight.base import hostlist
 from relight.base.errors import UsageError
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, Role
-from relight.rendezvous import hostlist
 from relight.schedulers.slurm.containers import FORMS, Container, mountable
 
 DEFAULT_SIGNAL = "USR1@120"

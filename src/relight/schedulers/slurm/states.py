@@ -10,10 +10,10 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from relight.base import hostlist
 from relight.base.errors import MachineError
 from relight.base.values import whole
 from relight.job.app import AppState
-from relight.rendezvous import hostlist
 
 _LIMIT_S = 30.0
 _SINFO_LIMIT_S = 5.0

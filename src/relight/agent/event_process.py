@@ -1,42 +1,29 @@
 """Passes events to a handler from another package (--event-log-handler=NAME) in a separate process.
 
-A handler is an entry point in the group `relight.events`. The entry point is either a function that
-is called with each event as a dict, or a `logging.Handler` (like torch's handlers) that receives
-the event's line as a log record. A handler may be slow, block, or raise exceptions. It runs in a
-fork of the agent (`processes/helper.py`). The agent never waits for the handler while the job is
-running, and waits for at most 2 s at the end.
+A handler (`events/handlers.py`) may be slow, block, or raise exceptions. It runs in a fork of the
+agent (`processes/helper.py`). The agent never waits for the handler while the job is running, and
+waits for at most 2 s at the end.
 """
 
 import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from relight.base import plugins
 from relight.base.text import LineBuffer
-from relight.base.values import EVENT_HANDLERS
+from relight.events import handlers
 from relight.events.event_types import LoggedEvent, format_line
 from relight.host.descriptors import receive
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 from relight.processes.helper import Helper
 
-GROUP = "relight.events"
 _MAX_WAITING = 1 << 20
 """Maximum number of bytes queued for the handler. Further events are dropped."""
 _END_S = 2.0
 """How long the handler may take to process the last events."""
-
-
-def check(name: str) -> None:
-    """Reject the name of a handler that doesn't exist.
-
-    Raises:
-        UsageError: if the handler does not exist. The error lists the known handlers.
-    """
-    plugins.check("--event-log-handler", name, EVENT_HANDLERS, GROUP)
 
 
 class EventProcess:
@@ -152,7 +139,7 @@ def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
     """
     told = False
     try:
-        handle = load(name)
+        handle = handlers.load(name)
     except BaseException as error:
         agent.sendall(f"it can't be loaded: {_shown(error)}\n\n".encode())
         return
@@ -166,26 +153,6 @@ def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
                     what = f"it raised {_shown(error)}; further errors are not shown"
                     agent.sendall(what.encode() + b"\n")
     agent.sendall(b"\n")
-
-
-def load(name: str) -> Callable[[dict[str, Any]], object]:
-    """Load a handler, and return the function that handles an event. Loading may raise any
-    exception.
-    """
-    import logging
-
-    found = plugins.find(GROUP)[name].load()
-    handler = found() if isinstance(found, type) else found
-    if not isinstance(handler, logging.Handler):
-        handle: Callable[[dict[str, Any]], object] = handler
-        return handle
-
-    def emit(event: dict[str, Any]) -> None:
-        line = json.dumps(event)
-        record = logging.LogRecord("relight.events", logging.INFO, "", 0, line, None, None)
-        handler.handle(record)
-
-    return emit
 
 
 def _shown(error: BaseException) -> str:
