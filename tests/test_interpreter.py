@@ -222,9 +222,7 @@ def test_python_used_by_workers_is_queried_only_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(exit_evidence, "unsearched_folder", lambda *_: "")
     lived = failures[0]._replace(exitcode=-15, stop_signal=15)
     handled = failures[0]._replace(report=report._replace(kind=FailureKind.PRINTED))
-    command: Any = SimpleNamespace(
-        python="python", env=Environment({}), spec=SimpleNamespace(no_python=False)
-    )
+    command: Any = SimpleNamespace(python="python", env=Environment({}), no_python=False)
     loop = Loop()
     try:
         found = postmortem._with_remedies([*failures, lived, handled], command, loop)

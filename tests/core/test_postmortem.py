@@ -27,8 +27,8 @@ def found(monkeypatch: pytest.MonkeyPatch, end: WorkerEnd, printed_at: float) ->
     logs.stderr_path.return_value = ""
     logs.error_file.return_value = ""
     command = mock.Mock()
-    command.spec.module = command.spec.no_python = command.spec.run_path = False
-    command.spec.script = "train.py"
+    command.module = command.no_python = command.run_path = False
+    command.script = "train.py"
     workers = mock.Mock(ranks=[0], pids={}, doing={})
     failure = postmortem._failure(end, logs, workers, command, "vm")
     assert failure.is_explained

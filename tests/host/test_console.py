@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from screens import FastLoop, Screen, descriptors, loop, screen, small_screen  # noqa: F401
 
+from relight.agent.prepare import log_settings
 from relight.base.env import Environment
 from relight.core.workers.repeated_lines import RepeatedLines
 from relight.flags.arguments import parse, to_spec
@@ -566,5 +567,6 @@ def test_repeated_lines_written_to_a_pipe_are_merged_on_request(
     loop: FastLoop, screen: Screen, tmp_path: Path, flag: str, *, is_merged: bool
 ) -> None:
     spec = to_spec(parse([f"--repeated-lines={flag}", "t.py"], Environment({})))
-    Logs(loop, Consoles(screen.console, screen.console), spec, str(tmp_path / "attempt_0"))
+    consoles = Consoles(screen.console, screen.console)
+    Logs(loop, consoles, log_settings(spec), str(tmp_path / "attempt_0"))
     assert (screen.console.shows_once is not None) == is_merged

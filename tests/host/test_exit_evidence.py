@@ -26,6 +26,17 @@ class Disk:
         self.f_files, self.f_ffree = 100, inodes
 
 
+def command_of(words: list[str]) -> Command:
+    """Return the workers' command for these flags, script and arguments."""
+    spec = to_spec(parse(words, HERE))
+    return Command(
+        script=spec.script, script_args=spec.script_args, module=spec.module,
+        no_python=spec.no_python, env=HERE, python="", run_path=(), run_id="",
+        local_rank_argument=False, agent_store=True, max_restarts=0, signals_to_handle=(),
+        virtual_local_rank=False, threads=0, timer_file="", breakpoint={},
+    )  # fmt: skip
+
+
 Disks = Callable[[dict[str, Disk]], None]
 
 
@@ -253,8 +264,7 @@ def test_failed_import_of_own_code_names_directory_and_module(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     report = ErrorReport(FailureKind.RAISED, "ImportError", message, "", "", ())
-    spec = to_spec(parse(argv.split(), HERE))
-    command = Command(spec, HERE, "", (), "", False, False, 0, "", {})
+    command = command_of(argv.split())
     said = exit_evidence.unsearched_folder(report, command)
     assert said == expected.replace("{}", str(tmp_path))
 
@@ -267,8 +277,7 @@ def test_deleted_current_directory_does_not_break_explanation(
     monkeypatch.chdir(gone)
     gone.rmdir()
     report = ErrorReport(FailureKind.RAISED, "", "No module named 'lib'", "", "", ())
-    spec = to_spec(parse(["/tools/train.py"], HERE))
-    command = Command(spec, HERE, "", (), "", False, False, 0, "", {})
+    command = command_of(["/tools/train.py"])
     assert exit_evidence.unsearched_folder(report, command) == ""
 
 
@@ -322,9 +331,5 @@ REQUIRED = "t.py: error: the following arguments are required: --lr, --local_ran
 def test_wrong_use_of_local_rank_argument_is_explained(
     line: str, words: str, passed: bool, said: str
 ) -> None:
-    spec = to_spec(parse(["t.py", *words.split()], HERE))
-    command = Command(
-        spec=spec, env=HERE, python="", run_path=(), run_id="", local_rank_argument=passed,
-        agent_store=True, threads=0, timer_file="", breakpoint={},
-    )  # fmt: skip
+    command = command_of(["t.py", *words.split()])._replace(local_rank_argument=passed)
     assert exit_evidence.local_rank(["usage: t.py", *line.splitlines()], command, 2) == said

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from screens import FastLoop, Screen, loop, screen, small_screen  # noqa: F401  # fixtures
 
+from relight.agent.prepare import log_settings
 from relight.base.env import Environment
 from relight.flags.arguments import parse, to_spec
 from relight.output.console import Consoles
@@ -21,8 +22,9 @@ def run_generations(loop: FastLoop, unshown: UnshownOutput, consoles: Consoles, 
                     path: Path) -> bytes:  # fmt: skip
     """Let a worker in each generation print, and return all output."""
     spec, text = to_spec(parse([*flags, "train.py"], Environment({}))), b""
+    settings = log_settings(spec)
     for number in range(GENERATIONS):
-        logs = Logs(loop, consoles, spec, str(path / f"attempt_{number}") if flags else "")
+        logs = Logs(loop, consoles, settings, str(path / f"attempt_{number}") if flags else "")
         stdout, _ = logs.open(0, 0, b"")
         printed = b"".join(LINE % (number, line) for line in range(LINES))
         assert os.write(stdout, printed) == len(printed)

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from relight.agent.agent_config import AgentConfig
 from relight.agent.group import Group
+from relight.agent.prepare import log_settings, why_all_restart
 from relight.base.env import Environment
 from relight.base.values import NETWORK, BuiltinCheck, HealthCheck, Nodes, RestartBudget
 from relight.cli import coordinator
@@ -31,12 +32,17 @@ from .world import World
 
 SPEC = LaunchSpec(
     **{flag.field: flag.default for flag in FLAGS if flag.field in LaunchSpec._fields}
-    | {"nnodes": Nodes(1, 2), "script": "train.py", "script_args": ()},
-)
+    | {
+        "nnodes": Nodes(1, 2), "signals_to_handle": (int(signal.SIGTERM),),
+        "event_log_handler": "null", "script": "train.py", "script_args": (),
+    },
+)  # fmt: skip
 COMMAND = Command(
-    spec=SPEC._replace(signals_to_handle=(int(signal.SIGTERM),), event_log_handler="null"),
+    script=SPEC.script, script_args=(), module=False, no_python=False,
     env=Environment({"RELIGHT_JOB_ID": "simulated"}), python="python", run_path=(), run_id="job",
-    local_rank_argument=False, agent_store=True, threads=0, timer_file="", breakpoint={},
+    local_rank_argument=False, agent_store=True, max_restarts=0,
+    signals_to_handle=SPEC.signals_to_handle, virtual_local_rank=False, threads=0, timer_file="",
+    breakpoint={},
 )  # fmt: skip
 
 
@@ -204,14 +210,12 @@ def job(
     """Return an agent's configuration."""
     check = HealthCheck("", (BuiltinCheck(NETWORK, 0),)) if world.tries_network else None
     most = RestartBudget(settings.max_restarts)
-    spec = COMMAND.spec._replace(
-        hang_timeout=world.hang_timeout, health_check=check, max_restarts=most
-    )
-    command = COMMAND._replace(spec=spec)
+    spec = SPEC._replace(hang_timeout=world.hang_timeout, health_check=check, max_restarts=most)
     return AgentConfig(
-        command=command, local_world_size=local_world_size, store_host="", store_port=0, cpus=(),
-        grace_s=grace_s,
-        stuck_after_s=0.0, run_directory="", scratch="", settings=settings, meeting=meeting,
+        spec=spec, command=COMMAND._replace(max_restarts=most.most),
+        local_world_size=local_world_size, store_host="", store_port=0, cpus=(), grace_s=grace_s,
+        stuck_after_s=0.0, run_directory="", scratch="", logs=log_settings(spec),
+        why_all_restart=why_all_restart(spec), settings=settings, meeting=meeting,
         facts={}, worker_program=None,
     )  # fmt: skip
 

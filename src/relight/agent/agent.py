@@ -126,7 +126,7 @@ class Agent:
     """
 
     def __init__(self, job: AgentConfig) -> None:
-        spec = job.command.spec
+        spec = job.spec
         self.job = job
         self.loop = Loop()
         consoles = Consoles.open(self.loop)
@@ -240,7 +240,7 @@ class Agent:
         """Return the reason why this node must not run workers, or None."""
         # If there is no restart, no more workers start here, so this node's health doesn't matter.
         no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
-        if self.job.command.spec.health_check is None or no_restart or self._is_over():
+        if self.job.spec.health_check is None or no_restart or self._is_over():
             return None
         from relight.agent import health_check
 
@@ -249,7 +249,7 @@ class Agent:
 
     def _remember(self, why: str) -> None:
         """If --bad-nodes is set and this node is bad, record it."""
-        place = self.job.command.spec.bad_nodes
+        place = self.job.spec.bad_nodes
         if not (why and place):
             return
         from relight.agent import bad_node
@@ -364,7 +364,7 @@ class Agent:
         program = self.job.worker_program
         if program is not None and program.in_background:
             first = (*first, *_LOADED_FOR_RESTARTS)
-        if self.job.command.spec.bad_nodes:
+        if self.job.spec.bad_nodes:
             first = (*first, "relight.agent.bad_node")
         _load(self.loop, iter((*first, *_LOADED_LATER)))
 
@@ -388,7 +388,7 @@ class Agent:
 
     def _show_end(self, exit_code: int, reason: str) -> None:
         self._shown.set(None)  # anything shown from now on would not be closed
-        handler = self.job.command.spec.event_log_handler
+        handler = self.job.spec.event_log_handler
         is_kept = exit_code or self.node.restart or handler not in EVENT_HANDLERS
         if self._inspector is None and is_kept:
             self._show_job()  # the job ended within its first second
@@ -423,12 +423,12 @@ def _preload(
         return BackgroundPreload(loop, job.worker_program, cold, journal.record, journal.say)
     from relight.warm.preloading import Preload
 
-    modules = job.command.spec.preload
+    modules = job.spec.preload
     return Preload(loop, job.worker_program, modules, cold, journal.record, journal.say)
 
 
 def _network_check(job: AgentConfig, loop: Loop) -> "NetworkCheck | None":
-    check = job.command.spec.health_check
+    check = job.spec.health_check
     if job.meeting is None or check is None or not check.checks_network:
         return None
     from relight.agent.network_check import NetworkCheck

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from relight.core.group.group_types import GroupSettings
 from relight.core.workers.worker_command import Command
+from relight.flags.spec import LaunchSpec
+from relight.output.worker_logs import LogSettings
 
 if TYPE_CHECKING:
     from relight.rendezvous.config import Meeting
@@ -13,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class AgentConfig(NamedTuple):
-    """The workers' command, the number of workers, and how the nodes meet. Times are in seconds.
+    """The launch's options, and what `prepare` derived from them for this machine: the workers'
+    command, the number of workers, and how the nodes meet. Times are in seconds.
 
     The `store_host` and `store_port` fields are the address of the workers' store. If the port is
     0, the first free port in `store_ports` is used, or any free port if `store_ports` is empty. In
@@ -24,9 +27,11 @@ class AgentConfig(NamedTuple):
     counts as failed; 0 disables this limit. The `cpus` field contains one affinity mask per worker,
     or is empty. The `run_directory` contains the logs, and `scratch` is the parent of a directory
     that is removed when the job ends. Both `run_directory` and `scratch` may be empty.
-    The `worker_program` field is only used with --preload.
+    The `worker_program` field is only used with --preload. The `why_all_restart` field is the
+    reason why ranks can't keep their processes when another rank fails, or empty if they can.
     """
 
+    spec: LaunchSpec
     command: Command
     local_world_size: int
     store_host: str
@@ -36,6 +41,8 @@ class AgentConfig(NamedTuple):
     stuck_after_s: float
     run_directory: str
     scratch: str
+    logs: LogSettings
+    why_all_restart: str
     settings: GroupSettings
     meeting: "Meeting | None"
     facts: dict[str, str]

@@ -70,7 +70,7 @@ def write(
     Returns:
         The reason why the file could not be written, or an empty string on success.
     """
-    spec = job.command.spec
+    spec = job.spec
     own = ready.failures if ready is not None else ()
     cause, symptom = end.root, end.symptom
     if cause is not None and end.ranks and cause.rank not in end.ranks:

@@ -70,7 +70,7 @@ def run(
         is_over: returns whether the agent no longer needs the result. If that is the case, the node
             counts as fit.
     """
-    spec = job.command.spec
+    spec = job.spec
     check = spec.health_check
     if check is None:
         return _FIT

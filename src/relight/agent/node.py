@@ -42,7 +42,6 @@ from relight.core.group.messages import (
 )
 from relight.core.ranks import NO_GENERATION, GenerationId
 from relight.core.workers.supervision import FOR_EVER, saving_s
-from relight.core.workers.worker_command import why_all_restart
 from relight.events.event_types import Formed, Restarting, StateChanged
 from relight.host.loop import Loop
 from relight.output.journal import Journal
@@ -244,7 +243,7 @@ class Node:
         if the user enabled that.
         """
         group.on_change = lambda change: self.record(change._replace(job=job))
-        if self._job.command.spec.record_group:
+        if self._job.spec.record_group:
             from relight.core.group.group_replay import GroupRecorder
 
             write, settings = self._journal.events.write_to_file, group.membership.settings
@@ -491,7 +490,7 @@ def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | Remot
         host=host,
         address=meeting.local_addr if meeting else job.store_host,
         local_world_size=job.local_world_size,
-        role=job.command.spec.role,
+        role=job.spec.role,
         node_rank=meeting.node_rank if meeting else -1,
         min_nodes=job.settings.min_nodes,
         max_nodes=job.settings.max_nodes,
@@ -523,9 +522,9 @@ def _stop_s(job: AgentConfig) -> float | None:
     if job.meeting is None:
         return None
     checkpoint_s = job.meeting.checkpoint_s if job.settings.checkpoint_first else 0.0
-    spec = job.command.spec
+    spec = job.spec
     health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
     look_s = _POLL_S if spec.hang_timeout is not None else 0.0
     notice_s = saving_s(job.grace_s) if spec.on_preempt and spec.on_preempt.signals else 0.0
-    leave_s = 0.0 if why_all_restart(spec) else job.grace_s  # before they are told to stop
+    leave_s = 0.0 if job.why_all_restart else job.grace_s  # before they are told to stop
     return leave_s + job.grace_s + checkpoint_s + notice_s + health_s + look_s + _READY_S

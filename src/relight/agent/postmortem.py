@@ -159,7 +159,7 @@ def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> li
     for failure in found:
         report, evidence = failure.report, failure.evidence
         raised = failure.is_explained and not failure.stop_signal
-        known = raised and not (evidence or command.spec.no_python)
+        known = raised and not (evidence or command.no_python)
         if known and report is not None and report.type in ("ModuleNotFoundError", "ImportError"):
             evidence = exit_evidence.unsearched_folder(report, command)
         is_import = report is not None and report.type == "ModuleNotFoundError"
@@ -326,11 +326,10 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
 
 
 def _program(command: Command) -> tracebacks.ProgramFacts:
-    spec = command.spec
-    is_script = not (spec.module or spec.no_python or spec.run_path)
+    is_script = not (command.module or command.no_python or command.run_path)
     return tracebacks.ProgramFacts(
-        is_function=spec.module and spec.script == _FUNCTION,
-        script=os.path.basename(spec.script) if is_script else "",
+        is_function=command.module and command.script == _FUNCTION,
+        script=os.path.basename(command.script) if is_script else "",
     )
 
 
@@ -398,7 +397,7 @@ def _with_own_files(stderr: str, command: Command) -> str:
     """Return a worker's stderr with the full paths of the user's own Cython files. Other relative
     paths of such files belong to libraries.
     """
-    folders = "" if command.spec.module else os.path.dirname(command.spec.script), ""
+    folders = "" if command.module else os.path.dirname(command.script), ""
 
     @functools.cache
     def find(path: str) -> str:
@@ -501,8 +500,8 @@ def _explain_start_failure(evidence: str, command: Command) -> str:
         (errno.ENOEXEC, exit_evidence.unknown_format),
     ):
         if evidence.endswith(os.strerror(number)):
-            is_program = command.spec.no_python and not command.spec.run_path
-            program = command.spec.script if is_program else command.python
+            is_program = command.no_python and not command.run_path
+            program = command.script if is_program else command.python
             known = explain(program, command.env)
             return evidence.replace(os.strerror(number), known) if known else evidence
     return evidence

@@ -50,7 +50,7 @@ class Interruption:
         """The stop signals that this agent has received. If its node is preempted, the agent acts
         as if it had received a stop signal. After the first signal, it leaves the job.
         """
-        self._spec = job.command.spec
+        self._spec = job.spec
         self._grace_s = job.grace_s
         self._loop = loop
         self._journal = journal

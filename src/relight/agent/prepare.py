@@ -19,6 +19,8 @@ from relight.base.values import (
     BACKGROUND,
     EVENT_HANDLERS,
     STATUS_TOKEN,
+    STDERR,
+    STDOUT,
     Endpoint,
     parse_grace,
     parse_port_range,
@@ -39,6 +41,7 @@ from relight.flags.spec import (
 )
 from relight.host import files, system
 from relight.net.ports import PORT_RANGE
+from relight.output.worker_logs import LogSettings
 from relight.processes import interpreter
 
 _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION_INDEX",
@@ -48,6 +51,12 @@ if TYPE_CHECKING:
     from relight.warm.worker_program import WorkerProgram
 
 _UNUSED = {"MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
+_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+"""As in torch 2.14, `--log-line-prefix-template` takes precedence over this variable."""
+_NOTICE_S, _NOTICE_OF_NODES_S = 5, 15
+"""How long a rank waits for the report that another rank has failed. In a multi-node job, this is
+longer than a node may be silent by default (decisions/0027).
+"""
 _RESOLVE_TIMEOUT_S = 60
 _RESOLVE_INTERVAL_S = 1.0
 _WRITABLE = 0o022
@@ -86,7 +95,10 @@ def prepare(
     _check_keep_warm(spec)
     if spec.keep_warm is not None and spec.preload == (BACKGROUND,):
         spec = spec._replace(preload=(AUTO,))
-    spec = system.fit(spec, notes)
+    if not system.SUPPORTS_ALL_FLAGS:
+        from relight.agent import unsupported_flags
+
+        spec = unsupported_flags.drop(spec, notes)
     python = _find_python(spec, env)
     entrypoint.check(spec, env, python)
     entrypoint.check_preload(spec.preload, python)
@@ -157,17 +169,27 @@ def _job(
     if run_id == UNSET_RUN_ID and spec.makes_own_id():
         run_id = files.new_run_id()
     run_id = run_id or files.new_run_id()
+    all_restart = why_all_restart(spec)
+    notice_s = _NOTICE_S if spec.runs_locally() else _NOTICE_OF_NODES_S
     command = Command(
-        spec=spec,
+        script=spec.script,
+        script_args=spec.script_args,
+        module=spec.module,
+        no_python=spec.no_python,
         env=env,
         python=python,
         run_path=_run_path() if spec.run_path else (),
         run_id=run_id,
         local_rank_argument=local_rank_argument,
         agent_store=shared and spec.worker_store == "agent",
+        max_restarts=spec.max_restarts.most,
+        signals_to_handle=spec.signals_to_handle,
+        virtual_local_rank=spec.virtual_local_rank,
         threads=threads,
         timer_file=_timer_file(env),
         breakpoint=_breakpoint(spec, env, python),
+        recovery_notice_s=0 if all_restart else notice_s,
+        line_prefix=spec.log_line_prefix_template or env.get(_PREFIX_TEMPLATE),
         host=os.uname().nodename,
         tracking=_tracking(spec, env, run_id) if spec.tracker else {},
     )
@@ -199,6 +221,7 @@ def _job(
         backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
         notes += rdzv_conf.parse(spec.rdzv_conf, backend)[1]
     config = AgentConfig(
+        spec=spec,
         command=command,
         local_world_size=local_world_size,
         store_host=master.host,
@@ -208,10 +231,12 @@ def _job(
         stuck_after_s=_stuck_after(env, notes),
         run_directory=_run_directory(spec, env, command.run_id, notes),
         scratch="" if spec.log_dir == os.devnull else files.temporary_base(env),
+        logs=log_settings(spec),
+        why_all_restart=all_restart,
         settings=settings,
         meeting=meeting,
         facts=facts,
-        worker_program=_worker_program(command, local_world_size),
+        worker_program=_worker_program(spec, command, local_world_size),
         store_ports=_store_ports(env),
     )
     if spec.runs_locally() and master.host not in LOCAL_HOSTS:
@@ -248,6 +273,28 @@ def _store_ports(env: Environment) -> range:
         ) from None
 
 
+def log_settings(spec: LaunchSpec) -> LogSettings:
+    """Return the settings for the workers' output."""
+    return LogSettings(
+        may_write=spec.log_dir != os.devnull,
+        keeps_files=spec.keeps_logs(),
+        redirects=spec.redirects,
+        tee=spec.tee,
+        shown_ranks=spec.local_ranks_filter,
+        filters={STDOUT: spec.duplicate_stdout_filters, STDERR: spec.duplicate_stderr_filters},
+        repeated_lines=spec.repeated_lines,
+    )
+
+
+def why_all_restart(spec: LaunchSpec) -> str:
+    """Return the reason why this job's ranks can't keep their processes when another rank fails, or
+    an empty string if they can.
+    """
+    if spec.health_check is not None:
+        return "--health-check checks the node without workers"
+    return "" if spec.max_restarts.most else "no restarts were allowed (--max-restarts=0)"
+
+
 def _settings_alone(spec: LaunchSpec) -> GroupSettings:
     """Return the group settings of a single-node job."""
     budget, smart = spec.max_restarts, spec.restart_policy == "smart"
@@ -257,9 +304,10 @@ def _settings_alone(spec: LaunchSpec) -> GroupSettings:
     )  # fmt: skip
 
 
-def _worker_program(command: Command, local_world_size: int) -> "WorkerProgram | None":
+def _worker_program(
+    spec: LaunchSpec, command: Command, local_world_size: int
+) -> "WorkerProgram | None":
     """Return the program whose modules are preloaded, or None without --preload."""
-    spec = command.spec
     in_background = spec.preload == (BACKGROUND,)
     if in_background and not spec.max_restarts.most:
         return None

@@ -145,7 +145,7 @@ class Leaving:
         if end.verdict:
             host = end.root.host if end.root is not None else ""
             self._journal.record(NotRestarting(end.verdict, host))
-        path = self._job.command.spec.failure_report
+        path = self._job.spec.failure_report
         if path:
             from relight.agent import failure_report
 

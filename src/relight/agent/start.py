@@ -27,7 +27,5 @@ def make_agent(
     for note in notes:
         print(f"relight: note: {note}", file=sys.stderr)
     sys.stderr.flush()
-    exit_signals.restore_defaults(
-        set(exit_signals.NUMBERS) - set(job.command.spec.signals_to_handle)
-    )
+    exit_signals.restore_defaults(set(exit_signals.NUMBERS) - set(job.command.signals_to_handle))
     return Agent(job)

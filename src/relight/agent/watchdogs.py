@@ -146,7 +146,7 @@ class Watchdogs:
         return StuckWatch(self._loop, pids, limit_s, self._on_stuck)
 
     def _watch_quiet(self) -> "QuietWatch | None":
-        limits = self._job.command.spec.hang_timeout
+        limits = self._job.spec.hang_timeout
         if limits is None:
             return None
         from relight.agent.hang_watch import QuietWatch
@@ -154,7 +154,7 @@ class Watchdogs:
         return QuietWatch(self._loop, limits, self._running, self._signs, self._on_quiet)
 
     def _watch_pace(self) -> "PaceWatch | None":
-        seconds, place = self._job.command.spec.watch_slow_ranks, self._formed.place
+        seconds, place = self._job.spec.watch_slow_ranks, self._formed.place
         if seconds is None or place.world_size < 2:
             return None
         from relight.stacks.wait_sampler import PaceWatch

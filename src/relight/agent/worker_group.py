@@ -191,7 +191,7 @@ class WorkerGroup:
             self.logs = Logs(
                 services.loop,
                 services.consoles,
-                job.command.spec,
+                job.logs,
                 self._directory(),
             )
             self.logs.inspect_program = self._inspect_program
@@ -217,7 +217,7 @@ class WorkerGroup:
             MachineError: if the machine can't run them.
         """
         loop, job = self._services.loop, self._job
-        pattern, newest = job.command.spec.checkpoints, 0
+        pattern, newest = job.spec.checkpoints, 0
         if pattern:
             from relight.host import checkpoints
 
@@ -234,7 +234,7 @@ class WorkerGroup:
         if self.stopped_by is not None:  # StopWorkers arrived while the workers were being forked
             self.stop(self.stopped_by)
         arrivals = loop.call_after(_INIT_REPORT_S, lambda: self._report_missing_at_init(store))
-        command, spec = job.command, job.command.spec
+        command, spec = job.command, job.spec
         if any((command.timer_file, job.stuck_after_s, spec.hang_timeout, spec.watch_slow_ranks)):
             self._watch(supervisor)
         if signals:  # a signal that arrived before the workers started
@@ -367,8 +367,7 @@ class WorkerGroup:
             failed: the failed worker's local rank, or None if the coordinator stops the workers.
         """
         supervisor, job = self.supervisor, self._job
-        spec = job.command.spec
-        if supervisor is None or not supervisor.core.may_leave or not spec.max_restarts.most:
+        if supervisor is None or not supervisor.core.may_leave or not job.command.max_restarts:
             return None
         if self.stopped_by is not None and not self.stopped_by.may_stay:
             return None
@@ -376,7 +375,7 @@ class WorkerGroup:
             return None  # no worker has called any function in relight.worker
         if supervisor.are_frozen:
             return None  # the other nodes may have continued without them
-        if why := worker_command.why_all_restart(spec):
+        if why := job.why_all_restart:
             if self.memory.inside():
                 self._say_all_restart(why)
             return None
@@ -741,7 +740,7 @@ class WorkerGroup:
             cpus=job.cpus[local_rank] if job.cpus else frozenset(),
             # A Python script controls its own children, and a data loader, for example, must not
             # die before the checkpoint is saved. A shell script would not forward the signal.
-            signal_group=command.spec.no_python,
+            signal_group=command.no_python,
         )
 
     def _start(self) -> Supervisor:

@@ -21,8 +21,6 @@ from relight.host.process_handle import ProcessHandle
 if TYPE_CHECKING:
     from subprocess import Popen
 
-    from relight.flags.spec import LaunchSpec
-
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
 _PR_SET_MM = 35
@@ -86,10 +84,8 @@ SPAWNER_STAYS = True
 """Whether a single spawner can start the workers of several generations."""
 
 
-def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
-    """Return the spec unchanged, because Linux supports all options."""
-    del notes
-    return spec
+SUPPORTS_ALL_FLAGS = True
+"""Whether this system has what all flags of `relight run` need."""
 
 
 def require_linux(what: str) -> None:

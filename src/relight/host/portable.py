@@ -21,12 +21,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.base.errors import UsageError
-from relight.base.values import BACKGROUND
 
 if TYPE_CHECKING:
     from subprocess import Popen
-
-    from relight.flags.spec import LaunchSpec
 
 IN_MODIFY = IN_MOVED_TO = 0
 _MAX_FILES = 1024
@@ -69,37 +66,8 @@ _running: set[int] = set()
 _reaped: set[int] = set()
 
 
-def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
-    """Return the spec without the options that this system does not support.
-
-    Args:
-        spec: the launch's options.
-        notes: receives a line for each such option.
-
-    Raises:
-        UsageError: if the launch can't work on this system at all.
-    """
-    if not spec.runs_locally():
-        require_linux("a multi-node job (--nnodes)")
-    if spec.numa_binding:
-        require_linux("--numa-binding")
-    if spec.health_check and any(each.name == "shm" for each in spec.health_check.names):
-        require_linux("--health-check=shm")
-    if spec.preload not in ((), (BACKGROUND,)):
-        notes.append(
-            "--preload has no effect on this system; workers start without preloaded modules"
-        )
-    if spec.hang_timeout:
-        notes.append(
-            "--hang-timeout has no effect on this system, because it does not track workers' "
-            "activity"
-        )
-    if spec.watch_slow_ranks:
-        notes.append(
-            "--watch-slow-ranks has no effect on this system, because it does not show where "
-            "workers wait"
-        )
-    return spec._replace(preload=(), hang_timeout=None, watch_slow_ranks=None)
+SUPPORTS_ALL_FLAGS = False
+"""Whether this system has what all flags of `relight run` need."""
 
 
 def require_linux(what: str) -> None:

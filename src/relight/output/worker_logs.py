@@ -14,12 +14,11 @@ error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from relight.base.values import STDERR, STDOUT
-from relight.flags.spec import LaunchSpec
+from relight.base.values import STDERR, STDOUT, StreamChoice
 from relight.host.loop import Loop, Timer
 from relight.output.console import Console, Consoles, ConsoleStream
 from relight.output.pipe_reader import (
@@ -60,24 +59,39 @@ class Destination(NamedTuple):
     console: bool
 
 
-def destination(spec: LaunchSpec, local_rank: int, stream: int) -> Destination:
-    """Return the destination of a worker's stdout or stderr, according to `--redirects`, `--tee`,
-    `--local-ranks-filter` and `--log-dir`.
+class LogSettings(NamedTuple):
+    """The user's choices for the workers' output.
 
-    The rules are the same as in torchrun. A stream goes to its file if it is redirected or teed. It
-    goes to the console if it is teed or not redirected, unless the filter excludes it.
+    The `may_write` field is False with `--log-dir=/dev/null`, where all output goes to the console.
+    The `keeps_files` field is set if the files outlive the job. The `shown_ranks` field has the
+    local ranks that `--local-ranks-filter` lists. The `filters` field has the texts of the lines
+    that are copied to a file (`--duplicate-stdout-filters`), by stream.
     """
-    if spec.log_dir == os.devnull:
-        return Destination(file=False, console=True)
-    tee = bool(spec.tee.streams_of_rank(local_rank) & stream)
-    redirect = bool(spec.redirects.streams_of_rank(local_rank) & stream)
-    shown = is_shown(spec, local_rank)
-    return Destination(file=tee or redirect, console=shown and (tee or not redirect))
 
+    may_write: bool
+    keeps_files: bool
+    redirects: StreamChoice
+    tee: StreamChoice
+    shown_ranks: tuple[int, ...]
+    filters: Mapping[int, tuple[str, ...]]
+    repeated_lines: str
 
-def is_shown(spec: LaunchSpec, local_rank: int) -> bool:
-    """Return whether `--local-ranks-filter` allows a worker's output to appear on the console."""
-    return not spec.local_ranks_filter or local_rank in spec.local_ranks_filter
+    def destination(self, local_rank: int, stream: int) -> Destination:
+        """Return the destination of a worker's stdout or stderr.
+
+        The rules are the same as in torchrun. A stream goes to its file if it is redirected or
+        teed. It goes to the console if it is teed or not redirected, unless the filter excludes it.
+        """
+        if not self.may_write:
+            return Destination(file=False, console=True)
+        tee = bool(self.tee.streams_of_rank(local_rank) & stream)
+        redirect = bool(self.redirects.streams_of_rank(local_rank) & stream)
+        shown = self.is_shown(local_rank)
+        return Destination(file=tee or redirect, console=shown and (tee or not redirect))
+
+    def is_shown(self, local_rank: int) -> bool:
+        """Return whether a worker's output may appear on the console."""
+        return not self.shown_ranks or local_rank in self.shown_ranks
 
 
 class Logs:
@@ -86,7 +100,7 @@ class Logs:
     Args:
         loop: the agent's loop.
         consoles: the agent's stdout and stderr.
-        spec: the launch's options.
+        settings: the destinations of the output.
         directory: this generation's `attempt_<n>`, which is created here. If empty, no files are
             created.
 
@@ -94,7 +108,9 @@ class Logs:
         OSError: if no descriptor is left for a file.
     """
 
-    def __init__(self, loop: Loop, consoles: Consoles, spec: LaunchSpec, directory: str) -> None:
+    def __init__(
+        self, loop: Loop, consoles: Consoles, settings: LogSettings, directory: str
+    ) -> None:
         self.inspect_program: Callable[[int], Program] | None = None
         """Returns a worker's state, by local rank."""
         self.on_late: Callable[[], None] = lambda: None
@@ -106,7 +122,7 @@ class Logs:
         """The directories of workers that replaced other workers, by local rank."""
         self._loop = loop
         self._consoles = consoles
-        self._spec = spec
+        self._settings = settings
         self._tails: FileTails | None = None
         self._stderr_tails: dict[int, FileTail] = {}
         self._pipes: list[tuple[PipeReader, int]] = []
@@ -121,7 +137,7 @@ class Logs:
         self._filters: list[LineFilter] = []
         self._has_told = False
         for console in consoles:
-            once = spec.repeated_lines
+            once = settings.repeated_lines
             if once == "always" or (once == "once" and os.isatty(console.fd)):
                 console.shows_once = _repeated_lines
         if directory:
@@ -132,7 +148,7 @@ class Logs:
                 self._directory = ""
                 return
             for stream, name in _NAMES.items():
-                if texts := getattr(spec, f"duplicate_{name}_filters"):
+                if texts := settings.filters[stream]:
                     self._filter_to(f"filtered_{name}.log", stream, texts)
 
     def error_file(self, local_rank: int) -> str:
@@ -258,7 +274,7 @@ class Logs:
             OSError: if no descriptor is left.
         """
         directory = self._directories.get(local_rank, self._directory)
-        if directory and self._spec.keeps_logs():
+        if directory and self._settings.keeps_files:
             try:
                 os.mkdir(os.path.join(directory, str(local_rank)))
             except OSError as error:
@@ -266,7 +282,7 @@ class Logs:
         self._ranks[local_rank] = rank
         raw = Destination(file=False, console=True)
         if self._consoles.stdout is self._consoles.stderr and all(
-            destination(self._spec, local_rank, stream) == raw for stream in _NAMES
+            self._settings.destination(local_rank, stream) == raw for stream in _NAMES
         ):
             # A shared channel preserves the order of stdout and stderr.
             both = self._open_stream(local_rank, STDERR, prefix)
@@ -382,7 +398,7 @@ class Logs:
     def _path(self, local_rank: int, name: str) -> str:
         # torchrun's layout is only used for logs that are kept, because creating a directory costs
         # 0.1 ms per worker.
-        between = "/" if self._spec.keeps_logs() else "."
+        between = "/" if self._settings.keeps_files else "."
         directory = self._directories.get(local_rank, self._directory)
         return f"{directory}/{local_rank}{between}{name}"
 
@@ -390,13 +406,13 @@ class Logs:
         return bool(self._directories.get(local_rank, self._directory))
 
     def _open_stream(self, local_rank: int, stream: int, prefix: bytes) -> int:
-        to_file, to_console = destination(self._spec, local_rank, stream)
+        to_file, to_console = self._settings.destination(local_rank, stream)
         console = self._consoles.stdout if stream == STDOUT else self._consoles.stderr
         path = self._path(local_rank, f"{_NAMES[stream]}.log")
         rank = self._ranks[local_rank]
         fd = self._make(path) if to_file and self._has_files(local_rank) else -1
         if to_file and fd < 0:
-            to_console = is_shown(self._spec, local_rank)
+            to_console = self._settings.is_shown(local_rank)
         tell = partial(self._on_traceback, local_rank) if stream == STDERR else None
         if fd >= 0:
             self._files.append(path)
@@ -442,7 +458,7 @@ class Logs:
         """
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise error
-        if self._spec.keeps_logs() and not self._has_told:
+        if self._settings.keeps_files and not self._has_told:
             self._has_told = True
             self._consoles.stderr.say(
                 f"relight: can't write logs to {error.filename}: {error.strerror}; output goes to "

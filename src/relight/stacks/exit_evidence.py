@@ -231,14 +231,13 @@ def unsearched_folder(report: ErrorReport, command: Command) -> str:
     """Explain a failed import of the user's own code. Python searches the directory of a script,
     but neither the current directory nor the one above the script.
     """
-    spec = command.spec
     try:
         here = os.getcwd()
     except OSError:  # it was deleted
         return ""
-    if spec.module or spec.no_python:
+    if command.module or command.no_python:
         return ""
-    script = os.path.normpath(os.path.join(here, spec.script))
+    script = os.path.normpath(os.path.join(here, command.script))
     module = os.path.relpath(script, here).removesuffix(".py").replace("/", ".")
     is_module = "." in module and all(map(str.isidentifier, module.split(".")))
     if report.message == _NO_PACKAGE:
@@ -272,7 +271,7 @@ def local_rank(texts: Iterable[str], command: Command, local_world_size: int) ->
         local_world_size: the number of workers.
     """
     lines = list(texts)
-    passed, given = command.local_rank_argument, same_local_rank(command.spec.script_args)
+    passed, given = command.local_rank_argument, same_local_rank(command.script_args)
     lacked = next(filter(None, map(_LACKS_LOCAL_RANK.search, lines)), None)
     if lacked is not None:
         return (suggest_use_env if passed else suggest_replacement)(lacked[1])

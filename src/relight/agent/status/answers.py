@@ -143,7 +143,7 @@ def keep_last(served: ServedJob) -> None:
 def snapshot(served: ServedJob) -> NodeSnapshot:
     """Return the job's current state."""
     config, view = served.config, served.look()
-    spec = config.command.spec
+    spec = config.spec
     formed = view.workers.formed if view.workers is not None else None
     formed = view.state if isinstance(view.state, GenerationFormed) else formed
     words = redaction.redact_argv((spec.script, *spec.script_args[:_MAX_WORDS]))

@@ -61,7 +61,7 @@ class JobInspector:
         self._file: StatusFile | None = None
         self._page: PageProcess | None = None
         self._events: EventProcess | None = None
-        spec, log = job.command.spec, journal.events
+        spec, log = job.spec, journal.events
         self._ledger = Ledger(log.began, knows_checkpoints=bool(spec.checkpoints))
         self._cold = ColdCause()
         for recorded in log.after(0):
@@ -125,7 +125,7 @@ class JobInspector:
         """Report how long a restart took if workers may have had to import their modules again.
         Also report how long a cold start took if it could have been a warm one.
         """
-        cost, spec = self._ledger.cold_restart(), self._job.command.spec
+        cost, spec = self._ledger.cold_restart(), self._job.spec
         start_s = self._ledger.cold_start_s() if self._cold.is_surprise else None
         cause = self._cold.text()
         if start_s is not None and start_s >= _TOLD_S:
@@ -165,14 +165,14 @@ class JobInspector:
             self._numbers = numbers
         except OSError as error:
             numbers.close()
-            if self._journal.verbose or self._job.command.spec.status is not None:
+            if self._journal.verbose or self._job.spec.status is not None:
                 self._journal.say(
                     f"this job won't show up in relight status: {error.strerror or error}"
                 )
             return
         if why := self._socket.why_elsewhere:
             self._journal.say(f"{why}; the socket for this job is in {self._socket.directory}")
-        if (where := self._job.command.spec.status) is not None:
+        if (where := self._job.spec.status) is not None:
             from relight.agent.status.page_process import PageProcess
 
             env = self._job.command.env
@@ -187,7 +187,7 @@ class JobInspector:
         self._file = StatusFile(job)
 
     def _open_numbers(self, began: float) -> Numbers:
-        patterns = self._job.command.spec.watch_metric
+        patterns = self._job.spec.watch_metric
         return Numbers(self._loop, began, lambda: self._look().workers, patterns)
 
     def _has_rank_0(self) -> bool:

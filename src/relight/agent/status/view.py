@@ -63,7 +63,7 @@ class ServedJob:
         self.numbers = numbers
         self.end: tuple[int, str] | None = None
         self.uses: dict[int, RankUse] = {}
-        self.id = format_job_id(config.command.spec)
+        self.id = format_job_id(config.spec)
         self.name = self.id.rpartition("-")[0]
 
 

@@ -1,4 +1,4 @@
-"""Computes a worker's command line and environment from just the launch request and the worker's
+"""Computes a worker's command line and environment from just the node's `Command` and the worker's
 rank.
 
 The command line and the environment are the same as with torchrun (torch 2.13), with one exception:
@@ -13,7 +13,6 @@ from relight.base.env import Environment
 from relight.base.errors import signal_name
 from relight.base.values import STATUS_TOKEN, TOKEN
 from relight.core.ranks import Assignment, Generation, visible_devices, worker_variables
-from relight.flags.spec import LaunchSpec
 
 OF_ONE_WORKER = (
     "LOCAL_RANK",
@@ -42,8 +41,6 @@ RECOVERY = "RELIGHT_RECOVERY"
 """This variable is set if ranks can keep their processes. A rank whose collective has failed waits
 this many seconds for its agent to report that another rank has failed.
 """
-_NOTICE_S, _NOTICE_OF_NODES_S = "5", "15"
-"""In a multi-node job, this is longer than a node may be silent by default (decisions/0027)."""
 _MACRO = "${local_rank}"
 _OF_AGENTS = (TOKEN, STATUS_TOKEN)
 """Variables that are hidden from the workers, because they contain credentials of agents and
@@ -54,51 +51,52 @@ users.
 class Command(NamedTuple):
     """Parameters common to all workers of this node.
 
+    The `script` field is a path, a program (`no_python`) or a module's name (`module`).
     `run_path` contains the Python arguments for `--run-path`, which are -c and a program.
     The `local_rank_argument` field is set for `relight launch` without `--use-env`. The
     `agent_store` field is set if the agent serves MASTER_PORT.
     """
 
-    spec: LaunchSpec
+    script: str
+    script_args: tuple[str, ...]
+    module: bool
+    no_python: bool
     env: Environment
     python: str
     run_path: tuple[str, ...]
     run_id: str
     local_rank_argument: bool
     agent_store: bool
+    max_restarts: int
+    signals_to_handle: tuple[int, ...]
+    virtual_local_rank: bool
     threads: int
     """The value of OMP_NUM_THREADS, or 0 to leave it unchanged."""
     timer_file: str
     """The FIFO for the workers' timers, or an empty string."""
     breakpoint: Mapping[str, str]
     """The variables that make `breakpoint()` wait for relight debug."""
+    recovery_notice_s: int = 0
+    """The value of `RECOVERY`, or 0 if ranks can't keep their processes."""
+    line_prefix: str = ""
+    """The template for the prefix of tee'd lines, or an empty string for torchrun's prefix."""
     host: str = ""
-    """The name of this machine, for the prefix of tee'd lines."""
+    """The name of this machine, for this prefix."""
     tracking: Mapping[str, str] = {}
     """The variables that identify the run and its trackers."""
 
 
-def why_all_restart(spec: LaunchSpec) -> str:
-    """Return the reason why this job's ranks can't keep their processes when another rank fails, or
-    an empty string if they can.
-    """
-    if spec.health_check is not None:
-        return "--health-check checks the node without workers"
-    return "" if spec.max_restarts.most else "no restarts were allowed (--max-restarts=0)"
-
-
 def argv(command: Command, local_rank: int) -> tuple[str, ...]:
     """Return the worker's command line."""
-    spec = command.spec
     first = (f"--local-rank={local_rank}",) if command.local_rank_argument else ()
-    arguments = [with_local_rank(argument, local_rank) for argument in spec.script_args]
-    if spec.no_python and not spec.run_path:
-        return (spec.script, *first, *arguments)
-    rest = (with_local_rank(spec.script, local_rank), *first, *arguments)
+    arguments = [with_local_rank(argument, local_rank) for argument in command.script_args]
+    if command.no_python and not command.run_path:
+        return (command.script, *first, *arguments)
+    rest = (with_local_rank(command.script, local_rank), *first, *arguments)
     begin = (command.python, FLAGS if "PYTHONFAULTHANDLER" not in command.env.variables else "-u")
-    if spec.run_path:
+    if command.run_path:
         return (*begin, *command.run_path, *rest)
-    return (*begin, *(("-m",) if spec.module else ()), *rest)
+    return (*begin, *(("-m",) if command.module else ()), *rest)
 
 
 def with_local_rank(argument: str, local_rank: int) -> str:
@@ -145,21 +143,21 @@ def common_variables(command: Command) -> dict[str, str]:
     The result may contain variables that belong to a single worker (`OF_ONE_WORKER`) if an outer
     launcher set them.
     """
-    spec, env = command.spec, command.env
+    env = command.env
     result = dict(env.variables)
     for name in (*_OF_AGENTS, RECOVERY):
         result.pop(name, None)
-    result["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts.most)
+    result["TORCHELASTIC_MAX_RESTARTS"] = str(command.max_restarts)
     result["TORCHELASTIC_RUN_ID"] = command.run_id
-    result["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(map(signal_name, spec.signals_to_handle))
+    result["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(map(signal_name, command.signals_to_handle))
     result["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = env.variables.get(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
     )
     if command.timer_file:
         result["TORCHELASTIC_TIMER_FILE"] = command.timer_file
     result |= {**command.breakpoint, **command.tracking}
-    if not why_all_restart(spec):
-        result[RECOVERY] = _NOTICE_S if spec.runs_locally() else _NOTICE_OF_NODES_S
+    if command.recovery_notice_s:
+        result[RECOVERY] = str(command.recovery_notice_s)
     if command.threads:
         result["OMP_NUM_THREADS"] = str(command.threads)
     return result
@@ -174,12 +172,11 @@ def variables(
         UsageError: if the list of visible GPUs is too short for this worker under
             `--virtual-local-rank`.
     """
-    spec, env = command.spec, command.env
     result = common_variables(command)
     result.update(group_variables(command, generation, assignment))
     result["TORCHELASTIC_ERROR_FILE"] = error_file
-    if spec.virtual_local_rank:
-        result.update(visible_devices(env.variables, assignment.local_rank))
+    if command.virtual_local_rank:
+        result.update(visible_devices(command.env.variables, assignment.local_rank))
     return result
 
 
@@ -193,7 +190,7 @@ def group_variables(
         assignment,
         generation,
         agent_store=command.agent_store,
-        virtual=command.spec.virtual_local_rank,
+        virtual=command.virtual_local_rank,
     )
 
 
@@ -201,12 +198,9 @@ def prefix(command: Command, assignment: Assignment) -> bytes:
     """Return the prefix of each tee'd line from a worker.
 
     A template replaces torchrun's `[<role><local rank>]:`. The template supports `${role_name}`,
-    `${rank}`, `${local_rank}` and `${hostname}`. As in torch 2.14, the flag takes precedence over
-    the variable.
+    `${rank}`, `${local_rank}` and `${hostname}`.
     """
-    variable = command.env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
-    template = command.spec.log_line_prefix_template or variable
-    if not template:
+    if not command.line_prefix:
         return f"[{assignment.role}{assignment.local_rank}]:".encode()
     from string import Template
 
@@ -216,4 +210,4 @@ def prefix(command: Command, assignment: Assignment) -> bytes:
         "local_rank": str(assignment.local_rank),
         "hostname": command.host,
     }
-    return Template(template).safe_substitute(names).encode()
+    return Template(command.line_prefix).safe_substitute(names).encode()
