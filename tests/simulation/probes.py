@@ -13,12 +13,12 @@ _LONGEST_S = 2.5
 
 
 def check(
-    loop: Any, journal: object, job: object, is_over: Callable[[], bool]
+    loop: Any, journal: object, settings: object, is_over: Callable[[], bool]
 ) -> HealthCheckFailure:
     """Return whether a machine is broken, as `relight.agent.health_check.run` would, possibly
     after a while.
     """
-    del journal, job
+    del journal, settings
     world = loop.process.world
     loop.run_until(is_over, world.probes.choice((0.0, 0.0, 0.3, 5.0)))
     is_broken = world.probes.random() < world.broken

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from relight.agent.agent_config import AgentConfig
 from relight.agent.group import Group
-from relight.agent.prepare import log_settings, why_all_restart
+from relight.agent.prepare import health_check, log_settings, why_all_restart
 from relight.base.env import Environment
 from relight.base.values import NETWORK, BuiltinCheck, HealthCheck, Nodes, RestartBudget
 from relight.cli import coordinator
@@ -215,6 +215,7 @@ def job(
         spec=spec, command=COMMAND._replace(max_restarts=most.most),
         local_world_size=local_world_size, store_host="", store_port=0, cpus=(), grace_s=grace_s,
         stuck_after_s=0.0, run_directory="", scratch="", logs=log_settings(spec),
+        health_check=health_check(spec, COMMAND.env, local_world_size, ""),
         why_all_restart=why_all_restart(spec), settings=settings, meeting=meeting,
         facts={}, worker_program=None,
     )  # fmt: skip

@@ -240,11 +240,12 @@ class Agent:
         """Return the reason why this node must not run workers, or None."""
         # If there is no restart, no more workers start here, so this node's health doesn't matter.
         no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
-        if self.job.spec.health_check is None or no_restart or self._is_over():
+        settings = self.job.health_check
+        if settings is None or no_restart or self._is_over():
             return None
         from relight.agent import health_check
 
-        unfit = health_check.run(self.loop, self.journal, self.job, self._is_over)
+        unfit = health_check.run(self.loop, self.journal, settings, self._is_over)
         return unfit if unfit.why else None
 
     def _remember(self, why: str) -> None:
@@ -428,8 +429,8 @@ def _preload(
 
 
 def _network_check(job: AgentConfig, loop: Loop) -> "NetworkCheck | None":
-    check = job.spec.health_check
-    if job.meeting is None or check is None or not check.checks_network:
+    settings = job.health_check
+    if job.meeting is None or settings is None or not settings.check.checks_network:
         return None
     from relight.agent.network_check import NetworkCheck
 

@@ -10,6 +10,7 @@ from relight.flags.spec import LaunchSpec
 from relight.output.worker_logs import LogSettings
 
 if TYPE_CHECKING:
+    from relight.agent.health_check import HealthCheckSettings
     from relight.rendezvous.config import Meeting
     from relight.warm.worker_program import WorkerProgram
 
@@ -42,6 +43,7 @@ class AgentConfig(NamedTuple):
     run_directory: str
     scratch: str
     logs: LogSettings
+    health_check: "HealthCheckSettings | None"
     why_all_restart: str
     settings: GroupSettings
     meeting: "Meeting | None"

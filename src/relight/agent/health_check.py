@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relight.agent.agent_config import AgentConfig
 from relight.base.env import Environment
 from relight.base.errors import RelightError, signal_name
 from relight.base.text import format_duration, format_size, last_line, pluralize
@@ -58,31 +57,37 @@ class HealthCheckFailure(NamedTuple):
 _FIT = HealthCheckFailure("")
 
 
+class HealthCheckSettings(NamedTuple):
+    """The check, its time limit, and the facts about this node that the named checks need."""
+
+    check: HealthCheck
+    limit_s: float
+    env: Environment
+    local_world_size: int
+    run_directory: str
+
+
 def run(
-    loop: Loop, journal: Journal, job: AgentConfig, is_over: Callable[[], bool]
+    loop: Loop, journal: Journal, settings: HealthCheckSettings, is_over: Callable[[], bool]
 ) -> HealthCheckFailure:
     """Check this node and return the result.
 
     Args:
         loop: the agent's loop, served during the check.
         journal: receives the `HealthChecked` event.
-        job: the node's configuration.
+        settings: the check to run.
         is_over: returns whether the agent no longer needs the result. If that is the case, the node
             counts as fit.
     """
-    spec = job.spec
-    check = spec.health_check
-    if check is None:
-        return _FIT
-    began, limit_s = loop.now(), spec.health_check_timeout
-    unfit = _wait_for_result(loop, check, job, is_over, began + limit_s)
+    check, began = settings.check, loop.now()
+    unfit = _wait_for_result(loop, settings, is_over, began + settings.limit_s)
     if unfit is None and is_over():
         return _FIT
     if unfit is None:
-        unfit = HealthCheckFailure(f"it did not finish within {format_duration(limit_s)}")
+        unfit = HealthCheckFailure(f"it did not finish within {format_duration(settings.limit_s)}")
     if unfit.why and check.command:
         why = f"{check.command}: {unfit.why}"
-        unfit = unfit._replace(why=why, is_proof=_is_site_check(check, job.command.env))
+        unfit = unfit._replace(why=why, is_proof=_is_site_check(check, settings.env))
     journal.record(HealthChecked(round(loop.now() - began, 3), unfit.why))
     return unfit
 
@@ -97,7 +102,7 @@ def _is_site_check(check: HealthCheck, env: Environment) -> bool:
 
 
 def _wait_for_result(
-    loop: Loop, check: HealthCheck, job: AgentConfig, is_over: Callable[[], bool], until: float
+    loop: Loop, settings: HealthCheckSettings, is_over: Callable[[], bool], until: float
 ) -> HealthCheckFailure | None:
     """Return the result of a check, or None if the time limit has passed or the result is no longer
     needed. If relight itself lost the process that ran a check, the check is repeated, because the
@@ -105,7 +110,7 @@ def _wait_for_result(
     """
     while loop.now() < until and not is_over():
         try:
-            running = _Check(check, job)
+            running = _Check(settings)
         except OSError as error:
             return HealthCheckFailure(str(error.strerror))
         try:
@@ -131,12 +136,12 @@ class _Check:
         OSError: if the process can't be started.
     """
 
-    def __init__(self, check: HealthCheck, job: AgentConfig) -> None:
+    def __init__(self, settings: HealthCheckSettings) -> None:
+        check, variables = settings.check, settings.env.variables
         self._is_command = bool(check.command)
         self._output = system.anonymous_file("health-check")
         command = ("/bin/sh", "-c", check.command)
-        call = None if self._is_command else lambda: _print_result(_by_name(check, job))
-        variables = job.command.env.variables
+        call = None if self._is_command else lambda: _print_result(_by_name(settings))
         try:
             self.helper = Helper(command, variables, self._output, self._output, call=call)
         except OSError:
@@ -177,15 +182,14 @@ def _print_result(find: Callable[[], HealthCheckFailure]) -> None:
     os.write(1, json.dumps(unfit).encode())
 
 
-def _by_name(check: HealthCheck, job: AgentConfig) -> Callable[[], HealthCheckFailure]:
+def _by_name(settings: HealthCheckSettings) -> Callable[[], HealthCheckFailure]:
     """Return a function that runs the named checks and returns the first failure."""
-    env = job.command.env
 
     def work() -> HealthCheckFailure:
-        for each in check.names:
+        for each in settings.check.names:
             if each.name == NETWORK:
                 continue  # network_check
-            found = _CHECKS[each.name](each, env, job)
+            found = _CHECKS[each.name](each, settings)
             if found.why:
                 return found._replace(why=f"{each.name}: {found.why}")
         return _FIT
@@ -193,20 +197,20 @@ def _by_name(check: HealthCheck, job: AgentConfig) -> Callable[[], HealthCheckFa
     return work
 
 
-def _disk(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheckFailure:
+def _disk(check: BuiltinCheck, settings: HealthCheckSettings) -> HealthCheckFailure:
     """Check the directories that the workers and relight write to: TMPDIR, the logs, and the
     current directory.
     """
-    temporary = env.get("TMPDIR") or tempfile.gettempdir()
-    places = [temporary, job.run_directory or temporary, os.getcwd()]
+    temporary = settings.env.get("TMPDIR") or tempfile.gettempdir()
+    places = [temporary, settings.run_directory or temporary, os.getcwd()]
     found = (
         _room(path, check.least, machine_findings.TMP_REMEDY) for path in dict.fromkeys(places)
     )
     return next((each for each in found if each.why), _FIT)
 
 
-def _shm(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheckFailure:
-    del env, job
+def _shm(check: BuiltinCheck, settings: HealthCheckSettings) -> HealthCheckFailure:
+    del settings
     return _room(_SHARED_MEMORY, check.least, machine_findings.SHM_REMEDY)
 
 
@@ -221,8 +225,8 @@ def _room(path: str, least: int, remedy: str) -> HealthCheckFailure:
     return _FIT
 
 
-def _memory(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheckFailure:
-    del env, job
+def _memory(check: BuiltinCheck, settings: HealthCheckSettings) -> HealthCheckFailure:
+    del settings
     free = free_memory.available()
     if free == NO_LIMIT or free >= check.least:
         return _FIT
@@ -232,12 +236,12 @@ def _memory(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCh
     )
 
 
-def _gpu(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheckFailure:
+def _gpu(check: BuiltinCheck, settings: HealthCheckSettings) -> HealthCheckFailure:
     del check
-    gpus = inspection.gpus(env)
-    if gpus.visible < job.local_world_size:
+    gpus = inspection.gpus(settings.env)
+    if gpus.visible < settings.local_world_size:
         hiding = f" ({gpus.hiding})" if gpus.hiding else ""
-        workers = pluralize(job.local_world_size, "worker")
+        workers = pluralize(settings.local_world_size, "worker")
         why = f"{gpus.visible} of {gpus.present} GPUs are usable{hiding}, for {workers}"
         return HealthCheckFailure(
             why, "run relight doctor for details, or use a lower --nproc-per-node"
@@ -247,7 +251,7 @@ def _gpu(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheck
         return HealthCheckFailure(
             f"other processes are using the GPUs: {shown}", machine_findings.HOLDERS_REMEDY
         )
-    return _by_nvidia_smi(env)
+    return _by_nvidia_smi(settings.env)
 
 
 def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:

@@ -523,7 +523,7 @@ def _stop_s(job: AgentConfig) -> float | None:
         return None
     checkpoint_s = job.meeting.checkpoint_s if job.settings.checkpoint_first else 0.0
     spec = job.spec
-    health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
+    health_s = job.health_check.limit_s if job.health_check is not None else 0.0
     look_s = _POLL_S if spec.hang_timeout is not None else 0.0
     notice_s = saving_s(job.grace_s) if spec.on_preempt and spec.on_preempt.signals else 0.0
     leave_s = 0.0 if job.why_all_restart else job.grace_s  # before they are told to stop

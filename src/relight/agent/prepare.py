@@ -48,6 +48,7 @@ _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION
             "MASTER_ADDR", "PET_NNODES"}  # fmt: skip
 
 if TYPE_CHECKING:
+    from relight.agent.health_check import HealthCheckSettings
     from relight.warm.worker_program import WorkerProgram
 
 _UNUSED = {"MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
@@ -220,18 +221,22 @@ def _job(
         # torchrun's standalone mode is c10d.
         backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
         notes += rdzv_conf.parse(spec.rdzv_conf, backend)[1]
+    cpus = _bind_cpus(spec, env, local_world_size)
+    grace_s, stuck_after_s = _grace(spec, env), _stuck_after(env, notes)
+    run_directory = _run_directory(spec, env, run_id, notes)
     config = AgentConfig(
         spec=spec,
         command=command,
         local_world_size=local_world_size,
         store_host=master.host,
         store_port=master.port or 0,
-        cpus=_bind_cpus(spec, env, local_world_size),
-        grace_s=_grace(spec, env),
-        stuck_after_s=_stuck_after(env, notes),
-        run_directory=_run_directory(spec, env, command.run_id, notes),
+        cpus=cpus,
+        grace_s=grace_s,
+        stuck_after_s=stuck_after_s,
+        run_directory=run_directory,
         scratch="" if spec.log_dir == os.devnull else files.temporary_base(env),
         logs=log_settings(spec),
+        health_check=health_check(spec, env, local_world_size, run_directory),
         why_all_restart=all_restart,
         settings=settings,
         meeting=meeting,
@@ -283,6 +288,19 @@ def log_settings(spec: LaunchSpec) -> LogSettings:
         shown_ranks=spec.local_ranks_filter,
         filters={STDOUT: spec.duplicate_stdout_filters, STDERR: spec.duplicate_stderr_filters},
         repeated_lines=spec.repeated_lines,
+    )
+
+
+def health_check(
+    spec: LaunchSpec, env: Environment, local_world_size: int, run_directory: str
+) -> "HealthCheckSettings | None":
+    """Return the settings for the health check, or None without --health-check."""
+    if spec.health_check is None:
+        return None
+    from relight.agent.health_check import HealthCheckSettings
+
+    return HealthCheckSettings(
+        spec.health_check, spec.health_check_timeout, env, local_world_size, run_directory
     )
 
 
