@@ -55,7 +55,7 @@ SOURCES = {
     "core/diagnosis/stack_text.py": ("stuck_loader",),
     "core/link/link_state.py": ("_wait",),
     "core/group/membership.py": ("JobEnded", "_stop_hung"),
-    "core/group/reachability.py": ("leaves",),
+    "core/group/reachability.py": ("JobEnded",),
     "core/group/restart_budget.py": ("_REPEATED", "_rule", "restart_refusal", "_used_up"),
     "core/group/group_messages.py": (
         "refusal", "other_lost_after", "too_few", "coming_back", "not_ready",

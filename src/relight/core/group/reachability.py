@@ -158,8 +158,10 @@ def leaves(host: str, why: str) -> JobEnded:
         f"error: the health check on {host} failed ({why}); this node is leaving the job",
         f"  hint: {_REMEDY}",
     )
-    reason = f"the node is leaving: its health check failed: {why}"
-    return JobEnded(EXIT_MACHINE, reason, report, None, others_run=True)
+    return JobEnded(
+        EXIT_MACHINE, f"the node is leaving: its health check failed: {why}", report, None,
+        others_run=True,
+    )  # fmt: skip
 
 
 def left_out(failed: Failed, may_leave: Collection[int]) -> dict[int, list[tuple[int, int]]]:
