@@ -478,27 +478,22 @@ class Membership:
         node, was_ready = member.node, self.members.is_ready(member.node)
         self.members.lose(member, now)
         self._wait_reports.is_pending = True
-        if node not in self.live.roster:
+        roster, teardown = self.live.roster, self.live.teardown
+        if node not in roster:
             if orderly and self.state is GroupState.GATHERING:
                 self._formation.departure = f"{member.join.host} {what}"
                 if not was_ready:  # it is unfit, and too few nodes may be left for a coordinator
                     self._wait_reports.send_at(now)
             return
-        had_ended_well, group_rank = (
-            node in self.live.roster.done,
-            self.live.roster.group_ranks[node],
-        )
-        self.live.roster.remove(node)
+        had_ended_well, group_rank = node in roster.done, roster.group_ranks[node]
+        roster.remove(node)
         if had_ended_well:
             return  # the others can continue without it
         if self.state is GroupState.RECOVERING and not orderly:
-            self.live.roster.mark_gone((group_rank,))  # its workers or their lease ended
+            roster.mark_gone((group_rank,))  # its workers or their lease ended
         elif self.state is GroupState.RECOVERING and self.live.recovery.saves:
-            self.live.teardown.membership_changed = (
-                True  # its workers saved; others may still be saving
-            )
+            teardown.membership_changed = True  # its workers saved; others may still be saving
         else:
-            teardown = self.live.teardown
             teardown.lose_node()
             if not orderly:
                 teardown.failed_host = member.join.host

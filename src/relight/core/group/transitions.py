@@ -62,7 +62,7 @@ def next_state(state: GroupState, reason: Reason) -> GroupState:
     """Return the state after a transition.
 
     Raises:
-        ValueError: If this transition is impossible.
+        ValueError: if this transition is impossible.
     """
     after = TRANSITIONS.get((state, reason))
     if after is None:
