@@ -166,12 +166,29 @@ to stderr with `--event-log-handler=console`. Each line is one JSON object, with
 | `n` | integer | number of the event in the log of this agent, from 1 |
 | `t` | number | the machine's monotonic clock, in seconds |
 | `time` | number | the time, in seconds since 1970 |
+| `stimulus` | text | id of the input that caused the event, see [causes](#causes) |
 | `event` | text | the type of the event |
 
 and the fields of the event. A reader should ignore events and keys that it does not know. For a
 submitted job, `relight events --json` begins each line with three more keys: `log`, the name of the
 agent's run directory; `host`; and `node`, the agent's `group_rank` in the generation that its log has
 reached. Until it has reached one, `host` is empty and `node` is -1.
+
+## Causes
+
+`stimulus` is `HOST:PID:N`, the Nth input (a message, the exit of a process, a signal or a deadline)
+of the agent PID on HOST. Messages between agents carry this id along, so an event on another node
+that follows from the same input has the same `stimulus`. A later consequence, such as the exit of a
+worker after SIGTERM, is an input of its own.
+
+```console
+$ relight events --json --name WorkerExited JOB | jq -r .stimulus
+node1:71201:12
+$ relight events --stimulus node1:71201:12 JOB
+```
+
+The second command prints everything that this exit caused, on all nodes and including internal
+events.
 
 ## Writing an event handler
 

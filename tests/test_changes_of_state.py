@@ -6,7 +6,7 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
-from conftest import Launch
+from conftest import LIMIT_S, Launch, Start
 from documentation import events
 from nodes.jobs import Job, OneMachine
 from simulation import node
@@ -77,6 +77,28 @@ def test_nodes_log_link_and_lease_state_transitions(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert not changes(other, "candidacy") + changes(other, "membership")
     assert changes(host, "supervision") == changes(other, "supervision") == ["running -> ended"]
+
+
+def test_consequences_of_a_failure_share_its_stimulus_on_all_nodes(
+    start: Start, launch: Launch, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time\n"
+        "open('ready.' + os.environ['RANK'], 'w').close()\n"
+        "while not os.path.exists('ready.0'): time.sleep(0.02)\n"
+        "if os.environ['RANK'] == '1': raise SystemExit(3)\n"
+        "time.sleep(600)\n"
+    )
+    meet = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=x")
+    agents = [start("run", *meet, f"--log-dir=logs{number}", script) for number in range(2)]
+    assert [agent.wait(LIMIT_S) for agent in agents] == [3, 3]
+    logs = [str(log) for log in tmp_path.glob("logs*/*/events.jsonl")]
+    exits = [launch("events", "--json", "--name=WorkerExited", log).stdout for log in logs]
+    (failure,) = [event for text in exits if (event := json.loads(text))["exitcode"] == 3]
+    caused = [launch("events", f"--stimulus={failure['stimulus']}", log).stdout for log in logs]
+    assert any("GroupStopped" in text for text in caused)
+    assert all("supervision: running -> " in text for text in caused), caused
 
 
 def test_logged_state_transitions_have_no_gaps(

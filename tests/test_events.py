@@ -48,10 +48,11 @@ EXAMPLES = [
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda e: type(e).__name__)
 def test_event_json_has_name_and_all_fields(event: event_types.Event) -> None:
     """A line in the event log contains all fields of an event, which also has a description."""
-    line = json.loads(event_types.format_line(event_types.LoggedEvent(7, 1.5, 2.5, event)))
+    line = json.loads(event_types.format_line(event_types.LoggedEvent(7, 1.5, 2.5, event, "a:1:7")))
     fields = json.loads(json.dumps(event._asdict()))
     assert line == {
-        "v": 2, "n": 7, "t": 1.5, "time": 2.5, "event": type(event).__name__, **fields,
+        "v": 2, "n": 7, "t": 1.5, "time": 2.5, "stimulus": "a:1:7",
+        "event": type(event).__name__, **fields,
     }  # fmt: skip
     assert describe(event)
 

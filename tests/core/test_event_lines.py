@@ -56,6 +56,16 @@ def test_event_log_lines_are_filtered_by_name_time_and_rank(
     assert [n for n, line in enumerate(lines()) if selection.wants(line)] == expected
 
 
+def test_event_log_lines_are_filtered_by_stimulus() -> None:
+    texts = [
+        event_types.format_line(event_types.LoggedEvent(n, n, n, event, f"a:1:{n // 4}"))
+        for n, event in enumerate(LOG)
+    ]
+    found = [line for text in texts if (line := event_lines.read(text)) is not None]
+    selection = Selection(frozenset({"WorkerStarted"}), None, None, "a:1:0")
+    assert [n for n, line in enumerate(found) if selection.wants(line)] == [1, 2]
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "7", "{", "{}", '{"event": 7, "t": 1, "time": 1}', '{"event": "Ended"}',
              '{"event": "Ended", "t": "x", "time": 1}',

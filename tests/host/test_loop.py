@@ -57,3 +57,36 @@ def test_timers_with_equal_deadlines_run_in_scheduling_order(
     loop.run_once(0)
     loop.close()
     assert called == list(range(100))
+
+
+def test_calls_that_are_due_immediately_continue_their_stimulus() -> None:
+    loop, seen = Loop(), list[str]()
+
+    def note() -> None:
+        seen.append(loop.stimulus)
+
+    def react() -> None:
+        note()
+        loop.call_after(0, note)
+        loop.call_after(0.01, note)
+
+    loop.call_after(0.01, react)
+    loop.run_until(lambda: len(seen) == 3, LIMIT_S)
+    loop.close()
+    first, continued, later = seen
+    assert first == continued != later
+    assert later.rpartition(":")[0] == f"{os.uname().nodename}:{os.getpid()}"
+
+
+def test_message_continues_the_stimulus_of_its_sender() -> None:
+    loop, seen = Loop(), list[str]()
+
+    def receive() -> None:
+        loop.begin("other:7:1")
+        seen.append(loop.stimulus)
+        loop.call_after(0, lambda: seen.append(loop.stimulus))
+
+    loop.call_after(0, receive)
+    loop.run_until(lambda: len(seen) == 2, LIMIT_S)
+    loop.close()
+    assert seen == ["other:7:1"] * 2

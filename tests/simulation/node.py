@@ -461,7 +461,7 @@ class EventLog:
 
     began = 0.0
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, stimulus: object) -> None:
         pass
 
     def write(self, event: Any) -> LoggedEvent:

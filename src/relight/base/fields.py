@@ -70,7 +70,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 }  # fmt: skip
 _NAMES = {"node", "host", "failed_host", "hosts", "name", "user", "address", "addresses", "own",
           "resolved", "seen_as", "role", "master_addr", "incarnation", "stage",
-          "origin", "machine", "udp_address", "topology"}  # fmt: skip
+          "origin", "machine", "udp_address", "topology", "stimulus"}  # fmt: skip
 _OF_LINES = {"message", "reason", "text", "cause", "report", "error_file"}
 _EXACT = {"args", "command", "commands", "env", "value", "cwd", "path", "workspace", "directory",
           "log_dir", "script", "stdout", "stderr", "combined", "report_path", "answer",

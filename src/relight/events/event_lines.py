@@ -10,7 +10,7 @@ from relight.events import event_types
 from relight.events.event_text import describe
 from relight.events.event_types import Readable
 
-_KEYS = {"v", "n", "t", "time", "event"}
+_KEYS = {"v", "n", "t", "time", "stimulus", "event"}
 """The keys of a line that are not fields of its event."""
 _MAX_SHOWN = 300
 INTERNAL = frozenset({"StateChanged", "GroupBegan", "GroupStep"})
@@ -18,8 +18,8 @@ INTERNAL = frozenset({"StateChanged", "GroupBegan", "GroupStep"})
 
 
 class Line(NamedTuple):
-    """A line from the log: the event's name and fields, and its time, both in seconds since 1970
-    (`time`) and on the machine's monotonic clock (`t`).
+    """A line from the log: the event's name and fields, the id of the input that caused it, and its
+    time, both in seconds since 1970 (`time`) and on the machine's monotonic clock (`t`).
     """
 
     version: int
@@ -28,6 +28,7 @@ class Line(NamedTuple):
     name: str
     fields: dict[str, Any]
     text: str
+    stimulus: str = ""
 
 
 def read(text: str) -> Line | None:
@@ -40,7 +41,8 @@ def read(text: str) -> Line | None:
         return None
     if not isinstance(version, int) or not isinstance(name, str):
         return None
-    return Line(version, t, time, name, {k: found[k] for k in found.keys() - _KEYS}, text)
+    values = {key: found[key] for key in found.keys() - _KEYS}
+    return Line(version, t, time, name, values, text, str(found.get("stimulus", "")))
 
 
 def parse_event(line: Line) -> event_types.Event | None:
@@ -78,10 +80,13 @@ class Selection:
         names: event names; empty for all.
         since: seconds since 1970; None for the beginning.
         rank: show only events of the worker with this rank in the job; None for all events.
+        stimulus: show only what the input with this id caused; empty for all events.
     """
 
-    def __init__(self, names: frozenset[str], since: float | None, rank: int | None) -> None:
-        self._names, self._since, self._rank = names, since, rank
+    def __init__(
+        self, names: frozenset[str], since: float | None, rank: int | None, stimulus: str = ""
+    ) -> None:
+        self._names, self._since, self._rank, self._stimulus = names, since, rank, stimulus
         self._local_rank: int | None = None
         """The selected worker's local rank in the generation that the lines have reached."""
 
@@ -89,7 +94,13 @@ class Selection:
         """Return whether to show a line. All lines in the log must be passed in order."""
         is_of_rank = self._rank is None or self._matches_rank(line)
         is_named = not self._names or line.name in self._names
-        return is_named and is_of_rank and (self._since is None or line.time >= self._since)
+        is_caused = not self._stimulus or line.stimulus == self._stimulus
+        return (
+            is_named
+            and is_of_rank
+            and is_caused
+            and (self._since is None or line.time >= self._since)
+        )
 
     def _matches_rank(self, line: Line) -> bool:
         rank, local_rank = line.fields.get("rank"), line.fields.get("local_rank")

@@ -365,13 +365,14 @@ def is_user_visible(event: Event) -> bool:
 
 class LoggedEvent(NamedTuple):
     """An event with its place in the event log: `number` counts from 1, `t` is the monotonic clock,
-    and `time` is in seconds since 1970.
+    `time` is in seconds since 1970, and `stimulus` is the id of the input that caused it.
     """
 
     number: int
     t: float
     time: float
     event: Event
+    stimulus: str = ""
 
 
 def to_json(event: Event) -> dict[str, Any]:
@@ -383,5 +384,6 @@ def format_line(recorded: LoggedEvent) -> str:
     """Return the line for the event log, without a line end."""
     import json
 
-    number, t, time, event = recorded
-    return json.dumps({"v": SCHEMA, "n": number, "t": t, "time": time, **to_json(event)})
+    number, t, time, event, stimulus = recorded
+    place = {"v": SCHEMA, "n": number, "t": t, "time": time, "stimulus": stimulus}
+    return json.dumps(place | to_json(event))

@@ -34,11 +34,12 @@ Fd = int | HasFileno
 class Timer:
     """A call that is scheduled for a point in time, unless `cancel` is called first."""
 
-    __slots__ = ("callback", "when")
+    __slots__ = ("callback", "stimulus", "when")
 
-    def __init__(self, when: float, callback: Callback) -> None:
+    def __init__(self, when: float, callback: Callback, stimulus: str) -> None:
         self.when = when
         self.callback: Callback | None = callback
+        self.stimulus = stimulus
 
     def cancel(self) -> None:
         """Prevent the call."""
@@ -104,6 +105,9 @@ class Loop:
         self._callbacks: dict[int, list[Callback | None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []  # a heap, stable for equal times
         self._timers_set = 0
+        self._origin = f"{os.uname().nodename}:{os.getpid()}"
+        self._inputs = 0
+        self._continued = ""
         self._signals: dict[int, Callable[[int], None]] = {}
         self._previous: dict[int, object] = {}
         os.set_blocking(self._wake_read, False)
@@ -115,6 +119,19 @@ class Loop:
     def now() -> float:
         """Return the monotonic time in seconds."""
         return time.monotonic()
+
+    @property
+    def stimulus(self) -> str:
+        """The id of the input that is being handled: HOST:PID:N for the Nth readable descriptor,
+        signal or due timer of this process. A message continues its sender's stimulus, so the id
+        also identifies the consequences in other processes.
+        """
+        return self._continued or f"{self._origin}:{self._inputs}"
+
+    def begin(self, stimulus: str = "") -> None:
+        """Handle a new input from here on, or what follows from an earlier `stimulus`."""
+        self._inputs += not stimulus
+        self._continued = stimulus
 
     def on_readable(self, fd: Fd, callback: Callback | None) -> None:
         """Call back whenever `fd` is readable. None stops the calls."""
@@ -134,9 +151,10 @@ class Loop:
 
     def call_at(self, when: float, callback: Callback) -> Timer:
         """Schedule a single callback for the monotonic time `when`. Calls scheduled for the same
-        time are made in the order in which they were scheduled.
+        time are made in the order in which they were scheduled. A call that is due immediately
+        belongs to the current stimulus; a later one is an input of its own.
         """
-        timer = Timer(when, callback)
+        timer = Timer(when, callback, self.stimulus if when <= self.now() else "")
         self._timers_set += 1
         heapq.heappush(self._timers, (when, self._timers_set, timer))
         return timer
@@ -191,12 +209,14 @@ class Loop:
                 # A callback may have removed a descriptor that still has an event in the list.
                 pair = self._callbacks.get(key.fd)
                 if events & bit and pair is not None and (callback := pair[index]) is not None:
+                    self.begin()
                     callback()
         now = self.now()
         while self._timers and self._timers[0][0] <= now:
-            due = heapq.heappop(self._timers)[-1].callback
-            if due is not None:
-                due()
+            timer = heapq.heappop(self._timers)[-1]
+            if timer.callback is not None:
+                self.begin(timer.stimulus)
+                timer.callback()
 
     def close(self) -> None:
         """Restore the signal handlers, and close all descriptors that the loop has opened."""

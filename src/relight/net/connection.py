@@ -146,7 +146,7 @@ class Connection:
         """
         if self._stream.is_closed or self._doom:
             return
-        body = wire.encode_body(message)
+        body = wire.encode_body(message, stimulus=self._loop.stimulus)
         if not self.is_open:
             self._waiting.append(body)
             return
@@ -226,6 +226,7 @@ class Connection:
             if message is None:
                 return
             if self._handshake is None:
+                self._loop.begin(wire.stimulus(message))
                 self.owner.received(self, message)
             elif self._handshake.receive(message, self._decoder.body):
                 self._open()

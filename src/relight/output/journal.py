@@ -99,7 +99,12 @@ class Journal:
         self._env = env
         self._said = ""
         self.listeners: list[Callable[[LoggedEvent], None]] = []
-        self.events = EventLog(directory, self.say, self._stderr.say if on_console else None)
+        self.events = EventLog(
+            directory,
+            self.say,
+            self._stderr.say if on_console else None,
+            stimulus=lambda: self._stderr.loop.stimulus,
+        )
         self._wait: Wait | None = None
 
     def say(self, message: str) -> None:
@@ -177,6 +182,7 @@ class EventLog:
         say: called once, to tell the user that the file can't be written.
         console: writes a line to the console, if events are written there
             (`--event-log-handler=console`).
+        stimulus: returns the id of the input that is being handled.
 
     Attributes:
         began: when the log was created, on the monotonic clock.
@@ -187,11 +193,13 @@ class EventLog:
         directory: str,
         say: Callable[[str], None] = lambda _: None,
         console: Callable[[str], None] | None = None,
+        stimulus: Callable[[], str] = str,
     ) -> None:
         self.began = time.monotonic()
         self._say = say
         self._has_reported = False
         self._console = console
+        self._stimulus = stimulus
         self._path = os.path.join(directory, "events.jsonl") if directory else ""
         self._before = ""
         self._number = 0
@@ -220,7 +228,8 @@ class EventLog:
 
     def _recorded(self, event: Event) -> LoggedEvent:
         self._number += 1
-        return LoggedEvent(self._number, round(time.monotonic(), 6), round(time.time(), 3), event)
+        t, now = round(time.monotonic(), 6), round(time.time(), 3)
+        return LoggedEvent(self._number, t, now, event, self._stimulus())
 
     def _keep(self, recorded: LoggedEvent) -> None:
         if isinstance(recorded.event, StateChanged):

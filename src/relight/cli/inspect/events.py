@@ -42,6 +42,8 @@ PAGE = Page(
         Flag("since", parse_time, None, "T", "only events since then: 10m, or a "
         "time", from_env=False),
         Flag("rank", parse_count, None, "N", "only events for this worker", from_env=False),
+        Flag("stimulus", str, "", "ID", "only what the input with this id caused, on all nodes, "
+        "including internal events", from_env=False),
         Flag("follow", None, False, "", "keep printing new events until the job ends", short="f",
              from_env=False),
         Flag("replay", None, False, "",
@@ -75,7 +77,7 @@ def main(argv: list[str]) -> int:
         return EXIT_OK
     if not parsed.command:
         raise UsageError("relight events needs one job or file", hint=f"relight {PAGE.usage}")
-    filters = ("name", "all", "since", "rank", "follow", "json")
+    filters = ("name", "all", "since", "rank", "stimulus", "follow", "json")
     chosen = [f"--{name}" for name in filters if values[name]]
     if values["replay"] and chosen:
         raise UsageError(f"--replay replays the whole log and can't be combined with {chosen[0]}")
@@ -87,7 +89,9 @@ def main(argv: list[str]) -> int:
         return _replay(line for _, line in found)
     since = values["since"].timestamp() if values["since"] else None
     selections: dict[str, Selection] = {}
-    hidden = frozenset() if names or values["all"] or values["json"] else event_lines.INTERNAL
+    stimulus = values["stimulus"]
+    shows_all = names or stimulus or values["all"] or values["json"]
+    hidden = frozenset() if shows_all else event_lines.INTERNAL
     nodes = None if job is None or job.scheduler == handles.RUN else _Nodes()
     if not values["follow"]:
         lines = sorted(found, key=lambda each: each[1].time)
@@ -99,7 +103,7 @@ def main(argv: list[str]) -> int:
         has_lines = True
         if nodes is not None:
             nodes.take(log, line)
-        selection = selections.setdefault(log, Selection(names, since, values["rank"]))
+        selection = selections.setdefault(log, Selection(names, since, values["rank"], stimulus))
         if selection.wants(line) and line.name not in hidden:
             is_empty = False
             print(_shown(log, line, nodes, as_json=values["json"]), flush=values["follow"])

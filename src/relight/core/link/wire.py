@@ -5,8 +5,9 @@ different protocol version is rejected, and receives the reason. A new release o
 fields with defaults, as well as messages that are only sent to peers whose hello announces support
 for them (`relays`, `answers`). Any other change requires a higher `PROTOCOL`. The line is followed
 by frames. A frame is a 4-byte big-endian length, followed by that many bytes of JSON. The JSON is
-an object whose key `type` names the message. Nothing else is ever decoded, which rules out pickles,
-classes and references. An oversized frame, invalid JSON or any other value raises `Malformed` and
+an object whose key `type` names the message; the optional key `stimulus` is the id of the input
+that caused it (host/loop). Nothing else is ever decoded, which rules out pickles, classes and
+references. An oversized frame, invalid JSON or any other value raises `Malformed` and
 ends the connection.
 
 The first byte of a stream identifies the client: 0 is a torch TCPStore client, 0x16 is TLS.
@@ -15,7 +16,9 @@ The first byte of a stream identifies the client: 0 is a torch TCPStore client, 
 import json
 import struct
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
+from relight.base import fields
 from relight.base.fields import Malformed, Message, decode
 from relight.base.package import __version__
 
@@ -38,14 +41,30 @@ class OtherVersion(Malformed):
     """The peer uses a different version of the protocol."""
 
 
-def encode_body(message: Message, limit: int = MAX_FRAME) -> bytes:
-    """Encode a message as JSON.
+class _Cause(NamedTuple):
+    stimulus: str = ""
+
+
+def stimulus(message: Message) -> str:
+    """Return the id of the input that caused a message, or an empty string.
+
+    Raises:
+        Malformed: if it is not a name.
+    """
+    cause: _Cause = fields.record(_Cause, message)
+    return cause.stimulus
+
+
+def encode_body(message: Message, limit: int = MAX_FRAME, stimulus: str = "") -> bytes:
+    """Encode a message as JSON. A heartbeat has no stimulus.
 
     Raises:
         ValueError: if the message is too large, or contains a number that JSON can't represent.
     """
     if message.get("type") == "heartbeat" and message.keys() - {"extra_s"} == {"type", "number"}:
         return _heartbeat(message)
+    if stimulus:
+        message = {**message, "stimulus": fields.fit(stimulus, "stimulus")}
     body = _encode(message).encode()
     if len(body) > limit:
         raise ValueError(f"a message of {len(body)} bytes exceeds the limit of {limit}")
