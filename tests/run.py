@@ -1,6 +1,7 @@
 """Run the test suite: `python -m tests.run [--quick] [--retry]`.
 
-Everything that is not marked `long` runs, then some process tests on a Linux that imitates macOS.
+Everything that is not marked `long` runs, and some process tests also on a Linux that imitates
+macOS.
 `--quick` runs only the pure tests. With `--retry`, as in CI, failed tests run again, alone and one
 at a time. A test that passes then is flaky. This is a bug, but not in the current change. With
 more than `MAX_FLAKY` flaky tests, the run fails.
@@ -12,8 +13,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import pytest
 from tests import pure
@@ -35,11 +37,11 @@ class Suite(NamedTuple):
         """The directory of pytest's cache."""
         return CACHES / f"pytest-{self.name}"
 
-    def run(self, *extra: str) -> int:
-        """Return pytest's exit code."""
+    def start(self, *extra: str, output: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
+        """Start pytest with these arguments; its output goes to a file or to the console."""
         command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={self.cache}", *extra]
         environment = {**os.environ, **dict(self.variables)}
-        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output)
 
     def failed(self) -> list[str]:
         """Return the tests that failed the last time they ran."""
@@ -100,14 +102,25 @@ def is_compiled(file: Path) -> bool:
 
 
 def run(suites: tuple[Suite, ...], *, retry: bool) -> int:
-    """Run all suites even if some fail, and return the exit code of the first failed one."""
+    """Run all suites at the same time, and return the exit code of the first failed one. While the
+    first runs, the output of the others is kept in files.
+    """
     code, flaky = 0, list[str]()
+    started = []
     for suite in suites:
-        this = suite.run("--cache-clear", *suite.arguments)
+        output = tempfile.TemporaryFile() if started else None
+        process = suite.start("--cache-clear", *suite.arguments, output=output)
+        started.append((suite, process, output))
+    for suite, process, output in started:
+        this = process.wait()
+        if output is not None:
+            output.seek(0)
+            print(output.read().decode(errors="replace"), flush=True)
+            output.close()
         failed = suite.failed()
         if this and failed and retry:
             print(f"{len(failed)} failed; again, one at a time", flush=True)
-            this = suite.run("--last-failed", *suite.arguments, "-n", "0")
+            this = suite.start("--last-failed", *suite.arguments, "-n", "0").wait()
             flaky += sorted({*failed} - {*suite.failed()})
         code = code or this
     for test in flaky:

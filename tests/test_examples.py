@@ -171,6 +171,7 @@ def test_digits_example_gives_same_result_if_worker_is_killed(
     assert identical(load(warm_torch.folder / "digits.pt"), load(uninterrupted[1]))
 
 
+@pytest.mark.long
 def test_digits_example_gives_same_result_after_stop_and_resume(
     warm_torch: WarmTorch, uninterrupted: tuple[str, Path]
 ) -> None:

@@ -48,6 +48,7 @@ def wait_for_slow_ranks(log: Path, agent: "subprocess.Popen[bytes]") -> dict[str
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
+@pytest.mark.long
 def test_slow_node_is_reported_on_all_nodes_and_in_status(
     warm_torch: WarmTorch,
     start: Start,

@@ -250,6 +250,7 @@ for step in range(10**6):
 """
 
 
+@pytest.mark.long
 def test_documented_batch_script_checkpoints_and_requeues(slurm: Slurm) -> None:
     """`docs/checkpoints.md`: notice before the time limit, exit code 75, then requeue."""
     page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
