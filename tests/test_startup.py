@@ -46,6 +46,7 @@ OWN = {
     "relight.core.group.members",
     "relight.core.group.membership",
     "relight.core.group.messages",
+    "relight.core.group.node_ranks",
     "relight.core.group.recovery",
     "relight.core.group.restarts",
     "relight.core.group.roster",

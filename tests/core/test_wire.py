@@ -18,7 +18,7 @@ from relight.core.link.wire import (
     encode_body,
     frame,
     parse,
-    stimulus,
+    take_stimulus,
 )
 
 values = st.recursive(
@@ -57,22 +57,23 @@ def test_unknown_heartbeat_fields_are_encoded() -> None:
 
 def test_stimulus_travels_with_any_message_but_heartbeats() -> None:
     message = {"type": "leave"}
-    assert stimulus(json.loads(encode_body(message, stimulus="a:1:7"))) == "a:1:7"
-    assert stimulus(message) == ""
-    assert message == {"type": "leave"}
+    sent = json.loads(encode_body(message, stimulus="a:1:7"))
+    assert take_stimulus(sent) == "a:1:7"
+    assert sent == message == {"type": "leave"}
+    assert take_stimulus(message) == ""
     beat = {"type": "heartbeat", "number": 7}
     assert json.loads(encode_body(beat, stimulus="a:1:7")) == beat
 
 
 def test_stimulus_with_control_characters_is_never_sent() -> None:
     body = json.loads(encode_body({"type": "leave"}, stimulus="\x1b[2J\n" + "a" * 300))
-    assert stimulus(body).startswith("\ufffd[2J\ufffdaaa")
+    assert take_stimulus(body).startswith("\ufffd[2J\ufffdaaa")
 
 
 @pytest.mark.parametrize("value", [7, None, ["a"], "a\nb", "\x1b[2J", "a" * 300])
 def test_stimulus_that_is_not_a_name_is_rejected_as_malformed(value: object) -> None:
     with pytest.raises(Malformed):
-        stimulus({"type": "leave", "stimulus": value})
+        take_stimulus({"type": "leave", "stimulus": value})
 
 
 @pytest.mark.parametrize("number", ["-1", "1.5", "1e3", "+1", "", "1,", "9" * 5000, '1,"a":2'])

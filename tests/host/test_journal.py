@@ -16,7 +16,7 @@ from relight.output.journal import EventLog, Journal
 
 
 def journal(said: list[str]) -> Journal:
-    stderr = SimpleNamespace(say=said.append, fd=2)
+    stderr = SimpleNamespace(say=said.append, fd=2, loop=SimpleNamespace(stimulus="a:1:7"))
     consoles = cast(Consoles, SimpleNamespace(stderr=stderr))
     return Journal(consoles, "", Environment({}), verbose=False, on_console=False)
 

@@ -44,6 +44,7 @@ from relight.core.ranks import NO_GENERATION, GenerationId
 from relight.core.workers.supervision import FOR_EVER, saving_s
 from relight.events.event_types import Formed, Restarting, StateChanged
 from relight.host.loop import Loop
+from relight.net.ports import is_loopback
 from relight.output.journal import Journal
 
 if TYPE_CHECKING:
@@ -504,7 +505,6 @@ def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | Remot
     if meeting is None:
         return LocalLink(loop, job.settings, join)
     from relight.host.env_fingerprint import machine
-    from relight.net.ports import is_loopback
 
     # If no other machine can join, the job must consist of several agents on this machine.
     first = meeting.hosts[0][0] if meeting.hosts else ""

@@ -28,6 +28,7 @@ from relight.base.values import (
 )
 from relight.core.group.group_types import GroupSettings
 from relight.core.ranks import visible_devices
+from relight.core.workers import worker_command
 from relight.core.workers.worker_command import Command
 from relight.flags import site
 from relight.flags.spec import (
@@ -40,7 +41,7 @@ from relight.flags.spec import (
     unknown_variables,
 )
 from relight.host import files, system
-from relight.net.ports import PORT_RANGE
+from relight.net.ports import PORT_RANGE, any_address, why_unresolved
 from relight.output.worker_logs import LogSettings
 from relight.processes import interpreter
 
@@ -197,7 +198,6 @@ def _job(
     settings, meeting, facts = _settings_alone(spec), None, {}
     if not spec.runs_locally():
         from relight.host.env_fingerprint import collect
-        from relight.net.ports import any_address
         from relight.rendezvous.config import arrange
 
         meeting, settings, more = arrange(spec, env)
@@ -254,8 +254,6 @@ def _wait_for_name(host: str) -> None:
     pod's own name can be resolved. If the name never resolves, the error is reported when the
     workers' store is bound.
     """
-    from relight.net.ports import why_unresolved
-
     until = time.monotonic() + _RESOLVE_TIMEOUT_S
     why = why_unresolved(host)
     if why:
@@ -331,7 +329,6 @@ def _worker_program(
         return None
     if not spec.preload or spec.no_python or spec.run_path or spec.numa_binding:
         return None
-    from relight.core.workers import worker_command
     from relight.warm.worker_program import WorkerProgram
 
     own: tuple[str, ...] = worker_command.OF_ONE_WORKER

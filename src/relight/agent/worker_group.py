@@ -40,6 +40,7 @@ from relight.core.group.messages import (
 )
 from relight.core.ranks import Assignment
 from relight.core.workers import worker_command
+from relight.core.workers.shared_words import SUFFIX
 from relight.core.workers.supervision import Noticed, SaveAndLeave, SurvivorsLeave
 from relight.events.event_types import (
     CheckpointFound,
@@ -438,8 +439,6 @@ class WorkerGroup:
 
     def _has_memory(self) -> bool:
         """Return whether this agent or a worker has created a file of shared memory."""
-        from relight.core.workers.shared_words import SUFFIX
-
         error_files = (self.logs.error_file(plan.local_rank) for plan in self._plans)
         return self._memory is not None or any(
             file and os.path.lexists(file + SUFFIX) for file in error_files

@@ -226,7 +226,7 @@ class Connection:
             if message is None:
                 return
             if self._handshake is None:
-                self._loop.begin(wire.stimulus(message))
+                self._loop.begin(wire.take_stimulus(message))
                 self.owner.received(self, message)
             elif self._handshake.receive(message, self._decoder.body):
                 self._open()

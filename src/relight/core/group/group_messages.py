@@ -16,12 +16,13 @@ help.
 
 
 class Differences:
-    """The facts that should be the same on all nodes. A set of facts is reported only if it differs
-    from those reported before.
+    """The facts that should be the same on all nodes, and the machines that should differ. A set of
+    facts is reported only if it differs from those reported before.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[str, dict[str, str]] = {}  # the facts of one host for each distinct set
+        self._told_shared = False
 
     def unusual(self, join: Join) -> list[str]:
         """Return a line for each fact whose value differs from the value on all other nodes."""
@@ -35,6 +36,12 @@ class Differences:
             lines = compare(kinds, join.host, join.facts)
         kinds[join.host] = join.facts
         return lines
+
+    def shared_machine(self, joins: Sequence[Join]) -> str:
+        """Return the line for a group with several nodes on one machine. Return it only once."""
+        text = "" if self._told_shared else shared_machine(joins)
+        self._told_shared = self._told_shared or bool(text)
+        return text
 
 
 def shared_machine(joins: Sequence[Join]) -> str:

@@ -13,6 +13,7 @@ from relight.core import ranks
 from relight.core.group import group_messages
 from relight.core.group.group_types import GroupSettings
 from relight.core.group.messages import Join, NodeReady
+from relight.core.group.node_ranks import NodeRanks
 from relight.core.group.silence import Silence, Silent
 from relight.core.ranks import NO_GENERATION, GenerationId
 
@@ -54,15 +55,13 @@ class Members:
         whether the node waits until all workers have stopped.
         """
         self.silence = Silence(settings.lost_after_s)
+        self.node_ranks = NodeRanks()
         self._settings = settings
         self._by_node: dict[str, Member] = {}
         self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their NodeReady
-        self._by_node_rank: dict[int, str] = {}
         self._differences = group_messages.Differences()
         self._flapping: Flapping | None = None  # created once a node is gone
         self._arrivals = 0
-        self._told_shared = False
-        self._turned_back: set[str] = set()  # nodes whose node rank belongs to a silent node
 
     def __len__(self) -> int:
         return len(self._by_node)
@@ -84,7 +83,7 @@ class Members:
 
     def refusal(self, join: Join) -> str:
         """Return the reason why a node can't join, or an empty string."""
-        holder = self.get(self._by_node_rank.get(join.node_rank, join.node))
+        holder = self.get(self.node_ranks.holder(join))
         other = holder.join if holder is not None and holder.node != join.node else None
         return group_messages.refusal(self._settings, join, other)
 
@@ -92,17 +91,9 @@ class Members:
         """Return the host of a silent node with the same node rank as a newcomer, or an empty
         string. The silent node may have been lost, and the newcomer may be its replacement.
         """
-        holder = self._by_node_rank.get(join.node_rank, join.node)
+        holder = self.node_ranks.holder(join)
         taken = self._settings.ordered and holder != join.node and holder in self.silence
         return self._by_node[holder].join.host if taken else ""
-
-    def is_first_try(self, join: Join) -> bool:
-        """Return whether this is a node's first attempt to join while its node rank belongs to a
-        silent node.
-        """
-        before = len(self._turned_back)
-        self._turned_back.add(join.node)
-        return len(self._turned_back) > before
 
     def admit(self, join: Join, now: float) -> list[tuple[str, str]]:
         """Add a node, or update a node that joins again. Return the notes to send, as pairs of a
@@ -121,7 +112,7 @@ class Members:
                     notes.append((node, group_messages.on_probation(join.host, times, seconds)))
             self._arrivals += 1
         if self._settings.ordered:
-            self._by_node_rank[join.node_rank] = node
+            self.node_ranks.take(join)
         member = self._by_node[node]
         # The facts have been compared and are no longer needed. With thousands of nodes, they would
         # use most of the memory.
@@ -135,8 +126,7 @@ class Members:
     def remove(self, member: Member, now: float) -> None:
         """Remove a node that has been lost or has finished the job."""
         del self._by_node[member.node]
-        if self._by_node_rank.get(member.join.node_rank) == member.node:
-            del self._by_node_rank[member.join.node_rank]
+        self.node_ranks.release(member.join)
         self._ready.pop(member.node, None)
         self.silence.forget(member.node, now)
         if self.reachability is not None:
@@ -155,9 +145,7 @@ class Members:
         """Return a note about nodes in a generation that share a machine. The note is returned only
         once.
         """
-        text = "" if self._told_shared else group_messages.shared_machine([m.join for m in chosen])
-        self._told_shared = self._told_shared or bool(text)
-        return text
+        return self._differences.shared_machine([member.join for member in chosen])
 
     # Silence. A silent node never enters a new generation, even if it is ready.
 

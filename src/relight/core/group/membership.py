@@ -252,7 +252,8 @@ class Membership:
             self._send(join.node, self.end)
             return
         if holder := self.members.silent_holder(join):
-            if self.members.is_first_try(join):  # the node retries until the holder is lost
+            # The node retries until the holder is lost.
+            if self.members.node_ranks.turn_back(join.node):
                 self._send(join.node, Note(group_messages.held_by_silent(join, holder)))
             self._effects.append(Drop(join.node))
             return

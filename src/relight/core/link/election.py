@@ -156,6 +156,58 @@ class _Sightings:
             self.coordinator_at = min(self.coordinator_at, now - self._vote_s)
 
 
+class _EarlierCoordinators:
+    """What this host knows about coordinating processes other than itself, whose workers may still
+    be running.
+
+    Any two majorities share a host, but that host may have been restarted since. The first of two
+    hosts, for example, is elected by its own vote, and then only the second host knows.
+    """
+
+    def __init__(self) -> None:
+        self.was_self = False
+        """Whether this process has coordinated."""
+        self._incarnations: set[str] = set()
+        """Up to two coordinating processes from which this host has received a message directly."""
+        self._is_known_elsewhere = False
+        """Whether another host knows of a different coordinating process."""
+        self._stood_at = float("inf")
+        """When this host last became a candidate."""
+        self._denied: set[int] = set()
+        """The hosts that, since then, have denied that there was another coordinating process."""
+
+    def hear(self, incarnation: str) -> None:
+        """Record that a process has sent a message as coordinator."""
+        if len(self._incarnations) < 2:
+            self._incarnations.add(incarnation)
+
+    def knows_another(self, incarnation: str) -> bool:
+        """Return whether a process other than this candidate has coordinated."""
+        return self.was_self or bool(self._incarnations - {incarnation})
+
+    def stand(self, now: float) -> None:
+        """Record that this host is a candidate from now on. Earlier replies no longer count."""
+        self._stood_at = now
+        self._denied.clear()
+
+    def take_reply(self, reply: VoteReply) -> None:
+        """Record what another host knows."""
+        self._is_known_elsewhere |= reply.knows_another
+        if reply.sent >= self._stood_at:
+            self._denied.add(reply.voter)
+
+    def doubt(self, hosts: Sequence[str], me: int) -> str:
+        """Return why another process may have been the coordinator, or "" if all other hosts have
+        denied it since this host became a candidate.
+        """
+        if self._incarnations or self._is_known_elsewhere:
+            return "workers of an earlier coordinator may still be running"
+        others = [host for i, host in enumerate(hosts) if i not in {*self._denied, me}]
+        if not others:
+            return ""
+        return f"no reply yet from {format_names(others)}, which may know of an earlier coordinator"
+
+
 class Election:
     """The elector on one host.
 
@@ -193,30 +245,14 @@ class Election:
         self._last_step = now
         self._send_at = now
         self._alone = False
-        self._led_by: set[str] = set()
-        """Up to two coordinating processes from which this host has received a message directly."""
-        self._follows_another = False
-        """Whether another host knows of a different coordinating process."""
-        self._has_led = False
-        self._stood_at = float("inf")
-        """When this host last became a candidate."""
-        self._denied: set[int] = set()
-        """The hosts that, since then, have denied that there was another coordinating process."""
+        self._earlier = _EarlierCoordinators()
         self._effects: list[Effect] = []
 
     def predecessor(self) -> str:
         """Return why another process may have been the coordinator before this one, or "" if all
         other hosts have denied it since this host became a candidate.
-
-        Any two majorities share a host, but that host may have been restarted since. The first of
-        two hosts, for example, is elected by its own vote, and then only the second host knows.
         """
-        if self._led_by or self._follows_another:
-            return "workers of an earlier coordinator may still be running"
-        others = [host for i, host in enumerate(self.hosts) if i not in {*self._denied, self.me}]
-        if not others:
-            return ""
-        return f"no reply yet from {format_names(others)}, which may know of an earlier coordinator"
+        return self._earlier.doubt(self.hosts, self.me)
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Process one event and return the effects.
@@ -311,8 +347,7 @@ class Election:
         if stage in (LEAD, ALONE):
             if self._alone and (stage == LEAD or candidate < self.me):
                 self._step_down(now)
-            if len(self._led_by) < 2:
-                self._led_by.add(incarnation)
+            self._earlier.hear(incarnation)
             if self.state is not ElectionState.COORDINATOR:
                 self._sightings.hear(candidate, now)
                 self._see(candidate, now, now)
@@ -327,7 +362,7 @@ class Election:
         holder = leader if leader >= 0 else self._voter.candidate(now)
         reply = VoteReply(
             self.me, candidate, incarnation, sent, stage, granted, holder, leader >= 0, age_s,
-            knows_another=self._has_led or bool(self._led_by - {incarnation}),
+            knows_another=self._earlier.knows_another(incarnation),
         )  # fmt: skip
         self._effects.append(SendBallot(candidate, reply))
 
@@ -335,9 +370,7 @@ class Election:
         campaign, holder = self._campaign, reply.holder
         is_coordinator = self.state is ElectionState.COORDINATOR
         self._sightings.host(reply.voter, now)
-        self._follows_another |= reply.knows_another
-        if reply.sent >= self._stood_at:
-            self._denied.add(reply.voter)
+        self._earlier.take_reply(reply)
         if not campaign.add(reply, now):
             return
         if is_coordinator and reply.granted and self.lease_until() == campaign.own_vote_until:
@@ -366,8 +399,8 @@ class Election:
         campaign = self._campaign
         if self.state is ElectionState.FOLLOWER and now >= self._stands_at():
             self.state = ElectionState.CANDIDATE
-            self._send_at = self._stood_at = now
-            self._denied.clear()  # an old reply doesn't cover what has happened since
+            self._send_at = now
+            self._earlier.stand(now)
         if self.state is ElectionState.CANDIDATE:
             is_free = self._voter.is_free_for(self.me, now)
             if not campaign.is_asking and campaign.is_ready(now, own_vote_is_free=is_free):
@@ -418,7 +451,7 @@ class Election:
 
     def _become_coordinator(self) -> None:
         self.state = ElectionState.COORDINATOR
-        self._has_led = True
+        self._earlier.was_self = True
         self._campaign.win()
         self._send_at = self._last_step
         self._sightings.forget_coordinator()

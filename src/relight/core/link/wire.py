@@ -45,13 +45,15 @@ class _Cause(NamedTuple):
     stimulus: str = ""
 
 
-def stimulus(message: Message) -> str:
-    """Return the id of the input that caused a message, or an empty string.
+def take_stimulus(message: Message) -> str:
+    """Remove the id of the input that caused a message, and return it. Return an empty string if
+    there is none.
 
     Raises:
         Malformed: if it is not a name.
     """
     cause: _Cause = fields.record(_Cause, message)
+    message.pop("stimulus", None)
     return cause.stimulus
 
 

@@ -48,7 +48,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from relight.base.text import format_duration
+from relight.base.text import format_duration, format_ranks
 from relight.core.failure import WorkerEnd
 from relight.events.event_types import (
     Event,
@@ -268,8 +268,6 @@ class Supervision:
 
     def explain(self, now: float) -> str:
         """Describe what the agent is waiting for."""
-        from relight.base.text import format_ranks
-
         alive = f"local {format_ranks(self.alive)}"
         match self.state:
             case SupervisionState.RUNNING:
