@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, RELIGHT, clean_environment
 
+# The spawner takes its name after it has started the first workers.
 WORKER = """
-import os, sys
-with open(f"/proc/{os.getppid()}/cmdline") as file:
-    by_relight = "worker spawner" in file.read()
+import os, sys, time
+end = time.monotonic() + 60
+by_relight = False
+while not by_relight and time.monotonic() < end:
+    with open(f"/proc/{os.getppid()}/cmdline") as file:
+        by_relight = "worker spawner" in file.read()
 print("rank", os.environ["RANK"], by_relight, sys.argv[1:])
 """
 FAKE_API = """
