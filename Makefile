@@ -45,7 +45,7 @@ $(READY): $(QUICK_READY) $(EXAMPLES_READY)
 	@echo "the tools of the tests"
 	$(INSTALL) --progress-bar on --group test
 	@echo "compiling modules"
-	@$(BIN)/python -m compileall -qq -j 0 -x '/(tests|pip|mypy|mypyc|kubernetes/aio)/' $(VENV)/lib || true  # some can't be
+	@$(BIN)/python -m compileall -qq -j 0 -x '/(tests|pip|mypy|mypyc|kubernetes/aio|torch|sympy|networkx)/' $(VENV)/lib || true  # some can't be
 	@touch $@
 
 $(LONG_READY): $(READY)

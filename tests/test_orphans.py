@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import FIRST_WARM, LIMIT_S, PORTABLE, Launch, Start
+from conftest import FIRST_WARM, LIMIT_S, PORTABLE, Launch, Start, long
 
 MOMENTS = 24
 AT_ONCE = 8
@@ -127,7 +127,7 @@ def bystanders() -> Iterator[list["subprocess.Popen[bytes]"]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("life", ["long", "restarting"])
+@pytest.mark.parametrize("life", [long("long"), "restarting"])
 def test_no_process_outlives_agent_killed_at_any_moment(
     life: str, tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:

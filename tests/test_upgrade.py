@@ -113,6 +113,7 @@ def query_all_commands(launch: Launch, job: str) -> None:
 
 
 @pytest.mark.parametrize("change", [long("removed"), "replaced"])
+@pytest.mark.long
 def test_single_node_job_survives_relight_upgrade(
     change: str, copy: Copy, launch: Launch, start: Start, script: Callable[[str], Path],
     tmp_path: Path,

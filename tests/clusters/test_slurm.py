@@ -213,6 +213,7 @@ def test_steps_of_a_slurm_batch_job_are_separate_jobs(slurm: Slurm) -> None:
     }
 
 
+@pytest.mark.long
 def test_requeued_slurm_job_is_separate_from_its_previous_run(slurm: Slurm) -> None:
     """The second attempt runs under a different id."""
     first = slurm.directory / "first"

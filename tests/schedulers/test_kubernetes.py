@@ -229,6 +229,7 @@ def test_elastic_job_succeeds_without_pod_that_keeps_failing_its_health_check(
     assert jobs.wait(app_id).state is SUCCEEDED
 
 
+@pytest.mark.long
 def test_elastic_job_fails_if_all_pods_fail_their_health_checks(jobs: Jobs, tmp_path: Path) -> None:
     app = train(tmp_path, "", j="1:2x1", env=unfit(tmp_path, "true"), max_retries=1)
     assert jobs.wait(jobs.submit(app)).state is FAILED

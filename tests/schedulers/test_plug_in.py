@@ -128,6 +128,7 @@ def test_plugin_dry_run_leaves_nothing_behind_and_hides_secrets(place: Place) ->
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_agents_in_plugin_scheduler_job_can_rendezvous(place: Place, hosts: list[str]) -> None:
     """The job brings its launcher, options come from .relightconfig, and the script exists only on
     the hosts.

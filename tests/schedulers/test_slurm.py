@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from clusters.slurm import Slurm
 from clusters.workers import SHELL
-from conftest import LIMIT_S
+from conftest import LIMIT_S, long
 from netlab import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_slurm]
@@ -168,8 +168,8 @@ def test_agents_in_slurm_job_can_rendezvous(jobs: Jobs) -> None:
     "variables",
     [
         {"SBATCH_EXPORT": "NONE"},
-        {"SLURM_EXPORT_ENV": "NONE"},
-        {"SLURM_MEM_PER_CPU": "50", "SLURM_MEM_PER_NODE": "100", "SLURM_JOB_ID": "7"},
+        long({"SLURM_EXPORT_ENV": "NONE"}),
+        long({"SLURM_MEM_PER_CPU": "50", "SLURM_MEM_PER_NODE": "100", "SLURM_JOB_ID": "7"}),
         {"SLURM_NNODES": "1", "SLURM_NTASKS": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"},
         {
             "SLURM_DISTRIBUTION": "plane=3",

@@ -185,8 +185,8 @@ def end_of(
 
 
 FIRST = {
-    "sys.exit(3)", "exception", "keyboard interrupt", "SIGTERM", "core limit", "os._exit",
-    "atexit order", "threads at the end", "reading stdin", "multiprocessing fork",
+    "sys.exit(3)", "exception", "SIGTERM", "os._exit", "atexit order", "threads at the end",
+    "multiprocessing fork",
 }  # fmt: skip
 """The cases that depend most on how a worker is started."""
 

@@ -516,12 +516,12 @@ def test_warm_process_requires_same_interpreter_directory_and_modules(
         "content",
         "content, with the old times",
         "data file",
-        "listed file",
+        long("listed file"),
         "new package",
-        "new pth file",
-        "removed",
+        long("new pth file"),
+        long("removed"),
         "shadow",
-        "sitecustomize",
+        long("sitecustomize"),
     ],
 )
 def test_change_in_preloaded_package_is_detected_immediately(shell: Shell, change: str) -> None:
@@ -776,7 +776,7 @@ def pids_of(process: "subprocess.Popen[str]", workers: int) -> list[int]:
         ("warm process", ""),
         ("guard", ""),
         ("spawner", ""),
-        ("agent, warm process", ""),
+        long("agent, warm process", ""),
         long("agent, guard", ""),
         long("agent, spawner", ""),
         long("guard, spawner", ""),
@@ -784,7 +784,7 @@ def pids_of(process: "subprocess.Popen[str]", workers: int) -> list[int]:
         long("agent", "guard"),
         long("agent", "spawner"),
         ("agent", "guard, spawner"),
-        ("warm process", "guard"),
+        long("warm process", "guard"),
     ],
 )
 def test_no_worker_survives_if_any_process_of_job_is_killed(
