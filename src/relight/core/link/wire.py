@@ -42,7 +42,7 @@ class OtherVersion(Malformed):
 
 
 class _Cause(NamedTuple):
-    stimulus: str = ""
+    stimulus: str
 
 
 def take_stimulus(message: Message) -> str:
@@ -52,8 +52,10 @@ def take_stimulus(message: Message) -> str:
     Raises:
         Malformed: if it is not a name.
     """
+    if "stimulus" not in message:  # a heartbeat; a coordinator receives thousands per second
+        return ""
     cause: _Cause = fields.record(_Cause, message)
-    message.pop("stimulus", None)
+    del message["stimulus"]
     return cause.stimulus
 
 
