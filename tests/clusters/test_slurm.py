@@ -213,7 +213,6 @@ def test_steps_of_a_slurm_batch_job_are_separate_jobs(slurm: Slurm) -> None:
     }
 
 
-@pytest.mark.long
 def test_requeued_slurm_job_is_separate_from_its_previous_run(slurm: Slurm) -> None:
     """The second attempt runs under a different id."""
     first = slurm.directory / "first"
@@ -251,7 +250,6 @@ for step in range(10**6):
 """
 
 
-@pytest.mark.long
 def test_documented_batch_script_checkpoints_and_requeues(slurm: Slurm) -> None:
     """`docs/checkpoints.md`: notice before the time limit, exit code 75, then requeue."""
     page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()

@@ -346,7 +346,6 @@ def test_it():
     assert "OwnWarning: own" in output(result)
 
 
-@pytest.mark.long
 def test_endless_output_from_a_rank_is_truncated(run: Run) -> None:
     result = run("""
 @two
@@ -363,7 +362,6 @@ def test_it():
     assert len(text) < 2_000_000
 
 
-@pytest.mark.long
 def test_setup_plan_option_starts_no_ranks(run: Run) -> None:
     """Neither --setup-plan nor --setup-only starts any."""
     text = """
@@ -441,7 +439,6 @@ def test_distributed_mark_is_registered_and_documented(run: Run) -> None:
     assert "@pytest.mark.distributed(world_size=2" in output(run("", "--markers"))
 
 
-@pytest.mark.long
 def test_xdist_runs_distributed_tests_in_parallel(run: Run) -> None:
     """The reports are complete."""
     result = run(
@@ -458,7 +455,6 @@ def test_it(n):
     assert "rank 0 says no" in output(result) and "rank 1 says no" in output(result)
 
 
-@pytest.mark.long
 def test_coverage_includes_code_run_on_ranks(run: Run, pytester: pytest.Pytester) -> None:
     """The ranks' code is measured by pytest-cov in the same run."""
     pytester.makepyfile(
@@ -486,7 +482,6 @@ def test_it(): assert code.f(RANK)
     assert line.split()[-1] == "100%", output(result)
 
 
-@pytest.mark.long
 def test_junit_report_includes_failure_and_duration(run: Run, pytester: pytest.Pytester) -> None:
     run("@two\ndef test_it():\n    time.sleep(0.3)\n    assert RANK == '9'\n", "--junitxml=x.xml")
     case = next(ET.parse(pytester.path / "x.xml").iter("testcase"))

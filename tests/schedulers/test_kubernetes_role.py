@@ -45,7 +45,6 @@ def submit(name: str, command: str = "relight run; exec sleep 1000", **cfg: Any)
     return scheduler.submit(scheduler.render(AppDef("job", [role]), cfg, name))
 
 
-@pytest.mark.long
 def test_documented_role_has_exactly_the_rights_needed(server: ApiServer) -> None:
     server.rights = documented()
     scheduler = kubernetes.Kubernetes()
