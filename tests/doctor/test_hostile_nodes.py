@@ -25,6 +25,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
+        self.closed = False
 
     def own_address(self) -> str:
         return "10.0.0.1"
@@ -32,8 +33,11 @@ class Peer:
     def send(self, message: Any) -> None:
         self.heard.append(fields.message(FromHost, json.loads(json.dumps(message))))
 
+    def drain(self) -> bool:
+        return True
+
     def close(self) -> None:
-        pass
+        self.closed = True
 
 
 @partial(fuzzed, most=EXAMPLES // 4)
@@ -79,4 +83,25 @@ def test_hostile_messages_never_break_the_check_between_nodes(chance: Chance) ->
         for peer in peers:
             host.closed(peer, "over")
         host._listener.close()
+        loop.close()
+
+
+def test_host_lets_nodes_close_their_connections_first() -> None:
+    """A close with unread data would reset the connection and could discard the verdict."""
+    loop = Loop()
+    prober: Any = SimpleNamespace(start=lambda *_: None)
+    own = DoctorNode("here", "10.0.0.1", 1, 1, 1500, (), {})
+    sock = socket.create_server(("127.0.0.1", 0))
+    host = MeetingHost(loop, sock, Security(), "j", Nodes(2, 2), own, prober, 60.0, lambda _: None)
+    peer: Any = Peer()
+    try:
+        host.opened(peer, fields.plain(Hello("doctor", "j", GroupSettings(2, 2, 0))))
+        host.received(peer, fields.to_json(own._replace(name="there", address="10.0.0.7")))
+        host.received(peer, fields.to_json(ProbeReport((), 0.0, 0.0)))
+        host._end()
+        loop.call_after(0.01, lambda: host.closed(peer, "over"))
+        host.close()
+        assert not peer.closed
+        assert fields.plain(peer.heard[-1]) == fields.plain(host.verdict)
+    finally:
         loop.close()

@@ -106,13 +106,22 @@ class MeetingHost:
         self._announce_nodes()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Wait briefly until the nodes have read the verdict and left, and close what remains.
+
+        Closing first would be wrong: with data from a node still unread, the kernel resets the
+        connection, and what it has not delivered of the verdict is lost.
+        """
         self._timer.cancel()
         self._listener.close()
-        left = self._connections()
-        self._loop.run_until(lambda: all(map(Connection.drain, left)), _DRAIN_S)
-        for connection in left:
+        self._loop.run_until(self._all_have_left, _DRAIN_S)
+        for connection in self._connections():
             connection.close()
+
+    def _all_have_left(self) -> bool:
+        left = self._connections()
+        for connection in left:
+            connection.drain()
+        return not left
 
     # Called by the listener:
 
