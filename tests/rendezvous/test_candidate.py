@@ -2,6 +2,8 @@
 
 import errno
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,47 @@ class Found(Seeker):
 
     def found(self, result: SearchResult) -> None:
         self.results.append(result)
+
+
+class SlowRegister(FullRegister):
+    """A registry that confirms the first renewal only when `answer` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = threading.Event()
+        self.asked_at = 0.0
+
+    def hold(self, value: str, ttl_s: float) -> Record:
+        self.holds += bool(value)
+        if self.holds == 3:
+            self.asked_at = time.monotonic()
+            assert self.answer.wait(LIMIT_S)
+        return Record(value, "1", True) if value else NOBODY
+
+
+def test_lease_counts_from_before_the_request_however_late_the_answer() -> None:
+    """The registry's own clock starts when it receives the request."""
+    loop, register, candidacy = Loop(), SlowRegister(), Candidacy(5.0)
+    renewed: list[float] = []
+    candidate = Candidate(
+        loop, register, 5.0, candidacy,
+        on_renewed=lambda: renewed.append(candidacy.until), on_step_down=lambda _: None,
+        on_trouble=lambda _: None, on_change=lambda _: None,
+    )  # fmt: skip
+    latest = Candidacy(5.0)
+    try:
+        assert candidate.take(lambda: "here", lambda _: None)
+        while not register.asked_at:  # a thread sets it, without an event for the loop
+            loop.run_until(lambda: False, 0.01)
+        latest.held(register.asked_at)
+        loop.run_until(lambda: False, 0.2)
+        register.answer.set()
+        loop.run_until(lambda: bool(renewed), LIMIT_S)
+        assert renewed[0] <= latest.until
+    finally:
+        register.answer.set()
+        candidate.close()
+        loop.close()
 
 
 def test_agent_that_has_given_up_releases_record_obtained_afterwards(tmp_path: Path) -> None:
