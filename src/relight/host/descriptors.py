@@ -2,8 +2,6 @@
 
 import socket
 
-from relight.host import system
-
 _soft: int | None = None
 
 
@@ -13,6 +11,8 @@ def raise_limit() -> None:
     """
     global _soft
     import resource
+
+    from relight.host import system
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = system.max_open_files(hard)
