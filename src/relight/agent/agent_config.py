@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class AgentConfig(NamedTuple):
-    """The launch's options, and what `prepare` derived from them for this machine: the workers'
-    command, the number of workers, and how the nodes meet. Times are in seconds.
+    """The launch's options, and the values that `prepare` derived from them for this machine: the
+    workers' command and number, and the nodes' rendezvous. Times are in seconds.
 
     The `store_host` and `store_port` fields are the address of the workers' store. If the port is
     0, the first free port in `store_ports` is used, or any free port if `store_ports` is empty. In

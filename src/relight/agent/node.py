@@ -526,5 +526,5 @@ def _stop_s(job: AgentConfig) -> float | None:
     health_s = job.health_check.limit_s if job.health_check is not None else 0.0
     look_s = _POLL_S if spec.hang_timeout is not None else 0.0
     notice_s = saving_s(job.grace_s) if spec.on_preempt and spec.on_preempt.signals else 0.0
-    leave_s = 0.0 if job.why_all_restart else job.grace_s  # before they are told to stop
+    leave_s = 0.0 if job.why_all_restart else job.grace_s  # before the order to stop
     return leave_s + job.grace_s + checkpoint_s + notice_s + health_s + look_s + _READY_S

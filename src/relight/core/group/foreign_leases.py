@@ -80,7 +80,7 @@ class ForeignLeases:
             self._held_until = self.until_others_are_back(now)
 
     def set_predecessor(self, reason: str, now: float) -> None:
-        """Record why a predecessor's generation may be running, or "" if there is none."""
+        """Record why a predecessor's generation may be running; "" if it can't be."""
         if bool(reason) is not bool(self.predecessor):
             self._predecessor_until = self.until_others_are_back(now) if reason else 0.0
         self.predecessor = reason
