@@ -59,9 +59,28 @@ def run(launcher: Path, *words: str, path: str | None = None) -> subprocess.Comp
     )
 
 
-def test_launcher_file_fits_into_a_config_map() -> None:
-    """A ConfigMap holds 1 MiB, and contains the file in base64."""
+def test_launcher_file_is_small() -> None:
+    """Its size in base64, as sent to clusters."""
     assert len(launcher_file.build()) * 4 / 3 < 500 * 1024
+
+
+def test_groups_of_split_launcher_respect_size_limit() -> None:
+    groups = launcher_file.split(50_000)
+    assert len(groups) > 3
+    assert all(sum(map(len, files.values())) <= 50_000 for files in groups)
+
+
+@pytest.mark.processes
+def test_split_launcher_runs_workers(launcher: Path, tmp_path: Path) -> None:
+    """The parts are in the same directory."""
+    for files in launcher_file.split(50_000):
+        for name, content in files.items():
+            (launcher.parent / name).unlink(missing_ok=True)
+            (launcher.parent / name).write_bytes(content)
+    launcher.chmod(0o555)
+    (tmp_path / "train.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
+    done = run(launcher, "run", "train.py")
+    assert (done.returncode, done.stdout) == (0, "rank 0\n"), done.stderr
 
 
 COMMENTED = '''"""Document."""

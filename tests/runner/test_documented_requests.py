@@ -45,7 +45,7 @@ def requested(name: str, place: Path) -> str:
         (re.escape(sys.executable), "/home/me/env/bin/python"),
         (r"\btrain-[a-z0-9]{11,14}\b", "train-x7abc"),
         (r"\b[0-9a-f]{32}\b", "0123456789abcdef"),
-        (r"(?m)^(\s+relight: )[A-Za-z0-9+/=]{1000,}$", r"\1(the launcher in base64)"),
+        (r"(?m)^(\s+relight\S*: )[A-Za-z0-9+/=]{1000,}$", r"\1(the launcher in base64)"),
         (r"\b(relight-launcher-|relight/launcher: )[0-9a-f]{12}\b", r"\g<1>0123456789ab"),
         (r"(relight/version[:=] ?)\S+", r"\1VERSION"),
         (r"(relight/user[:=] ?)\S+", r"\1me"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from clusters.kubernetes import ApiServer, free_port
+from clusters.kubernetes.apply import kubectl_apply
 from conftest import LIMIT_S, long
 from netlab import Lab
 
@@ -117,6 +118,16 @@ def test_pods_rendezvous_using_launcher_from_config_map(
     for rank in range(2):
         assert any(f"rank {rank} of 2" in line for line in lines), lines
     assert not any("no token" in line for line in lines)
+
+
+def test_dry_run_output_can_be_applied_with_kubectl(jobs: Jobs, tmp_path: Path) -> None:
+    """Even without --server-side, so that tools that apply manifests this way work."""
+    text = "print('rank', rank, 'of', os.environ['WORLD_SIZE'])\n"
+    app = train(tmp_path, text, j="2x1", env={"RELIGHT_LAUNCHER": "travels"})
+    request = jobs.scheduler.render(app, {}, "job-x1")
+    assert kubectl_apply(jobs.server, request.text) == []
+    assert jobs.wait(request.app_id).state is SUCCEEDED
+    assert "rank 0 of 2" in "".join(jobs.lines(request.app_id, "train", 0))
 
 
 def test_ranks_are_ordered_by_pod_zone(jobs: Jobs, tmp_path: Path) -> None:
@@ -390,7 +401,7 @@ def test_delete_leaves_nothing_behind(jobs: Jobs, kind: str) -> None:
     plural = {"job": "jobs", "volcano": "jobs.volcano"}.get(kind, f"{kind}s")
     with jobs.server._lock:
         jobs.server._delete(("ns", plural, "job-x1"))
-    assert [plural for _, plural, _ in jobs.server.objects] == ["configmaps"]  # for other jobs
+    assert {plural for _, plural, _ in jobs.server.objects} == {"configmaps"}  # for other jobs
 
     for verb in (jobs.scheduler.delete, jobs.scheduler.native):
         with pytest.raises(UsageError, match="no job ns:job-x2 on this cluster"):
@@ -400,8 +411,7 @@ def test_delete_leaves_nothing_behind(jobs: Jobs, kind: str) -> None:
 def test_config_map_created_by_someone_else_is_not_used_as_launcher(jobs: Jobs) -> None:
     """Its name is a hash of its content, but anyone could take that name first."""
     jobs.submit(sh("true relight run"))
-    (launcher,) = jobs.server.of("configmaps")
-    launcher["binaryData"] = {"relight": "AAAA"}
+    jobs.server.of("configmaps")[-1]["binaryData"] = {"relight": "AAAA"}
     with pytest.raises(UsageError, match="does not contain the launcher of this relight version"):
         jobs.submit(sh("true relight run"))
     assert len(jobs.server.of("jobs")) == 1

@@ -216,11 +216,11 @@ def test_finished_job_is_removed_after_ttl(jobs: Jobs) -> None:
 @real_only
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
 def test_dry_run_output_can_be_applied_with_kubectl(jobs: Jobs) -> None:
-    """The output of a dry run can be applied with kubectl apply --server-side, and runs."""
+    """The output of a dry run can be applied with kubectl apply, and runs."""
     name = f"relight-test-{uuid.uuid4().hex[:6]}"
     request = jobs.scheduler.render(ddp("true", j="2x1"), {}, name)
     jobs.submitted.append(request.app_id)
-    command = ["kubectl", "--kubeconfig", CONFIG, "apply", "--server-side", "-f", "-"]
+    command = ["kubectl", "--kubeconfig", CONFIG, "apply", "-f", "-"]
     subprocess.run(command, input=request.text, text=True, check=True)
     assert jobs.wait(request.app_id).state is AppState.SUCCEEDED
 

@@ -165,36 +165,27 @@ def test_ddp_with_torchrun_names_localhost() -> None:
 # The launcher
 
 
-def test_jobs_in_same_namespace_share_one_launcher_config_map() -> None:
+def test_jobs_in_same_namespace_share_launcher_config_maps() -> None:
     first, second = (request.objects(ddp(), {}, name, "ns", "secret")[1] for name in ("a-1", "b-2"))
-    (launcher,) = (each for each in first if each["kind"] == "ConfigMap")
-    assert launcher in second
-    assert launcher["immutable"] is True
-    assert launcher["metadata"]["name"] == f"relight-launcher-{launcher_file.digest()}"
-    assert "relight/app-id" not in launcher["metadata"]["labels"]  # outlives the job
+    launcher = [each for each in first if each["kind"] == "ConfigMap"]
+    assert launcher == [each for each in second if each["kind"] == "ConfigMap"]
+    shared = [each["metadata"]["name"] for each in launcher]
+    assert len(set(shared)) == len(shared) > 1
+    for each in launcher:
+        assert each["immutable"] is True
+        assert each["metadata"]["name"].startswith(f"relight-launcher-{launcher_file.digest()}-")
+        assert "relight/app-id" not in each["metadata"]["labels"]  # outlives the job
     for objects in (first, second):
-        (volume,) = (
-            each
-            for each in objects[-1]["spec"]["template"]["spec"]["volumes"]
-            if "configMap" in each
-        )
-        assert volume["configMap"]["name"] == launcher["metadata"]["name"]
+        volumes = objects[-1]["spec"]["template"]["spec"]["volumes"]
+        (projected,) = (each["projected"] for each in volumes if "projected" in each)
+        assert [each["configMap"]["name"] for each in projected["sources"]] == shared
 
 
 @every_kind
-def test_all_objects_but_launcher_fit_into_kubectl_annotation(kind: str) -> None:
+def test_all_objects_fit_into_kubectl_annotation(kind: str) -> None:
     """`kubectl apply` stores each object in an annotation, except with --server-side."""
     for each in made(kind=kind):
-        if each["kind"] != "ConfigMap":
-            assert len(json.dumps(each)) < ANNOTATIONS_LIMIT
-
-
-def test_dry_run_explains_how_to_apply_launcher_config_map() -> None:
-    with_launcher = kubernetes.Kubernetes().render(ddp(), {"namespace": "ns"}, "train-x7abc").text
-    assert with_launcher.startswith("# for kubectl apply --server-side -f -: ")
-    app = launcher_file.with_bundled_launcher(ddp(), "installed")
-    without = kubernetes.Kubernetes().render(app, {"namespace": "ns"}, "train-x7abc").text
-    assert "--server-side" not in without
+        assert len(json.dumps(each)) < ANNOTATIONS_LIMIT
 
 
 # Permissions

@@ -199,10 +199,13 @@ def test_torchrun_endpoint_names_only_one_host() -> None:
     assert "ConfigMap" not in {each["kind"] for each in made}
 
 
-def test_launcher_is_shipped_in_config_map() -> None:
-    made = objects(ddp())
-    data = find_object("ConfigMap", made)["binaryData"]
-    assert base64.b64decode(data["relight"]) == launcher_file.build()
+def test_launcher_is_shipped_in_config_maps() -> None:
+    shipped = [
+        {name: base64.b64decode(text) for name, text in each["binaryData"].items()}
+        for each in objects(ddp())
+        if each["kind"] == "ConfigMap"
+    ]
+    assert shipped == list(launcher_file.split(190_000))
     installed = launcher_file.with_bundled_launcher(ddp(), "installed")
     assert "ConfigMap" not in {each["kind"] for each in objects(installed)}
 
@@ -303,7 +306,7 @@ def test_pods_pass_restricted_pod_security_standard() -> None:
         "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
     }  # fmt: skip
     kinds = {key for volume in pod["volumes"] for key in volume} - {"name"}
-    assert kinds <= {"configMap", "emptyDir", "secret", "persistentVolumeClaim"}
+    assert kinds <= {"projected", "emptyDir", "secret", "persistentVolumeClaim"}
 
 
 @pytest.mark.parametrize("app_id", ["x" * 80 + "-abc123", "1st_Job-abc123", "ü-abc123"])
@@ -423,7 +426,7 @@ def test_volcano_request_matches_one_generated_by_torchx() -> None:
 
 def test_trainjob_patches_pod_template_of_its_runtime() -> None:
     *others, job = objects(ddp(), kind="trainjob", queue="q", node_selector={"gpu": "h100"})
-    assert [each["kind"] for each in others] == ["ConfigMap", "Secret"]
+    assert [each["kind"] for each in others] == ["ConfigMap", "ConfigMap", "Secret"]
     assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
     trainer = job["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["image"]) == (2, "img:1")

@@ -24,13 +24,15 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from relight.base import env as environment
 from relight.base import package
 from relight.base.errors import EXIT_MACHINE
 from relight.host import files
+from relight.job import packed_modules
 from relight.job.app import AppDef, Role
 
 NAME = "relight"
@@ -141,13 +143,43 @@ def _cache(path: str, key: bytes, content: bytes) -> None:
         files.replace(path, key + hashlib.sha256(content).digest() + content)
 
 
+@functools.cache
+def split(most: int) -> Sequence[Mapping[str, bytes]]:
+    """Return the launcher as several groups of files, for places that limit the size of an object.
+    A replica needs the files of all groups in one directory.
+
+    Args:
+        most: the maximum size of a group in bytes.
+
+    Raises:
+        OSError: if the installed package can't be read.
+    """
+    import zipfile
+
+    with zipfile.ZipFile(io.BytesIO(build())) as whole:
+        members = {name: whole.read(name) for name in whole.namelist()}
+    modules = zlib.compress(members.pop(packed_modules.MEMBER), 9)
+    files, groups = {NAME: _archive(members.items())}, list[dict[str, bytes]]()
+    while modules:
+        room = most - sum(map(len, files.values()))
+        files[packed_modules.part(NAME, len(groups))] = modules[:room]
+        groups.append(files)
+        files, modules = {}, modules[room:]
+    return groups
+
+
 def _built(sources: dict[str, bytes]) -> bytes:
+    return _archive(_members(sources))
+
+
+def _archive(members: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return an executable zip archive of these members."""
     import zipfile  # 10 ms
 
     packed = io.BytesIO()
     packed.write(_SCRIPT.encode())  # zip archives are read from the end
     with zipfile.ZipFile(packed, "a", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, source in _members(sources):
+        for name, source in members:
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
             archive.writestr(entry, source)
@@ -215,8 +247,6 @@ def _read(path: str) -> bytes:
 
 
 def _members(sources: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    from relight.job import packed_modules
-
     small = {path: stripped(source.decode()).encode() for path, source in sources.items()}
     init = small.pop("__init__.py")
     yield "__main__.py", _MAIN.encode()

@@ -7,15 +7,19 @@ The finder handles only this package's directories. `sys.meta_path` and `sys.pat
 modified, because workers forked from a warm process would inherit the change.
 """
 
+import itertools
+import os
 import sys
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 MEMBER = "relight/modules"
 """The archive member. It contains a line `PATH SIZE` for each module, then an empty line, and then
-the modules' sources.
+the modules' sources. If the launcher is split into parts, the parts contain this text instead,
+compressed with zlib.
 """
 
 
@@ -26,6 +30,11 @@ def pack(sources: Iterable[tuple[str, bytes]]) -> bytes:
     sources = list(sources)
     index = "".join(f"{path} {len(source)}\n" for path, source in sources)
     return index.encode() + b"\n" + b"".join(source for _, source in sources)
+
+
+def part(archive: str, number: int) -> str:
+    """Return the path of one of the parts that belong to an archive."""
+    return f"{archive}.{number}"
 
 
 class PackedModules:
@@ -89,6 +98,17 @@ def install(package: Any) -> None:
     archive = package.__loader__.archive
     package.__path__ = [f"{archive}/relight"]
     get_data = package.__loader__.get_data
-    modules = PackedModules(archive, get_data(f"{archive}/{MEMBER}"), get_data)
+    try:
+        packed = get_data(f"{archive}/{MEMBER}")
+    except OSError:  # the archive has no such member
+        packed = zlib.decompress(b"".join(_parts(archive)))
+    modules = PackedModules(archive, packed, get_data)
     for folder in modules.folders():
         sys.path_importer_cache[folder] = modules
+
+
+def _parts(archive: str) -> Iterator[bytes]:
+    paths = (part(archive, number) for number in itertools.count())
+    for path in itertools.takewhile(os.path.exists, paths):
+        with open(path, "rb") as file:
+            yield file.read()

@@ -203,6 +203,17 @@ class Kubelet:
     def _files(self, pod: Object, volume: Object) -> dict[str, tuple[bytes, int]] | None:
         """Return a volume's files with their modes, or None if the kubelet does not fill it."""
         namespace = pod["metadata"]["namespace"]
+        if projected := volume.get("projected"):
+            mode = projected.get("defaultMode", 0o644)
+            sources = [
+                {**volume, part: {**source, "defaultMode": mode, "secretName": source.get("name")}}
+                for each in projected["sources"]
+                for part, source in each.items()
+            ]
+            for source in sources:
+                source.pop("projected")
+            filled = [self._files(pod, each) or {} for each in sources]
+            return {name: file for files in filled for name, file in files.items()}
         for part, plural, key in (
             ("configMap", "configmaps", "name"), ("secret", "secrets", "secretName")
         ):  # fmt: skip

@@ -17,6 +17,11 @@ from relight.schedulers.kubernetes.names import label_name, label_value
 
 LAUNCHER = "/opt/relight"
 """The directory of the bundled launcher inside the container."""
+_LAUNCHER_BYTES = 190_000
+"""The size of the launcher's files in a ConfigMap. `kubectl apply` repeats each object in an
+annotation, in base64, and annotations are limited to 256 KiB (TotalAnnotationSizeLimitB in
+apimachinery's pkg/api/validation).
+"""
 GPU = "nvidia.com/gpu"
 RESERVED = {"reserved_millicpu": 100, "reserved_memmb": 1024}
 """The resources that TorchX reserves on a node for other pods by default."""
@@ -244,9 +249,11 @@ def secret_name(place: MeetingPlace) -> str:
     return place.name + SECRETS
 
 
-def launcher_name() -> str:
-    """Return the name of the launcher's ConfigMap, which all jobs in a namespace share."""
-    return f"relight-launcher-{launcher_file.digest()}"
+def launcher() -> dict[str, Mapping[str, bytes]]:
+    """Return the names of the ConfigMaps that contain the launcher, and the files in each."""
+    name = f"relight-launcher-{launcher_file.digest()}"
+    groups = launcher_file.split(_LAUNCHER_BYTES)
+    return {f"{name}-{number}": files for number, files in enumerate(groups)}
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -379,8 +386,9 @@ def _volumes(
     volumes: list[dict[str, Any]] = [{"name": "dshm", "emptyDir": memory}]
     mounts: list[dict[str, Any]] = [{"name": "dshm", "mountPath": "/dev/shm"}]  # noqa: S108
     if brings_launcher:
-        source = {"name": launcher_name(), "defaultMode": 0o555}
-        volumes.append({"name": "launcher", "configMap": source})
+        sources = [{"configMap": {"name": name}} for name in launcher()]
+        source = {"sources": sources, "defaultMode": 0o555}
+        volumes.append({"name": "launcher", "projected": source})
         mounts.append({"name": "launcher", "mountPath": LAUNCHER, "readOnly": True})
     if time_limit_s(cfg):
         item = {"path": "pod", "fieldRef": {"fieldPath": "metadata.name"}}

@@ -1,6 +1,6 @@
 """Builds the Kubernetes objects for an app.
 
-ConfigMap      the launcher (`job/launcher_file.py`), if needed; it is named after its content,
+ConfigMaps     the launcher (`job/launcher_file.py`), if needed; they are named after its content,
                shared by all jobs in a namespace, and not owned by any job
 Service        headless; gives each pod the host name NAME-INDEX.NAME, even before it is ready
 Secret         the token with which agents prove that they belong to the job
@@ -60,9 +60,9 @@ def objects(
         metadata = {"name": own, "namespace": namespace, "labels": pods.labels(app, name)}
         return {"apiVersion": version, "kind": of, "metadata": metadata, **rest}
 
-    found = []
+    found: list[dict[str, Any]] = []
     if any(map(launcher_file.needed, app.roles)):
-        found.append(_launcher(namespace))
+        found += _launcher(namespace)
     if kind.has_service:
         spec = {
             "clusterIP": "None",
@@ -95,27 +95,28 @@ def _typed(resource: store.ObjectKind) -> tuple[str, str]:
     return resource.kind, resource.version
 
 
-def _launcher(namespace: str) -> dict[str, Any]:
-    """Return the launcher's ConfigMap. A namespace contains one ConfigMap for each version of the
-    launcher.
+def _launcher(namespace: str) -> Iterator[dict[str, Any]]:
+    """Yield the ConfigMaps that contain the launcher. All jobs of one relight version in a
+    namespace share them.
     """
     labels = {
         "app.kubernetes.io/name": "relight-launcher",
         "app.kubernetes.io/managed-by": "relight",
         LAUNCHER: launcher_file.digest(),
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": pods.launcher_name(), "namespace": namespace, "labels": labels},
-        "binaryData": {launcher_file.NAME: base64.b64encode(launcher_file.build()).decode()},
-        "immutable": True,
-    }
+    for name, files in pods.launcher().items():
+        yield {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": name, "namespace": namespace, "labels": labels},
+            "binaryData": {path: base64.b64encode(data).decode() for path, data in files.items()},
+            "immutable": True,
+        }
 
 
 def as_text(made: Sequence[Mapping[str, Any]], selected: str) -> str:
-    """Return objects as YAML for `kubectl apply --server-side -f -`. The Secret that contains the
-    user's variables is omitted, and a comment has its manifest without the values.
+    """Return objects as YAML for `kubectl apply -f -`. The Secret that contains the user's
+    variables is omitted, and a comment has its manifest without the values.
 
     Args:
         made: the objects.
@@ -136,11 +137,6 @@ def as_text(made: Sequence[Mapping[str, Any]], selected: str) -> str:
 def _comments(
     whole: Sequence[Mapping[str, Any]], hidden: Sequence[Mapping[str, Any]], selected: str
 ) -> Iterator[str]:
-    if any(each["kind"] == "ConfigMap" for each in whole):
-        # Client-side apply stores the object in an annotation, and annotations are limited to
-        # 256 KiB (TotalAnnotationSizeLimitB in apimachinery's pkg/api/validation).
-        yield "for kubectl apply --server-side -f -: the launcher is too large for the annotation"
-        yield "that kubectl apply makes without --server-side"
     yield f"to remove all objects of the job: kubectl delete {selected}"
     for each in hidden:
         # As a file, because the shell keeps the arguments of commands in its history.

@@ -1,6 +1,6 @@
 """Runs jobs on a Kubernetes cluster, as Indexed Jobs or another kind of object (`kinds`).
 
-    render   returns the objects (`request`) as YAML for `kubectl apply --server-side -f -`
+    render   returns the objects (`request`) as YAML for `kubectl apply -f -`
     submit   creates them one by one; if one is rejected, removes the others
     status   reads the pods and the objects that create them, selected by label (`replicas`)
     cancel   ends the objects that create the pods, or has Kueue stop them
