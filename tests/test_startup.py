@@ -18,6 +18,7 @@ OWN = {
     "relight.agent",
     "relight.agent.agent",
     "relight.agent.agent_config",
+    "relight.agent.checks",
     "relight.agent.entrypoint",
     "relight.agent.group",
     "relight.agent.node",

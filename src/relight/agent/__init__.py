@@ -1,6 +1,7 @@
 """The agent, which is one process on each node in a job.
 
-    start.py, prepare.py     from checked flags to an `AgentConfig`, or a one-line error
+    start.py, prepare.py     from the flags to an `AgentConfig`
+    checks.py                checks the flags against this machine; entrypoint.py: the script
     unsupported_flags.py     the flags that only work on Linux
     agent.py                 the main loop of one node; read this first
     node.py                  this node's state, and the messages to and from its group

@@ -1,58 +1,37 @@
-"""Turns the checked flags (a LaunchSpec) into this node's configuration (an AgentConfig).
-
-User errors that can only be detected on this machine are found here, before anything is started.
-"""
+"""Turns the flags (a LaunchSpec) into this node's configuration (an AgentConfig)."""
 
 import os
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from relight.agent import entrypoint
+from relight.agent import checks, entrypoint
 from relight.agent.agent_config import AgentConfig
 from relight.base import package
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.base.values import (
-    AUTO,
-    BACKENDS,
     BACKGROUND,
-    EVENT_HANDLERS,
-    STATUS_TOKEN,
     STDERR,
     STDOUT,
     Endpoint,
     parse_grace,
     parse_port_range,
-    parse_status_token,
 )
 from relight.core.group.group_types import GroupSettings
 from relight.core.ranks import visible_devices
 from relight.core.workers import worker_command
 from relight.core.workers.worker_command import Command
-from relight.flags import site
-from relight.flags.spec import (
-    DEFAULT_GRACE_S,
-    LOCAL_HOSTS,
-    UNSET_RUN_ID,
-    LaunchSpec,
-    check,
-    check_ranks,
-    unknown_variables,
-)
-from relight.host import files, system
+from relight.flags.spec import DEFAULT_GRACE_S, LOCAL_HOSTS, UNSET_RUN_ID, LaunchSpec
+from relight.host import files
 from relight.net.ports import PORT_RANGE, any_address, why_unresolved
 from relight.output.worker_logs import LogSettings
-from relight.processes import interpreter
-
-_CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION_INDEX",
-            "MASTER_ADDR", "PET_NNODES"}  # fmt: skip
 
 if TYPE_CHECKING:
     from relight.agent.health_check import HealthCheckSettings
+    from relight.rendezvous.config import Meeting
     from relight.warm.worker_program import WorkerProgram
 
-_UNUSED = {"MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
 _PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 """As in torch 2.14, `--log-line-prefix-template` takes precedence over this variable."""
 _NOTICE_S, _NOTICE_OF_NODES_S = 5, 15
@@ -79,101 +58,56 @@ def prepare(
     Raises:
         RelightError: if the job can't run here.
     """
-    found: list[str] = []
-    if not _CLUSTER.isdisjoint(env.variables):
-        from relight.rendezvous.autodetect import take
-
-        spec, given, found = take(spec, given, env)
-    if spec.rdzv_backend not in BACKENDS:
-        from relight.rendezvous import backends
-
-        backends.check(spec.rdzv_backend)
-    if spec.event_log_handler not in EVENT_HANDLERS:
-        spec = _with_event_handler(spec, given, env, found)
-    if spec.logs_specs != "default":
-        raise _no_logs_specs(spec.logs_specs)
-    notes = found + check(spec, given)
-    _check_status_token(spec, env)
-    _check_keep_warm(spec)
-    if spec.keep_warm is not None and spec.preload == (BACKGROUND,):
-        spec = spec._replace(preload=(AUTO,))
-    if not system.SUPPORTS_ALL_FLAGS:
-        from relight.agent import unsupported_flags
-
-        spec = unsupported_flags.drop(spec, notes)
-    python = _find_python(spec, env)
-    entrypoint.check(spec, env, python)
-    entrypoint.check_preload(spec.preload, python)
-    local_world_size = _count_workers(spec, env)
-    notes += entrypoint.check_streams(spec, local_world_size)
-    notes += check_ranks(spec, local_world_size) + entrypoint.misplaced_flags(spec, given)
-    notes += entrypoint.local_rank_notes(spec, local_world_size, is_passed=local_rank_argument)
-    unknown = unknown_variables(env.variables)
-    if unknown or not _UNUSED.isdisjoint(env.variables):
-        from relight.agent import unused_variables
-
-        notes += unused_variables.notes(spec, given, env.variables, local_world_size, unknown)
-    if spec.verbose and not spec.no_python:
-        notes += filter(None, [interpreter.explain(python, env)])
-    if "TORCHELASTIC_HEALTH_CHECK_PORT" in env.variables:
-        notes.append(
-            "TORCHELASTIC_HEALTH_CHECK_PORT has no effect; as in torchrun, there is no health "
-            "check server"
-        )
-    if spec.virtual_local_rank:
-        visible_devices(env.variables, local_world_size - 1)
+    checked = checks.check_options(spec, given, env, local_rank_argument=local_rank_argument)
+    spec, python, local_world_size, notes = checked
     if spec.failure_report:
         from relight.agent.failure_report import remove_old
 
         remove_old(spec.failure_report)
-    job = _job(spec, env, local_world_size, python, notes, local_rank_argument=local_rank_argument)
-    return job, notes
-
-
-def _with_event_handler(
-    spec: LaunchSpec, given: "set[str]", env: Environment, notes: list[str]
-) -> LaunchSpec:
-    """Reject an event handler that doesn't exist. If the site has passed it to a container, only
-    add a note, because users choose images without knowing the site's plug-ins.
-    """
-    from relight.events import handlers
-
-    found = site.load(env)
-    is_passed = found.path.endswith(site.SUBMISSION_HOST) and "event-log-handler" in found.run
-    try:
-        handlers.check(spec.event_log_handler)
-    except UsageError:
-        if not is_passed or "event-log-handler" in given:
-            raise
-        notes.append(
-            f"events aren't sent to {spec.event_log_handler}: this image lacks the plug-in "
-            "(event-log-handler of your cluster)"
-        )
-        return spec._replace(event_log_handler="null")
-    return spec
-
-
-def _job(
-    spec: LaunchSpec,
-    env: Environment,
-    local_world_size: int,
-    python: str,
-    notes: list[str],
-    *,
-    local_rank_argument: bool,
-) -> AgentConfig:
     threads = 1 if local_world_size > 1 and "OMP_NUM_THREADS" not in env.variables else 0
     if threads:
         notes.append("OMP_NUM_THREADS is not set; using 1 thread per worker")
-    shared = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
+    command = _command(spec, env, python, threads=threads, local_rank_argument=local_rank_argument)
+    settings, meeting, facts = _group(spec, env, python, notes)
+    store = spec.store_address() if meeting is None else Endpoint(any_address(), 0)
+    cpus = _bind_cpus(spec, env, local_world_size)
+    grace_s, stuck_after_s = _grace(spec, env), _stuck_after(env, notes)
+    run_directory = _run_directory(spec, env, command.run_id, notes)
+    config = AgentConfig(
+        spec=spec,
+        command=command,
+        local_world_size=local_world_size,
+        store_host=store.host,
+        store_port=store.port or 0,
+        cpus=cpus,
+        grace_s=grace_s,
+        stuck_after_s=stuck_after_s,
+        run_directory=run_directory,
+        scratch="" if spec.log_dir == os.devnull else files.temporary_base(env),
+        logs=log_settings(spec),
+        health_check=health_check(spec, env, local_world_size, run_directory),
+        why_all_restart=why_all_restart(spec),
+        settings=settings,
+        meeting=meeting,
+        facts=facts,
+        worker_program=_worker_program(spec, command, local_world_size),
+        store_ports=_store_ports(env),
+    )
+    if meeting is None and store.host not in LOCAL_HOSTS:
+        _wait_for_name(store.host)  # last, so that wrong values are rejected immediately
+    return config, notes
+
+
+def _command(
+    spec: LaunchSpec, env: Environment, python: str, *, threads: int, local_rank_argument: bool
+) -> Command:
     run_id = spec.rdzv_id
-    master = spec.store_address()
     if run_id == UNSET_RUN_ID and spec.makes_own_id():
-        run_id = files.new_run_id()
+        run_id = ""
     run_id = run_id or files.new_run_id()
-    all_restart = why_all_restart(spec)
     notice_s = _NOTICE_S if spec.runs_locally() else _NOTICE_OF_NODES_S
-    command = Command(
+    shared = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
+    return Command(
         script=spec.script,
         script_args=spec.script_args,
         module=spec.module,
@@ -190,63 +124,47 @@ def _job(
         threads=threads,
         timer_file=_timer_file(env),
         breakpoint=_breakpoint(spec, env, python),
-        recovery_notice_s=0 if all_restart else notice_s,
+        recovery_notice_s=0 if why_all_restart(spec) else notice_s,
         line_prefix=spec.log_line_prefix_template or env.get(_PREFIX_TEMPLATE),
         host=os.uname().nodename,
         tracking=_tracking(spec, env, run_id) if spec.tracker else {},
     )
-    settings, meeting, facts = _settings_alone(spec), None, {}
-    if not spec.runs_locally():
-        from relight.host.env_fingerprint import collect
-        from relight.rendezvous.config import arrange
 
-        meeting, settings, more = arrange(spec, env)
-        notes += more
-        master = Endpoint(any_address(), 0)
-        is_file = not (spec.module or spec.no_python)
-        facts = collect(
-            script=spec.script,
-            arguments=spec.script_args,
-            is_file=is_file,
-            python="" if spec.no_python else python,
-        )
-        facts["--max-restarts"] = str(spec.max_restarts)
-        facts["--restart-policy"] = spec.restart_policy
-        facts["--restart-on"] = ",".join(map(str, spec.restart_on)) or "none"
-        facts["--fail-on"] = ",".join(map(str, spec.fail_on)) or "none"
-        facts["--rank-order"], facts["--segment"] = str(spec.rank_order), str(spec.segment)
-    elif spec.rdzv_conf:
-        from relight.flags import rdzv_conf
 
-        # torchrun's standalone mode is c10d.
-        backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
-        notes += rdzv_conf.parse(spec.rdzv_conf, backend)[1]
-    cpus = _bind_cpus(spec, env, local_world_size)
-    grace_s, stuck_after_s = _grace(spec, env), _stuck_after(env, notes)
-    run_directory = _run_directory(spec, env, run_id, notes)
-    config = AgentConfig(
-        spec=spec,
-        command=command,
-        local_world_size=local_world_size,
-        store_host=master.host,
-        store_port=master.port or 0,
-        cpus=cpus,
-        grace_s=grace_s,
-        stuck_after_s=stuck_after_s,
-        run_directory=run_directory,
-        scratch="" if spec.log_dir == os.devnull else files.temporary_base(env),
-        logs=log_settings(spec),
-        health_check=health_check(spec, env, local_world_size, run_directory),
-        why_all_restart=all_restart,
-        settings=settings,
-        meeting=meeting,
-        facts=facts,
-        worker_program=_worker_program(spec, command, local_world_size),
-        store_ports=_store_ports(env),
+def _group(
+    spec: LaunchSpec, env: Environment, python: str, notes: list[str]
+) -> "tuple[GroupSettings, Meeting | None, dict[str, str]]":
+    """Return the `settings`, `meeting` and `facts` of `AgentConfig`."""
+    if spec.runs_locally():
+        if spec.rdzv_conf:
+            from relight.flags import rdzv_conf
+
+            # torchrun's standalone mode is c10d.
+            backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
+            notes += rdzv_conf.parse(spec.rdzv_conf, backend)[1]
+        budget, smart = spec.max_restarts, spec.restart_policy == "smart"
+        alone = GroupSettings(
+            1, 1, budget.most, restart_window_s=budget.window_s, smart=smart,
+            restart_on=spec.restart_on, fail_on=spec.fail_on,
+        )  # fmt: skip
+        return alone, None, {}
+    from relight.host.env_fingerprint import collect
+    from relight.rendezvous.config import arrange
+
+    meeting, settings, more = arrange(spec, env)
+    notes += more
+    facts = collect(
+        script=spec.script,
+        arguments=spec.script_args,
+        is_file=not (spec.module or spec.no_python),
+        python="" if spec.no_python else python,
     )
-    if spec.runs_locally() and master.host not in LOCAL_HOSTS:
-        _wait_for_name(master.host)  # last, so that wrong values are rejected immediately
-    return config
+    facts["--max-restarts"] = str(spec.max_restarts)
+    facts["--restart-policy"] = spec.restart_policy
+    facts["--restart-on"] = ",".join(map(str, spec.restart_on)) or "none"
+    facts["--fail-on"] = ",".join(map(str, spec.fail_on)) or "none"
+    facts["--rank-order"], facts["--segment"] = str(spec.rank_order), str(spec.segment)
+    return settings, meeting, facts
 
 
 def _wait_for_name(host: str) -> None:
@@ -309,15 +227,6 @@ def why_all_restart(spec: LaunchSpec) -> str:
     if spec.health_check is not None:
         return "--health-check checks the node without workers"
     return "" if spec.max_restarts.most else "no restarts were allowed (--max-restarts=0)"
-
-
-def _settings_alone(spec: LaunchSpec) -> GroupSettings:
-    """Return the group settings of a single-node job."""
-    budget, smart = spec.max_restarts, spec.restart_policy == "smart"
-    return GroupSettings(
-        1, 1, budget.most, restart_window_s=budget.window_s, smart=smart,
-        restart_on=spec.restart_on, fail_on=spec.fail_on,
-    )  # fmt: skip
 
 
 def _worker_program(
@@ -430,44 +339,11 @@ def _breakpoint(spec: LaunchSpec, env: Environment, python: str) -> dict[str, st
     }
 
 
-def _check_keep_warm(spec: LaunchSpec) -> None:
-    pid = spec.keep_warm.until if spec.keep_warm is not None else 0
-    if not pid:
-        return
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        pass  # the process belongs to another user
-    except (ProcessLookupError, OverflowError):
-        raise UsageError(
-            f"--keep-warm=while:{pid}: no process has this pid",
-            hint="pass the pid of a running process, such as while:$$ for this shell",
-        ) from None
-
-
 def _run_path() -> tuple[str, ...]:
     """Return the arguments that make Python implement `--run-path`. They contain the program's text
     instead of a path, because an upgrade may remove or replace the file before a restart.
     """
     return "-c", package.read("worker/run_path.py")
-
-
-def _check_status_token(spec: LaunchSpec, env: Environment) -> None:
-    """Reject a token that the status page would be unable to use later."""
-    token = env.get(STATUS_TOKEN)
-    if spec.status is not None and token:
-        try:
-            parse_status_token(token)
-        except ValueError as error:
-            raise UsageError(f"{STATUS_TOKEN}: {error}") from None
-
-
-def _count_workers(spec: LaunchSpec, env: Environment) -> int:
-    if spec.nproc_per_node.isdecimal():
-        return int(spec.nproc_per_node)
-    from relight.host.devices import count
-
-    return count(spec.nproc_per_node, env)
 
 
 def _bind_cpus(
@@ -478,28 +354,3 @@ def _bind_cpus(
     from relight.host.numa import bind
 
     return bind(spec.numa_binding, local_world_size, env)
-
-
-def _find_python(spec: LaunchSpec, env: Environment) -> str:
-    python = interpreter.choose(env)
-    if not spec.no_python and entrypoint.find_program(python, env) is None:
-        hint = "it names a program, without arguments" if " " in python else ""
-        raise UsageError(f"PYTHON_EXEC={python} is not executable", hint=hint)
-    return python
-
-
-def _no_logs_specs(name: str) -> UsageError:
-    """Return the error for `--logs-specs`. Its plug-ins import torch, so only torchrun can load
-    them.
-    """
-    from relight.base import plugins
-
-    hint = "--log-dir, --redirects, --tee and --local-ranks-filter control where output goes; "
-    hint += "--log-line-prefix-template sets the prefix of tee'd lines"
-    if point := plugins.find("torchrun.logs_specs").get(name):
-        text = f"torch's plug-in {point.value} (entry point group torchrun.logs_specs)"
-        return UsageError(
-            f"--logs-specs={name} is {text}; it requires torch, which the launcher does not import",
-            hint=hint,
-        )
-    return UsageError(f"--logs-specs={name}: only `default` is supported", hint=hint)
