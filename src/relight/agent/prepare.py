@@ -59,7 +59,8 @@ def prepare(
         RelightError: if the job can't run here.
     """
     checked = checks.check_options(spec, given, env, local_rank_argument=local_rank_argument)
-    spec, python, local_world_size, notes = checked
+    spec, python, notes = checked.spec, checked.python, checked.notes
+    local_world_size = checked.local_world_size
     if spec.failure_report:
         from relight.agent.failure_report import remove_old
 
