@@ -2,7 +2,6 @@
 
     start.py, prepare.py     from the flags to an `AgentConfig`
     checks.py                checks the flags against this machine; entrypoint.py: the script
-    unsupported_flags.py     the flags that only work on Linux
     agent.py                 the main loop of one node; read this first
     node.py                  this node's state, and the messages to and from its group
     worker_group.py          the workers of one generation; watchdogs.py: hangs, slow ranks, timers

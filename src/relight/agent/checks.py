@@ -61,9 +61,7 @@ def check_options(
     if spec.keep_warm is not None and spec.preload == (BACKGROUND,):
         spec = spec._replace(preload=(AUTO,))
     if not system.SUPPORTS_ALL_FLAGS:
-        from relight.agent import unsupported_flags
-
-        spec = unsupported_flags.drop(spec, notes)
+        spec = _drop_unsupported(spec, notes)
     python, local_world_size = _find_python(spec, env), _count_workers(spec, env)
     notes += check_ranks(spec, local_world_size)
     entrypoint.check(spec, env, python)
@@ -100,6 +98,35 @@ def _check_plugins(
     if spec.event_log_handler not in EVENT_HANDLERS:
         spec = _with_event_handler(spec, given, env, notes)
     return spec
+
+
+def _drop_unsupported(spec: LaunchSpec, notes: list[str]) -> LaunchSpec:
+    """Return the options without those that only work on Linux, and add a note for each of these.
+
+    Raises:
+        UsageError: if the launch can't work on this system at all.
+    """
+    if not spec.runs_locally():
+        system.require_linux("a multi-node job (--nnodes)")
+    if spec.numa_binding:
+        system.require_linux("--numa-binding")
+    if spec.health_check and any(each.name == "shm" for each in spec.health_check.names):
+        system.require_linux("--health-check=shm")
+    if spec.preload not in ((), (BACKGROUND,)):
+        notes.append(
+            "--preload has no effect on this system; workers start without preloaded modules"
+        )
+    if spec.hang_timeout:
+        notes.append(
+            "--hang-timeout has no effect on this system, because it does not track workers' "
+            "activity"
+        )
+    if spec.watch_slow_ranks:
+        notes.append(
+            "--watch-slow-ranks has no effect on this system, because it does not show where "
+            "workers wait"
+        )
+    return spec._replace(preload=(), hang_timeout=None, watch_slow_ranks=None)
 
 
 def _with_event_handler(
