@@ -871,7 +871,7 @@ def test_location_is_labelled_if_the_headline_starts_with_another_rank() -> None
 def test_location_is_labelled_if_another_rank_is_the_suspect() -> None:
     failed, root = end(0, report=LOST), end(1, -TERM, stop_signal=TERM, doing=READS)
     says = "the ranks were in different calls: rank 0 in a, rank 1 in b"
-    verdict = Verdict("different_collectives", Certainty.LIKELY, says, root, failed, (1,), says)
+    verdict = Verdict(Certainty.LIKELY, says, root, failed, (1,), says)
     lines = Diagnosis(verdict, (), (failed,)).render(formed_at=0, ended="now", verdict="over")
     assert "  rank 0 at /srv/job/train.py:12 in step" in lines
 

@@ -77,6 +77,10 @@ class WorkerState(NamedTuple):
     works_below: bool = False
 
 
+UNSEEN = WorkerState("", (), False)
+"""The state of a worker that was not observed."""
+
+
 class Collective(NamedTuple):
     """The last collective that a worker entered in a process group. The `number` field is the
     collective's position in that group's sequence of collectives.
@@ -131,6 +135,16 @@ class Failure(NamedTuple):
     words: str = ""
     gpu_error: str = ""
     gpu_broken: bool = False
+
+    @property
+    def state(self) -> WorkerState:
+        """The worker's state before it was stopped. Its fields are empty if it is unknown."""
+        return self.doing or UNSEEN
+
+    @property
+    def explanation(self) -> ErrorReport | None:
+        """The report if it explains why the worker ended, or None."""
+        return self.report if self.is_explained else None
 
     @property
     def is_explained(self) -> bool:

@@ -107,8 +107,8 @@ def _failure_time(failure: Failure) -> int:
 
 
 def _message(failure: Failure) -> str:
-    report = failure.report
-    if report is None or not failure.is_explained:
+    report = failure.explanation
+    if report is None:
         return f"rank {failure.rank} {what_happened(failure)}"
     return f"{report.type}: {report.message}" if report.type else report.message
 

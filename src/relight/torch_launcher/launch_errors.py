@@ -122,7 +122,7 @@ def to_error(
 
 
 def _failure(failure: Failure, raised: function_results.Raised | None) -> ProcessFailure:
-    report = failure.report if failure.is_explained else None
+    report = failure.explanation
     if raised is not None and isinstance(raised.error, SystemExit):
         raised = None  # as in torch, this is not an error
     timestamp = int(raised.time) if raised else _seconds(failure.when)

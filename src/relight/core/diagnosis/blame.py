@@ -145,9 +145,8 @@ def from_failure(failure: Failure) -> Blame:
     """Determine whom a worker blames. Use the exception that the worker was handling when it was
     stopped, or otherwise the worker's last messages.
     """
-    doing = failure.doing
-    if failure.stop_signal and doing is not None and doing.handling:
-        return _from_text(doing.handling, ())
+    if failure.stop_signal and failure.state.handling:
+        return _from_text(failure.state.handling, ())
     if loaders.lost_one(failure):
         return Blame.NOBODY
     found = determine(failure.report, failure.last_lines, failure.words)

@@ -210,15 +210,15 @@ class Known:
 class Verdict(NamedTuple):
     """The cause of a failure.
 
-    The `rule` field is the rule that produced the verdict, and `why` is the rule's reason. The
-    `root` field is the rank to investigate, and `symptom` is the failure that ended the generation.
-    The two are usually the same. The `ranks` field contains the blamed ranks, if they differ from
-    `root`. The headline consists of the fields `says` and `joint` and the description of `symptom`,
-    in this order. If the `joint` field is empty, the `says` field is the whole headline. The
-    `detail` field is shown right below the headline, and the `hint` field below the location.
+    The `why` field is the reason of the rule that produced the verdict, and `judge` sets `rule` to
+    that rule's name. The `root` field is the rank to investigate, and `symptom` is the failure that
+    ended the generation. The two are usually the same. The `ranks` field contains the blamed ranks,
+    if they differ from `root`. The headline consists of the fields `says` and `joint` and the
+    description of `symptom`, in this order. If the `joint` field is empty, the `says` field is the
+    whole headline. The `detail` field is shown right below the headline, and the `hint` field below
+    the location.
     """
 
-    rule: str
     certainty: Certainty
     why: str
     root: Failure
@@ -228,6 +228,7 @@ class Verdict(NamedTuple):
     joint: str = ""
     detail: str = ""
     hint: str = ""
+    rule: str = ""
 
 
 Rule = Callable[[Known], "Verdict | None"]
@@ -250,7 +251,7 @@ def judge(ends: Iterable[Failure], succeeded_ranks: Sequence[int], world_size: i
     for rule in RULES:
         verdict = rule(known)
         if verdict is not None:
-            return verdict
+            return verdict._replace(rule=rule.__name__)
     raise AssertionError("the last rule always has a verdict")
 
 
@@ -270,9 +271,9 @@ def role(failure: Failure) -> Role:
 
 def had_failed_before(failure: Failure) -> bool | None:
     """Return whether a worker had failed before it was stopped, or None if unknown."""
-    doing = failure.doing
+    place = failure.state.place
     by_itself = ended_by_itself(failure)
-    if by_itself or (doing is not None and doing.place.startswith(_ENDED)):
+    if by_itself or place.startswith(_ENDED):
         return by_itself
     if handling(failure):
         return True
@@ -283,10 +284,10 @@ def had_failed_before(failure: Failure) -> bool | None:
         return failure.report is None and failure.exitcode != -failure.stop_signal
     if failure.printed_s is not None and failure.printed_s > failure.stopping_s:
         return True
-    if doing is not None and doing.place.startswith(NO_CODE):
+    if place.startswith(NO_CODE):
         return True  # it has printed something, so it has started
-    if doing is not None and doing.place.startswith(_IN):
-        return not doing.in_program  # its script was running without an exception, or had finished
+    if place.startswith(_IN):  # its script was running without an exception, or had finished
+        return not failure.state.in_program
     return None if failure.printed_s is None else False
 
 
@@ -294,7 +295,7 @@ def ended_by_itself(failure: Failure) -> bool:
     """Return whether a worker ended before the agent's signal reached it."""
     if not failure.stop_signal:
         return True
-    place = failure.doing.place if failure.doing is not None else ""
+    place = failure.state.place
     if place.startswith(_ENDED):
         return failure.exitcode != -failure.stop_signal
     # While Python shuts down, a signal can't change its exit code.
@@ -305,7 +306,7 @@ def doubt(failure: Failure) -> str:
     """Return the reason why a worker's exception may not have ended the worker. Without an
     exception or any doubt, return an empty string.
     """
-    return failure.report.doubt if failure.report is not None and failure.is_explained else ""
+    return failure.explanation.doubt if failure.explanation is not None else ""
 
 
 def is_by_request(failure: Failure) -> bool:
@@ -319,8 +320,7 @@ def is_by_request(failure: Failure) -> bool:
 def since(failure: Failure) -> float:
     """Return the earliest known time of a worker's failure, on the clock of `Failure.at`."""
     printed_s = failure.printed_s if failure.is_explained and failure.printed_s else 0.0
-    doing = failure.doing
-    was_seen = handling(failure) or (doing is not None and doing.place.startswith(_ENDED))
+    was_seen = handling(failure) or failure.state.place.startswith(_ENDED)
     return failure.at - max(printed_s, failure.stopping_s if was_seen else 0.0)
 
 
@@ -328,20 +328,18 @@ def handling(failure: Failure) -> str:
     """Return the exception that a worker was handling when it was inspected, if that exception may
     end the worker.
     """
-    doing = failure.doing
-    if doing is None or doing.works_below or doing.expects_peers:
+    state = failure.state
+    if state.works_below or state.expects_peers:
         return ""  # it recovered, for example from a missing file
-    return "" if _BY_REQUEST.search(doing.handling) else doing.handling
+    return "" if _BY_REQUEST.search(state.handling) else state.handling
 
 
 def is_elsewhere(failure: Failure) -> bool:
     """Return whether a worker was observed doing something other than waiting when it was
     stopped.
     """
-    doing = failure.doing
-    if doing is None or doing.expects_peers or not doing.in_program:
-        return False
-    return doing.place.startswith(_IN)
+    state = failure.state
+    return state.in_program and not state.expects_peers and state.place.startswith(_IN)
 
 
 def collective(failure: Failure) -> tuple[str, str] | None:
@@ -349,9 +347,9 @@ def collective(failure: Failure) -> tuple[str, str] | None:
     collective, such as `all_reduce` and `train.py:8`. Return None if the worker is not known to
     have been in a collective.
     """
-    report, doing = failure.report, failure.doing
+    report = failure.explanation
     frames = [frame for line in report.lines if (frame := frame_of(line))] if report else []
-    if report is not None and failure.is_explained and frames:
+    if report is not None and frames:
         stack = [Frame(frame.file, int(frame.line), frame.function) for frame in frames]
         if report.kind is not FailureKind.CRASHED:
             stack.reverse()  # the innermost comes first
@@ -359,9 +357,9 @@ def collective(failure: Failure) -> tuple[str, str] | None:
         inner = stack[: stack.index(found.where)]
         if any(_COLLECTIVES.search(frame.file) for frame in inner):
             return found.what, f"{found.where.file.rpartition('/')[2]}:{found.where.line}"
-    if doing is None or not doing.expects_peers:
+    if not failure.state.expects_peers:
         return None
-    name, _, at = doing.place.removeprefix(" in ").rstrip(")").partition(" (")
+    name, _, at = failure.state.place.removeprefix(" in ").rstrip(")").partition(" (")
     return name, at
 
 
@@ -398,15 +396,15 @@ def own_failure(known: Known) -> Verdict | None:
         handled = handling(root)
         why = f"it was handling {handled}" if handled else "it had failed"
         certainty = Certainty.LIKELY if handled else Certainty.PROVEN
-        return Verdict("own_failure", certainty, f"{why} before it was stopped", root, root)
+        return Verdict(certainty, f"{why} before it was stopped", root, root)
     if not earlier and doubt(root):
-        return Verdict("own_failure", Certainty.LIKELY, doubt(root), root, root)
+        return Verdict(Certainty.LIKELY, doubt(root), root, root)
     other = next((f for f in found[1:] if _is_simultaneous(f, root)), None)
     if not earlier and other is not None:
         later_s = since(other) - since(root)
         when = f"{later_s:.1f} s later" if later_s >= SHOWN_S else "at the same time"
         why = f"rank {other.rank} failed {when} with a different error"
-        return Verdict("own_failure", Certainty.LIKELY, why, root, root)
+        return Verdict(Certainty.LIKELY, why, root, root)
     # These ranks may have failed first and be cleaning up, or be waiting before they try again.
     handlers = [(f, _was_handling(f, known)) for f in known.ends if f is not root and handling(f)]
     handlers = [(failure, why) for failure, why in handlers if why]
@@ -415,38 +413,38 @@ def own_failure(known: Known) -> Verdict | None:
     needs_peer = waited or _NO_DATA.fullmatch(raised) or _OTHER_RANK.search(raised)
     for failure, why in handlers:
         if _reports_lost(root, failure.rank) or (needs_peer and _is_in_flight(failure, known)):
-            return Verdict("own_failure", Certainty.LIKELY, why, failure, failure)
+            return Verdict(Certainty.LIKELY, why, failure, failure)
     if not earlier and handlers:
-        return Verdict("own_failure", Certainty.LIKELY, handlers[0][1], root, root)
+        return Verdict(Certainty.LIKELY, handlers[0][1], root, root)
     if waited and known.with_role(Role.STOPPED):
         why = "nothing arrived in time, perhaps because of another rank"
-        return Verdict("own_failure", Certainty.UNKNOWN, why, root, root, detail=why)
+        return Verdict(Certainty.UNKNOWN, why, root, root, detail=why)
     if not earlier and known.succeeded_ranks and _may_hide_loss(root):
         gone = format_ranks(known.succeeded_ranks)
         needed = "it" if len(known.succeeded_ranks) == 1 else "them"
         why = (
             f"{gone} had already finished (exit code 0); rank {root.rank} may have needed {needed}"
         )
-        return _perhaps_because_of(known.succeeded_ranks, root, known, "own_failure", why)
+        return _perhaps_because_of(known.succeeded_ranks, root, known, why)
     named = _named_rank(root, known) if _quoted(root) else None
     if not earlier and named is not None:
         why = f"its message quotes an exception, perhaps one on rank {named}"
         both = tuple(sorted((named, root.rank)))
-        return Verdict("own_failure", Certainty.LIKELY, why, root, root, both)
+        return Verdict(Certainty.LIKELY, why, root, root, both)
     reported = [f for f in known.with_role(Role.VICTIM) if since(f) < since(root)]
     if not earlier and reported:
         ranks = format_ranks(_failed_ranks(reported))
         why = f"{ranks} only reported a lost or late peer"
-        return Verdict("own_failure", Certainty.PROVEN, why, root, root)
+        return Verdict(Certainty.PROVEN, why, root, root)
     if not earlier:
         had = "had" if _are_all_seen(root, known) else "is known to have"
         why = f"no other rank {had} failed before"
         if quoting:
             why = f"{format_ranks(_failed_ranks(quoting))} only reported this exception"
-        return Verdict("own_failure", Certainty.PROVEN, why, root, root)
+        return Verdict(Certainty.PROVEN, why, root, root)
     later = since(root) - since(earlier[0])
     why = f"rank {earlier[0].rank} had lost a connection {later:.1f} s before, perhaps to it"
-    return Verdict("own_failure", Certainty.LIKELY, why, root, root)
+    return Verdict(Certainty.LIKELY, why, root, root)
 
 
 def _quoting(found: Sequence[Failure]) -> list[Failure]:
@@ -459,8 +457,8 @@ def _quoted(failure: Failure) -> str:
     """Return the exception whose traceback is part of a worker's message, or an empty string. An
     exception in the same chain is not part of the message.
     """
-    report = failure.report
-    if report is None or not failure.is_explained or any(map(is_chained, report.lines)):
+    report = failure.explanation
+    if report is None or any(map(is_chained, report.lines)):
         return ""
     if sum(map(is_header, report.lines)) < 2:
         return ""
@@ -497,8 +495,8 @@ def _may_hide_loss(failure: Failure) -> bool:
 
 def hides_context(failure: Failure) -> bool:
     """Return whether a worker's exception was raised with `from None`."""
-    report = failure.report
-    return failure.is_explained and report is not None and report.source.endswith(" from None")
+    report = failure.explanation
+    return report is not None and report.source.endswith(" from None")
 
 
 def _is_seen(failure: Failure) -> bool:
@@ -513,8 +511,7 @@ def _may_have_waited(failure: Failure) -> bool:
     """Return whether a worker's exception reports that nothing arrived in time on a socket, pipe or
     queue of the script. Whoever should have sent it may be another rank, a server, or a thread.
     """
-    report = failure.report
-    if report is None or not failure.is_explained or is_error(failure.words):
+    if not failure.is_explained or is_error(failure.words):
         return False
     return _TIMEOUT.fullmatch(_raised(failure)) is not None
 
@@ -572,10 +569,10 @@ def _shared(failure: Failure) -> set[str]:
     """Return the exceptions that a worker was handling when it failed with another one, or when it
     was stopped in a function called from its `except` block.
     """
-    report, doing = failure.report, failure.doing
+    report, state = failure.report, failure.state
     found = {report.cause.partition("\n")[0]} if report is not None else set()
-    if doing is not None and doing.works_below:
-        found.add(doing.handling)
+    if state.works_below:
+        found.add(state.handling)
     return found
 
 
@@ -589,7 +586,7 @@ def raised_about_then(known: Known) -> Verdict | None:
         unknown = failure.stop_signal and had_failed_before(failure) is None
         if unknown and failure.is_explained and known.blame_of(failure) is Blame.NOBODY:
             why = "it may have raised this before it was stopped; another rank had lost a peer"
-            return Verdict("raised_about_then", Certainty.LIKELY, why, failure, failure)
+            return Verdict(Certainty.LIKELY, why, failure, failure)
     return None
 
 
@@ -604,14 +601,13 @@ def missing_rank(known: Known) -> Verdict | None:
             why = f"rank {missing} was waiting for itself"
             detail = f"{why}; does the script change RANK, or pass a different rank?"
             return Verdict(
-                "missing_rank", Certainty.PROVEN, why, failure, failure, (missing,), says,
-                "; then ", detail,
-            )  # fmt: skip
+                Certainty.PROVEN, why, failure, failure, (missing,), says, "; then ", detail
+            )
         if missing is not None and 0 < known.world_size <= missing:
             ranks = format_ranks(range(known.world_size))
             why = f"waiting for rank {missing}, but this job has only {ranks}"
             detail = f"{why}; is the script's world_size correct?"
-            return Verdict("missing_rank", Certainty.PROVEN, why, failure, failure, detail=detail)
+            return Verdict(Certainty.PROVEN, why, failure, failure, detail=detail)
     return None
 
 
@@ -625,11 +621,11 @@ def other_address(known: Known) -> Verdict | None:
     root = found[0]
     tried = {f.rank: at for f in found if (at := blame.address(f)) is not None}
     if len(set(tried.values())) <= 1:
-        return Verdict("other_address", Certainty.PROVEN, root.evidence, root, root)
+        return Verdict(Certainty.PROVEN, root.evidence, root, root)
     root = root._replace(evidence=root.evidence.removesuffix(blame.OWN_PORT))
     listed = [f"{at[0]}:{at[1]} (rank {rank})" for rank, at in tried.items()]
     why = f"the ranks need one MASTER_ADDR and MASTER_PORT, but tried {', '.join(listed[:3])}"
-    return Verdict("other_address", Certainty.PROVEN, why, root, root, detail=why)
+    return Verdict(Certainty.PROVEN, why, root, root, detail=why)
 
 
 def other_store(known: Known) -> Verdict | None:
@@ -638,7 +634,7 @@ def other_store(known: Known) -> Verdict | None:
     if root is None:
         return None
     why = "perhaps the address is wrong, or the rank that serves the store was late"
-    return Verdict("other_store", Certainty.LIKELY, why, root, root)
+    return Verdict(Certainty.LIKELY, why, root, root)
 
 
 def lost_connection(known: Known) -> Verdict | None:
@@ -651,34 +647,32 @@ def lost_connection(known: Known) -> Verdict | None:
     gone = (*known.succeeded_ranks, *_failed_ranks(over))
     if gone:
         why = f"the connection may have been to {format_ranks(gone)}, which had left the script"
-        return _perhaps_because_of(gone, root, known, "lost_connection", why)
+        return _perhaps_because_of(gone, root, known, why)
     if len(found) > 1 and len(found) == len(known.ends) - 1:
         left = elsewhere(known) or _without_code(known, root)
         if left is not None:
             why = f"{format_ranks(left.ranks)} lost no connection, but all others did"
-            return left._replace(rule="lost_connection", why=why, hint="")
+            return left._replace(why=why, hint="")
     odd = _odd_one_out(found) if len(found) == max(len(known.ends), known.world_size) else None
     if odd is not None and odd is not root:
         alike = _failed_ranks([each for each in found if each is not odd])
         why = f"{format_ranks(alike)} lost a connection at the same time, all in the same function"
-        return Verdict("lost_connection", Certainty.LIKELY, why, odd, odd)
+        return Verdict(Certainty.LIKELY, why, odd, odd)
     others = [f for f in known.ends if f is not root and role(f) is Role.STOPPED]
     # A rank that exited with code 0 when it was stopped is not among the ends.
     seen = len(known.ends) >= known.world_size and all(
-        _is_seen(f) and f.doing is not None and f.doing.place.startswith(_IN) for f in others
+        _is_seen(f) and f.state.place.startswith(_IN) for f in others
     )
     earlier = [f for f in known.ends if f is not root and since(f) < since(root)]
     handlers = [f for f in known.ends if f is not root and handling(f)]
     if cause := next((f for f in handlers if _is_in_flight(f, known)), None):
         why = f"rank {root.rank} had lost a connection, perhaps to it"
-        return Verdict("lost_connection", Certainty.LIKELY, why, cause, cause)
+        return Verdict(Certainty.LIKELY, why, cause, cause)
     victims = [f for f in known.with_role(Role.VICTIM) if f is not root]
     if server := next((f for f in victims if IN_THREAD.match(f.words)), None):
         says = f"rank {server.rank} had printed {server.words}"
         why = f"{says}; the connection may have been to it"
-        return Verdict(
-            "lost_connection", Certainty.LIKELY, why, server, root, (server.rank,), says, "; then "
-        )
+        return Verdict(Certainty.LIKELY, why, server, root, (server.rank,), says, "; then ")
     if handlers:
         to = f"rank {handlers[0].rank}, which was handling {handling(handlers[0])}"
         why, certainty = f"the connection may have been to {to}", Certainty.LIKELY
@@ -688,21 +682,19 @@ def lost_connection(known: Known) -> Verdict | None:
     elif (left := _without_code(known, root)) is not None:
         other = left.root
         why = f"the connection may have been to rank {other.rank}, which {absence(other)}"
-        return _perhaps_because_of((other.rank,), root, known, "lost_connection", why)
+        return _perhaps_because_of((other.rank,), root, known, why)
     elif seen and not (earlier or root.stop_signal):
         why, certainty = "no other rank had failed or ended before", Certainty.PROVEN
     else:
         why, certainty = "the connection may have been to another rank", Certainty.LIKELY
-    return Verdict("lost_connection", certainty, why, root, root)
+    return Verdict(certainty, why, root, root)
 
 
-def _perhaps_because_of(
-    gone: Sequence[int], root: Failure, known: Known, rule: str, why: str
-) -> Verdict:
+def _perhaps_because_of(gone: Sequence[int], root: Failure, known: Known, why: str) -> Verdict:
     """Return the verdict on a worker that may have failed because of ranks that had left."""
     ranks, printed = tuple(sorted((*gone, root.rank))), _printed(known.told)
     detail = f"{why}; {printed}" if printed else why
-    return Verdict(rule, Certainty.UNKNOWN, why, root, root, ranks, detail=detail)
+    return Verdict(Certainty.UNKNOWN, why, root, root, ranks, detail=detail)
 
 
 def _had_printed(failure: Failure, root: Failure) -> bool:
@@ -731,10 +723,10 @@ def _is_in_flight(failure: Failure, known: Known) -> bool:
 def _without_code(known: Known, symptom: Failure) -> Verdict | None:
     """Blame a worker that was still starting, or was in a C function that Python calls at exit."""
     for failure in known.ends:
-        if failure.doing is not None and failure.doing.place == NO_CODE:
+        if failure.state.place == NO_CODE:
             says = f"rank {failure.rank} was not running Python code (starting or exiting)"
             ranks = (failure.rank,)
-            return Verdict("", Certainty.LIKELY, "", failure, symptom, ranks, says, " when ")
+            return Verdict(Certainty.LIKELY, "", failure, symptom, ranks, says, " when ")
     return None
 
 
@@ -771,22 +763,22 @@ def failed_in_cleanup(known: Known) -> Verdict | None:
             continue
         if known.others_handled(failure):
             continue
-        report = failure.report
+        report = failure.explanation
         why = f"it was waiting for its peers while handling {_handled_first(failure)}"
-        if report is not None and failure.is_explained:
+        if report is not None:
             at = f" at {report.where}" if report.where else ""
             said = f"{report.type}: {headline(report, _MAX_PRINTED)}"
             why = f"while handling it, rank {failure.rank} raised {said}{at}"
-        return Verdict("failed_in_cleanup", Certainty.LIKELY, why, first, first)
+        return Verdict(Certainty.LIKELY, why, first, first)
     return None
 
 
 def _handled_first(failure: Failure) -> str:
     """Return the exception that a worker was handling when it lost its peers, or was stopped."""
-    report, doing = failure.report, failure.doing
-    if report is not None and failure.is_explained and report.cause:
+    report = failure.explanation
+    if report is not None and report.cause:
         return report.cause.partition("\n")[0]
-    return doing.handling if doing is not None else ""
+    return failure.state.handling
 
 
 def _before_cleanup(failure: Failure) -> Failure | None:
@@ -796,8 +788,8 @@ def _before_cleanup(failure: Failure) -> Failure | None:
     handled = _handled_first(failure)
     if not handled or _BY_REQUEST.search(handled) or blame.blames_peer(handled):
         return None
-    report, doing = failure.report, failure.doing
-    if report is not None and failure.is_explained and report.cause:
+    report, state = failure.explanation, failure.state
+    if report is not None and report.cause:
         blames = blame.determine(report, failure.last_lines)
         if is_by_request(failure) or blames is Blame.NOBODY:
             return None  # it raised this when it was stopped
@@ -807,9 +799,9 @@ def _before_cleanup(failure: Failure) -> Failure | None:
             cause_where="",
         )  # fmt: skip
         return failure._replace(report=first)
-    if doing is None or doing.works_below or not doing.expects_peers:
+    if state.works_below or not state.expects_peers:
         return None
-    return failure._replace(doing=doing._replace(expects_peers=False))
+    return failure._replace(doing=state._replace(expects_peers=False))
 
 
 def collectives_differ(known: Known) -> Verdict | None:
@@ -832,7 +824,7 @@ def collectives_differ(known: Known) -> Verdict | None:
             f"{format_ranks(ranks)} differed from {others} in a collective: {aspects} "
             f"(rank {rank} vs rank {other})"
         )
-    return Verdict("collectives_differ", certainty, says, root, root, ranks, says)
+    return Verdict(certainty, says, root, root, ranks, says)
 
 
 def different_sizes(known: Known) -> Verdict | None:
@@ -852,7 +844,7 @@ def different_sizes(known: Known) -> Verdict | None:
                 by, ranks = f" from rank {sender}", tuple(sorted((failure.rank, sender)))
         why = f"rank {failure.rank} expected {sizes.expected} bytes{by} and received {sizes.sent}"
         says = f"ranks passed tensors of different sizes or types{where}: {why}"
-        return Verdict("different_sizes", Certainty.PROVEN, why, failure, failure, ranks, says)
+        return Verdict(Certainty.PROVEN, why, failure, failure, ranks, says)
     return None
 
 
@@ -945,8 +937,7 @@ def _left_script(known: Known) -> list[Failure]:
     """Return the workers that were observed after the end of their script, provided that other
     workers had not yet reached the end of theirs.
     """
-    over = [f for f in known.ends if f.doing is not None and _is_leaving(f.doing)]
-    over = [failure for failure in over if not failure.is_explained]
+    over = [f for f in known.ends if _is_leaving(f.state) and not f.is_explained]
     return over if len(over) < len(known.ends) else []
 
 
@@ -955,9 +946,7 @@ def _left_early(
 ) -> Verdict:
     why = f"{says}; other ranks still needed {'it' if len(ranks) == 1 else 'them'}"
     hint = "" if printed else "perhaps the ranks have different numbers of batches"
-    return Verdict(
-        "left_early", Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", printed, hint
-    )
+    return Verdict(Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", printed, hint)
 
 
 def _failed_ranks(failures: Sequence[Failure]) -> tuple[int, ...]:
@@ -980,7 +969,7 @@ def elsewhere(known: Known) -> Verdict | None:
     why = f"{where} while others waited"
     hint = "perhaps late, or waiting for something"
     return Verdict(
-        "elsewhere", Certainty.LIKELY, why, first, symptom, ranks, where, joint,
+        Certainty.LIKELY, why, first, symptom, ranks, where, joint,
         _printed([first]) or _was_handling(first, known), hint,
     )  # fmt: skip
 
@@ -1003,13 +992,10 @@ def _printed(failures: Sequence[Failure]) -> str:
 
 def _was_handling(failure: Failure, known: Known) -> str:
     """Return the exception that this worker was handling, unless another worker shared it."""
-    doing = failure.doing
-    if doing is None or not doing.handling:
-        return ""
-    handled = doing.handling
+    handled = failure.state.handling
     if known.others_share(failure, handled) or known.others_raised(failure, handled):
         return ""
-    return f"rank {failure.rank} was handling {handled_exception(doing)}"
+    return f"rank {failure.rank} was handling {handled_exception(failure.state)}" if handled else ""
 
 
 def absent_rank(known: Known) -> Verdict | None:
@@ -1023,9 +1009,8 @@ def absent_rank(known: Known) -> Verdict | None:
             if blame.is_at_other_address(absent):
                 where = absent.evidence
             return Verdict(
-                "absent_rank", Certainty.LIKELY, says, absent, failure, (absent.rank,), says,
-                "; then ", where,
-            )  # fmt: skip
+                Certainty.LIKELY, says, absent, failure, (absent.rank,), says, "; then ", where
+            )
     return None
 
 
@@ -1051,7 +1036,7 @@ def different_collectives(known: Known) -> Verdict | None:
     blamed = [failure for failure in (*victims, *known.ends) if failure.rank in ranks]
     root = blamed[0]
     symptom = root if role(root) is Role.VICTIM else victims[0]
-    return Verdict("different_collectives", certainty, says, root, symptom, ranks, says)
+    return Verdict(certainty, says, root, symptom, ranks, says)
 
 
 def first_victim(known: Known) -> Verdict | None:
@@ -1066,10 +1051,7 @@ def first_victim(known: Known) -> Verdict | None:
     handlers = [f for f in known.ends if f is not first and _before_cleanup(f) is not None]
     handler = next((f for f in handlers if not known.others_handled(f)), None)
     detail = f"rank {handler.rank} was handling {_handled_first(handler)}" if handler else ""
-    return Verdict(
-        "first_victim", Certainty.UNKNOWN, why, first, first, says=says, joint="; first, ",
-        detail=detail,
-    )  # fmt: skip
+    return Verdict(Certainty.UNKNOWN, why, first, first, (), says, "; first, ", detail)
 
 
 def first_stopped(known: Known) -> Verdict:
@@ -1078,7 +1060,7 @@ def first_stopped(known: Known) -> Verdict:
     """
     ends = sorted(known.ends, key=lambda f: (not f.is_explained, f.at, f.rank))
     why = "all ranks were stopped"
-    return Verdict("stopped", Certainty.UNKNOWN, why, ends[0], ends[0])
+    return Verdict(Certainty.UNKNOWN, why, ends[0], ends[0])
 
 
 RULES: tuple[Rule, ...] = (
@@ -1104,15 +1086,13 @@ def absence(failure: Failure) -> str:
     """Return where a worker was when others needed it, such as `was in read (data.py:41)` or `had
     left the script and was in upload (train.py:9)`, or an empty string if that is unknown.
     """
-    doing = failure.doing
-    if doing is None:
-        return ""
-    if doing.place == NO_CODE:
+    state = failure.state
+    if state.place == NO_CODE:
         return "was not running Python code (starting or exiting)"
     was = places([failure], past=True).removeprefix(f"rank {failure.rank} ")
-    if not _is_leaving(doing):
+    if not _is_leaving(state):
         return was
-    in_exit_function = doing.place.startswith(_IN)
+    in_exit_function = state.place.startswith(_IN)
     return f"had left the script and {was}" if in_exit_function else "had left the script"
 
 
@@ -1122,9 +1102,9 @@ def places(failures: Sequence[Failure], most: int = 3, *, past: bool = False) ->
     """
     groups: dict[tuple[bool, str], list[int]] = {}
     for failure in failures:
-        if failure.doing is not None and failure.doing.place.startswith(_IN):
-            key = failure.doing.expects_peers, failure.doing.place
-            groups.setdefault(key, []).append(failure.rank)
+        state = failure.state
+        if state.place.startswith(_IN):
+            groups.setdefault((state.expects_peers, state.place), []).append(failure.rank)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
     texts = [
         format_ranks(ranks)

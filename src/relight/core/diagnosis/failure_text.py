@@ -153,8 +153,8 @@ class Diagnosis(NamedTuple):
             elif _in_signal_handler(symptom.report):
                 at += "interrupted at "
             lines.append(f"  {at}{cut_left(where, 2 * WIDTH - 2 - len(at))}")
-            report = symptom.report
-            if report is not None and report.source and symptom.is_explained:
+            report = symptom.explanation
+            if report is not None and report.source:
                 lines.append(cut(f"    {report.source}", WIDTH))
         after_place = len(lines)
         first = f"first rank {root.rank} " if self.same else ""
@@ -415,15 +415,15 @@ def _location(failure: Failure) -> str:
     report = failure.report
     if report is not None and (failure.is_explained or _may_have_ended(failure)):
         return report.where
-    return failure.doing.handling_where if failure.doing and causes.handling(failure) else ""
+    return failure.state.handling_where if causes.handling(failure) else ""
 
 
 def _caller(failure: Failure) -> TracebackLine | None:
     """Return the place where the user's code called a function that raised an exception on purpose,
     for example to reject an argument.
     """
-    report = failure.report
-    if report is None or not (failure.is_explained and report.source.startswith("raise")):
+    report = failure.explanation
+    if report is None or not report.source.startswith("raise"):
         return None
     frames = [frame for line in report.lines if (frame := frame_of(line))]
     for caller, frame in reversed(list(pairwise(frames))):
@@ -550,10 +550,10 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
     """Describe what happened to one worker or, if the argument `many` is true, to each of several
     workers. The description is part of a line and has at most `most` characters.
     """
-    report = failure.report
+    report = failure.explanation
     if loaders.lost_one(failure):
         return cut(f"lost a DataLoader worker process, which {loaders.how_lost(failure)}", most)
-    if report is not None and failure.is_explained and report.kind is not FailureKind.CRASHED:
+    if report is not None and report.kind is not FailureKind.CRASHED:
         return cut(_exception(report, most), most)
     evidence, by_itself = failure.evidence, causes.ended_by_itself(failure)
     handled = causes.handling(failure)
@@ -574,11 +574,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
     else:
         number = -failure.exitcode
         text = f"{'were' if many else 'was'} killed by {signal_name(number)}"
-        if (
-            failure.is_explained
-            and report is not None
-            and report.message != signal.strsignal(number)
-        ):
+        if report is not None and report.message != signal.strsignal(number):
             evidence = f"{report.type}: {_first_line(report)}"
         elif number in CRASHES and by_itself and not evidence and failure.words:
             text += f" after printing: {failure.words}"
@@ -665,10 +661,11 @@ def _symptoms(failure: Failure) -> tuple[object, ...] | None:
     """Return a key that is the same for equal failures, or None if the failure is only a
     consequence.
     """
-    if failure.is_explained and failure.report is not None:
+    report = failure.explanation
+    if report is not None:
         if failure.stop_signal and causes.is_by_request(failure):
             return None
-        report, first_line = failure.report, without_numbers(_first_line(failure.report))
+        first_line = without_numbers(_first_line(report))
         # The message of the cause may name a rank's own file or shard.
         name, blames = report.cause.partition(": ")[0], role(failure) is Role.VICTIM
         # Each rank may have its own copy of the program.
@@ -775,12 +772,12 @@ def _consequence(failure: Failure, *, many: bool) -> str:
     if failure.exitcode == -signal.SIGKILL and failure.stopping_s >= _AT_ONCE_S:
         text += f", killed {format_duration(failure.stopping_s)} later"
     signalled = failure.exitcode in (-failure.stop_signal, -signal.SIGTERM, -signal.SIGKILL)
-    report = failure.report
-    explained = failure.is_explained and not causes.is_by_request(failure)
-    if report is not None and explained and not (signalled and failure.printed_s is None):
+    report = failure.explanation
+    by_request = causes.is_by_request(failure) or (signalled and failure.printed_s is None)
+    if report is not None and not by_request:
         said = _exception(report, _FOLLOWED)
         return said if _raised_first(failure) else f"stopped by the agent, then {said}"
-    interrupted = report is not None and report.type == "KeyboardInterrupt"
+    interrupted = failure.report is not None and failure.report.type == "KeyboardInterrupt"
     if failure.exitcode == -signal.SIGINT and interrupted:
         return f"{text}, and raised KeyboardInterrupt"  # Python then sends itself SIGINT
     if failure.exitcode < 0 and not signalled:
@@ -803,8 +800,8 @@ def _loss(failure: Failure) -> str:
     """Return the lost connection that a victim's exception has as its cause, unless its own message
     says so, such as ` after RuntimeError: Connection closed by peer`.
     """
-    report = failure.report
-    if report is None or not (report.cause and failure.is_explained):
+    report = failure.explanation
+    if report is None or not report.cause:
         return ""
     if blame.determine(report._replace(cause=""), ()) is not blame.Blame.NOBODY:
         return ""

@@ -86,8 +86,7 @@ class Hang(NamedTuple):
         ranks = [root, *self.same, *(each for group in self.others for each in group)]
         elsewhere = [*self._elsewhere(), *flight_recorder_text.lines(ranks)]
         room = _ROWS - count_rows([f"relight: {lines[0]}", *lines[1:], *elsewhere, *end]) - 3
-        doing = root.doing.stack if root.doing else ()
-        stack = [line if stack_text.is_title(line) else f"  {line}" for line in doing]
+        stack = [line if stack_text.is_title(line) else f"  {line}" for line in root.state.stack]
         shown = raised.lines if raised is not None else stack
         title = [f"the stack of rank {root.rank}:"] if self._is_mutual and raised is None else []
         shown = excerpt(shown, room - len(title)) if shown and room > len(title) else []
@@ -124,13 +123,11 @@ class Hang(NamedTuple):
     @property
     def certainty(self) -> Certainty:
         """How certain it is that these ranks are the cause."""
-        doing = self.root.doing
         if self.is_unknown:
             return Certainty.UNKNOWN
         if not self.others or raised_before(self.root) is not None:
             return Certainty.PROVEN
-        stopped = doing is not None and stack_text.is_stopped(doing)
-        return Certainty.PROVEN if stopped else Certainty.LIKELY
+        return Certainty.PROVEN if stack_text.is_stopped(self.root.state) else Certainty.LIKELY
 
     @property
     def why(self) -> str:
@@ -230,8 +227,8 @@ def raised_before(failure: Failure) -> ErrorReport | None:
     example because of a running thread. Return None without such an exception, or if the exception
     only reports a late peer.
     """
-    doing, report = failure.doing, failure.report
-    if doing is None or doing.in_program or report is None:
+    report = failure.report
+    if failure.state.in_program or report is None:
         return None
     ended = report.kind in (FailureKind.RAISED, FailureKind.RECORDED)
     blames = blame.determine(report, failure.last_lines, failure.words)
@@ -244,26 +241,22 @@ def hung(failure: Failure) -> str:
 
 
 def _waits(group: Sequence[Failure]) -> bool:
-    return group[0].doing is not None and group[0].doing.expects_peers
+    return group[0].state.expects_peers
 
 
 def _has_root(group: Sequence[Failure]) -> bool:
-    doing = group[0].doing
-    if doing is None:
-        return False
-    return stack_text.has_root(doing.place.removeprefix(" in ").partition(" (")[0])
+    return stack_text.has_root(group[0].state.place.removeprefix(" in ").partition(" (")[0])
 
 
 def _likelihood(group: Sequence[Failure]) -> tuple[bool, bool, bool, bool, int]:
-    doing = group[0].doing
-    raised = raised_before(group[0]) is not None
-    can_run = doing is None or not stack_text.is_halted(doing)
-    return doing is None, not raised, _waits(group), can_run, len(group)
+    first = group[0]
+    raised = raised_before(first) is not None
+    can_run = not stack_text.is_halted(first.state)
+    return first.doing is None, not raised, _waits(group), can_run, len(group)
 
 
 def _likeliest_first(group: Sequence[Failure]) -> tuple[object, ...]:
-    doing = group[0].doing
-    receives = doing is not None and stack_text.receives(doing.place)
+    receives = stack_text.receives(group[0].state.place)
     return *_likelihood(group), receives, group[0].rank
 
 

@@ -63,9 +63,8 @@ def is_loss(report: ErrorReport) -> bool:
 
 def lost_one(failure: Failure) -> bool:
     """Return whether a worker failed because one of its DataLoader processes had died."""
-    report = failure.report
-    if report is not None and failure.is_explained:
-        return is_loss(report)
+    if failure.explanation is not None:
+        return is_loss(failure.explanation)
     observed = is_death(failure.evidence) or _CRASHED.search(failure.words) is not None
     return observed and failure.exitcode > 0
 
