@@ -7,6 +7,7 @@ or an empty string. If there is no proof, the sentence contains the word "perhap
 
 import os
 import re
+import resource
 import signal
 from collections.abc import Iterable
 
@@ -72,9 +73,8 @@ def full_disks(texts: Iterable[str], folders: Iterable[str], mounts: str = "/pro
     lines = list(texts)
     if not any(_NO_ROOM.search(line) for line in lines):
         return ""
-    named = [path for line in lines if not _is_frame(line) for path in _PATH.findall(line)]
     seen: set[int] = set()
-    found = [_full(path, seen) for path in (*named[:_MAX_PATHS], *folders)]
+    found = [_full(path, seen) for path in (*_paths(lines), *folders)]
     if not any(found):
         found = [_full(path, seen) for path in _writable(mounts)]
     return "; ".join(list(dict.fromkeys(filter(None, found)))[:2])
@@ -90,17 +90,12 @@ def file_size_limit(texts: Iterable[str]) -> str:
     lines = list(texts)
     if not any(_UNEXPLAINED.search(line) for line in lines):
         return ""
-    try:
-        import resource
-
-        soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if soft != resource.RLIM_INFINITY:
-            return f"perhaps the file reached its size limit (ulimit -f, {format_size(soft)})"
-    except ImportError:
-        pass
-    named = [path for line in lines if not _is_frame(line) for path in _PATH.findall(line)]
-    for folder in map(os.path.dirname, named[:_MAX_PATHS]):
-        if folder != "/" and os.path.isdir(folder) and (free := _free(folder)) >= _ROOM:
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft != resource.RLIM_INFINITY:
+        return f"perhaps the file reached its size limit (ulimit -f, {format_size(soft)})"
+    for folder in map(os.path.dirname, _paths(lines)):
+        free, _ = _space(folder)
+        if folder != "/" and os.path.isdir(folder) and free >= _ROOM:
             room = f"the file system of {folder} has {format_size(free)} free"
             return f"perhaps a file size limit (ulimit -f) or a quota: {room}"
     return ""
@@ -117,7 +112,7 @@ def bus_error(env: Environment, shm: str = _SHM) -> str:
     full = _full(shm, set())
     if full:
         return f"{full}{remedy}"
-    size = _size(shm)
+    _, size = _space(shm)
     if 0 < size <= _SMALL:
         small = f"{shm}, which has only {format_size(size)}, was full{remedy}"
         return f"perhaps {small}, or a memory-mapped file was truncated"
@@ -135,7 +130,7 @@ def full_shared_memory(texts: Iterable[str], env: Environment, shm: str = _SHM) 
     """
     if not any("shared memory" in text and _NO_ROOM.search(text) for text in texts):
         return ""
-    size = _size(shm)
+    _, size = _space(shm)
     return _full(shm, set()) or (f"{shm} has {format_size(size)}{_shm_remedy(env)}" if size else "")
 
 
@@ -143,24 +138,14 @@ def cpu_limit() -> str:
     """Explain a SIGXCPU, sent at the CPU time limit (setrlimit(2)). The script may have set the
     limit itself.
     """
-    try:
-        import resource
-
-        soft, _ = resource.getrlimit(resource.RLIMIT_CPU)
-        limit = f", {soft} s" if soft != resource.RLIM_INFINITY else ""
-    except ImportError:
-        limit = ""
+    soft, _ = resource.getrlimit(resource.RLIMIT_CPU)
+    limit = f", {soft} s" if soft != resource.RLIM_INFINITY else ""
     return f"it used up its CPU time limit (ulimit -t{limit})"
 
 
 def hard_cpu_limit() -> str:
     """Explain a SIGKILL that is sent at the hard CPU time limit (setrlimit(2))."""
-    try:
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    except ImportError:
-        return ""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if hard == resource.RLIM_INFINITY:
         return ""
     return (
@@ -302,8 +287,7 @@ def _full(path: str, seen: set[int]) -> str:
     if device in seen:
         return ""
     seen.add(device)
-    free = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
-    size = disk.f_blocks * disk.f_frsize
+    free, size = _space(path)
     if disk.f_flag & os.ST_RDONLY or not size:  # some file systems don't report any blocks
         return ""
     if free < _NEARLY:
@@ -315,20 +299,16 @@ def _full(path: str, seen: set[int]) -> str:
     return ""
 
 
-def _size(path: str) -> int:
+def _space(path: str) -> tuple[int, int]:
+    """Return the free bytes and the size of the file system that contains a path, or 0 for both if
+    they are unknown.
+    """
     try:
         disk = os.statvfs(path)
     except OSError:
-        return 0
-    return disk.f_blocks * disk.f_frsize
-
-
-def _free(path: str) -> int:
-    try:
-        disk = os.statvfs(path)
-    except OSError:
-        return 0
-    return (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
+        return 0, 0
+    free = disk.f_bavail if os.geteuid() else disk.f_bfree
+    return free * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
 
 def _writable(mounts: str) -> list[str]:
@@ -341,5 +321,7 @@ def _writable(mounts: str) -> list[str]:
     return [row[1] for row in local if "rw" in row[3].split(",")][:_MAX_PATHS]
 
 
-def _is_frame(line: str) -> bool:
-    return line.lstrip(" |").startswith('File "')
+def _paths(lines: Iterable[str]) -> list[str]:
+    """Return the first paths in a worker's output, without the paths of its frames."""
+    said = (line for line in lines if not line.lstrip(" |").startswith('File "'))
+    return [path for line in said for path in _PATH.findall(line)][:_MAX_PATHS]
