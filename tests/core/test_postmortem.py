@@ -24,7 +24,7 @@ def found(monkeypatch: pytest.MonkeyPatch, end: WorkerEnd, printed_at: float) ->
     logs = mock.Mock()
     logs.printed.return_value = mock.Mock(at=printed_at, went_on=False)
     logs.printed_late.return_value = 0
-    logs.stderr_path.return_value = ""
+    logs.path.return_value = ""
     logs.error_file.return_value = ""
     command = mock.Mock()
     command.module = command.no_python = command.run_path = False

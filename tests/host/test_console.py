@@ -18,7 +18,6 @@ from screens import FastLoop, Screen, descriptors, loop, screen, small_screen  #
 
 from relight.agent.prepare import log_settings
 from relight.base.env import Environment
-from relight.core.workers.repeated_lines import RepeatedLines
 from relight.flags.arguments import parse, to_spec
 from relight.output import console as console_module
 from relight.output.console import Console, Consoles, ConsoleStream
@@ -248,7 +247,7 @@ def test_agent_message_appears_on_its_own_line(loop: FastLoop, small_screen: Scr
 
 def test_line_repeated_by_several_ranks_is_shown_once(loop: FastLoop, screen: Screen) -> None:
     """The note precedes any agent message, and is printed before the console is flushed."""
-    screen.console.shows_once = RepeatedLines
+    screen.console.shows_once = True
     streams = [ConsoleStream(screen.console, b"<%d>" % rank, rank) for rank in range(3)]
     for stream in streams:
         stream.feed(b"a\nb")
@@ -277,7 +276,7 @@ def test_note_about_repeated_lines_waits_for_end_of_line(
     loop: FastLoop, screen: Screen, rest: bytes, shown: bytes
 ) -> None:
     """It breaks the line only if the stream that owns it is idle."""
-    screen.console.shows_once = RepeatedLines
+    screen.console.shows_once = True
     streams = [ConsoleStream(screen.console, rank=rank) for rank in range(3)]
     streams[2].feed(b"10 %")
     loop.sleep(0.05)
@@ -569,4 +568,4 @@ def test_repeated_lines_written_to_a_pipe_are_merged_on_request(
     spec = to_spec(parse([f"--repeated-lines={flag}", "t.py"], Environment({})))
     consoles = Consoles(screen.console, screen.console)
     Logs(loop, consoles, log_settings(spec), str(tmp_path / "attempt_0"))
-    assert (screen.console.shows_once is not None) == is_merged
+    assert screen.console.shows_once == is_merged

@@ -368,9 +368,6 @@ class Logs:
     def open(self, *_: object) -> tuple[int, int]:
         return -1, -1
 
-    def set_ranks(self, *_: object) -> None:
-        pass
-
     def replace(self, *_: object) -> None:
         pass
 

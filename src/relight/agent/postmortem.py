@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from relight.base.env import Environment
+from relight.base.values import STDERR
 from relight.core.diagnosis import blame, causes, failure_text, last_words, loaders, tracebacks
 from relight.core.diagnosis.excerpts import headline
 from relight.core.failure import CRASHES, ErrorReport, Failure, FailureKind
@@ -311,7 +312,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         report=report,
         last_lines=tracebacks.last_lines(stderr),
         evidence="",
-        log=logs.stderr_path(end.local_rank),
+        log=logs.path(end.local_rank, STDERR),
         doing=workers.doing.get(end.local_rank),
         stopping_s=round(end.stopping_s, 6),
         printed_s=printed_s,

@@ -298,7 +298,6 @@ class WorkerGroup:
             each.local_rank for each in self._plans if each.local_rank not in supervisor.alive
         ]
         assignments = ranks.assign(formed.place)
-        self.logs.set_ranks([each.rank for each in assignments])
         try:
             if missing:
                 self.logs.replace(missing, self._directory())

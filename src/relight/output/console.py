@@ -65,10 +65,8 @@ class Console:
         served.
         """
         self._patience = Alarm(loop, self._on_patience)
-        self.shows_once: Callable[[], RepeatedLines] | None = None
-        """Creates the object that merges identical lines from several ranks into one line with a
-        note. Called at the first output.
-        """
+        self.shows_once = False
+        """Whether identical lines from several ranks are merged into one line with a note."""
         self._repeated: RepeatedLines | None = None
         self._notes = Alarm(loop, self._on_notes)
         may_block = self.fd == fd and not stat.S_ISREG(os.fstat(fd).st_mode)
@@ -148,8 +146,8 @@ class Console:
 
     def write(self, stream: "ConsoleStream", data: bytes | bytearray) -> None:
         """Write output for a stream. `may_write` must have returned True for that stream."""
-        if self.shows_once is not None:
-            data = self._without_repeated(self.shows_once, stream, data)
+        if self.shows_once:
+            data = self._without_repeated(stream, data)
             if not data:
                 return
         self._put(stream.with_prefix(data))
@@ -186,14 +184,14 @@ class Console:
             os.close(self.fd)
 
     def _without_repeated(
-        self,
-        make: "Callable[[], RepeatedLines]",
-        stream: "ConsoleStream",
-        data: bytes | bytearray,
+        self, stream: "ConsoleStream", data: bytes | bytearray
     ) -> bytes | bytearray:
         """Return the part of a stream's output that should be shown."""
         if self._repeated is None:
-            self._repeated = make()
+            # Imported at the first output, as an earlier import would delay the workers' start.
+            from relight.core.workers.repeated_lines import RepeatedLines
+
+            self._repeated = RepeatedLines()
         if stream.rank is None or len(self.streams) == 1:
             self._repeated.interrupt()
             return data

@@ -25,8 +25,7 @@ _LIMIT = 16 * 1024 * 1024
 
 def read(path: str) -> ErrorReport | None:
     """Return the exception in an error file, or None if the file is missing or malformed."""
-    text = _text(path)
-    return from_error_file(text) if text else None
+    return from_error_file(_text(path))
 
 
 def line_in(path: str) -> str:
@@ -54,7 +53,7 @@ def failure_line(text: str) -> str:
     """Return a one-line failure reason from the text of a program's error file: the agent's
     headline or, without a headline, the exception.
     """
-    report = from_error_file(text) if text else None
+    report = from_error_file(text)
     if report is None:
         return ""
     headline = json.loads(text).get("headline")
@@ -116,17 +115,15 @@ def _message(failure: Failure) -> str:
 def _load(path: str) -> dict[str, object] | None:
     """Return the content of a worker's error file if it has a message."""
     text = _text(path)
-    if not text or from_error_file(text) is None:
+    if from_error_file(text) is None:
         return None
     record: dict[str, object] = json.loads(text)
     return record
 
 
 def _text(path: str) -> str:
-    if not os.path.isfile(path):  # reading from a pipe would block
-        return ""
     try:
-        with open(path, "rb") as file:
+        with files.opened(path) as file:
             return file.read(_LIMIT).decode(errors="replace")
     except OSError:
         return ""

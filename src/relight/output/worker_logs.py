@@ -33,7 +33,6 @@ from relight.output.pipe_reader import (
 
 if TYPE_CHECKING:
     from relight.core.diagnosis.printed_traceback import PrintedTraceback, Program
-    from relight.core.workers.repeated_lines import RepeatedLines
     from relight.output.file_tails import FileTail, FileTails
     from relight.output.log_filters import FilteredFile, LineFilter
     from relight.output.traceback_stream import TracebackInspector, TracebackStream
@@ -130,7 +129,6 @@ class Logs:
         self._stderr: dict[int, PipeReader | str] = {}
         self._terminals: dict[int, TracebackStream] = {}
         self._inspectors: dict[int, TracebackInspector] = {}
-        self._ranks: dict[int, int] = {}
         self._files: list[str] = []
         self._to_pass_on: list[int] = []
         self._filtered: dict[int, FilteredFile] = {}
@@ -138,8 +136,7 @@ class Logs:
         self._has_told = False
         for console in consoles:
             once = settings.repeated_lines
-            if once == "always" or (once == "once" and os.isatty(console.fd)):
-                console.shows_once = _repeated_lines
+            console.shows_once = once == "always" or (once == "once" and os.isatty(console.fd))
         if directory:
             try:
                 os.makedirs(directory)
@@ -154,10 +151,6 @@ class Logs:
     def error_file(self, local_rank: int) -> str:
         """Return the path of a worker's error file, written by `@record`, or an empty string."""
         return self._path(local_rank, "error.json") if self._has_files(local_rank) else ""
-
-    def stderr_path(self, local_rank: int) -> str:
-        """Return the path of a worker's stderr file, or an empty string."""
-        return self.path(local_rank, STDERR)
 
     def stderr_of(self, local_rank: int) -> str:
         """Return the end of a worker's stderr. If the last traceback doesn't fit into it, prepend
@@ -279,17 +272,16 @@ class Logs:
                 os.mkdir(os.path.join(directory, str(local_rank)))
             except OSError as error:
                 self._do_without(error)
-        self._ranks[local_rank] = rank
         raw = Destination(file=False, console=True)
         if self._consoles.stdout is self._consoles.stderr and all(
             self._settings.destination(local_rank, stream) == raw for stream in _NAMES
         ):
             # A shared channel preserves the order of stdout and stderr.
-            both = self._open_stream(local_rank, STDERR, prefix)
+            both = self._open_stream(local_rank, rank, STDERR, prefix)
             return both, both
         return (
-            self._open_stream(local_rank, STDOUT, prefix),
-            self._open_stream(local_rank, STDERR, prefix),
+            self._open_stream(local_rank, rank, STDOUT, prefix),
+            self._open_stream(local_rank, rank, STDERR, prefix),
         )
 
     def replace(self, local_ranks: Sequence[int], directory: str) -> None:
@@ -312,10 +304,6 @@ class Logs:
             for facts in (self._inspectors, self._terminals, self._stdout, self._stderr):
                 facts.pop(local_rank, None)
             self._stderr_tails.pop(local_rank, None)
-
-    def set_ranks(self, ranks: Sequence[int]) -> None:
-        """Set the ranks of the next generation, in local rank order."""
-        self._ranks = dict(enumerate(ranks))
 
     def worker_ended(self, local_rank: int, *, failed: bool) -> bool:
         """Record that a worker has exited. Return whether its traceback is held back."""
@@ -405,11 +393,10 @@ class Logs:
     def _has_files(self, local_rank: int) -> bool:
         return bool(self._directories.get(local_rank, self._directory))
 
-    def _open_stream(self, local_rank: int, stream: int, prefix: bytes) -> int:
+    def _open_stream(self, local_rank: int, rank: int, stream: int, prefix: bytes) -> int:
         to_file, to_console = self._settings.destination(local_rank, stream)
         console = self._consoles.stdout if stream == STDOUT else self._consoles.stderr
         path = self._path(local_rank, f"{_NAMES[stream]}.log")
-        rank = self._ranks[local_rank]
         fd = self._make(path) if to_file and self._has_files(local_rank) else -1
         if to_file and fd < 0:
             to_console = self._settings.is_shown(local_rank)
@@ -427,7 +414,7 @@ class Logs:
         else:  # even if hidden, stderr is read for the failure report
             ours, fd = channel(console.fd if to_console else -1)
             if to_console and stream == STDERR and os.isatty(ours):
-                shown = self._without_traceback(local_rank, console)
+                shown = self._without_traceback(local_rank, rank, console)
             else:
                 shown = ConsoleStream(console, rank=rank) if to_console else None
             pipe = PipeReader(self._loop, ours, shown, tell)
@@ -468,11 +455,11 @@ class Logs:
     def _streams(self, stream: int) -> "dict[int, PipeReader | str]":
         return self._stdout if stream == STDOUT else self._stderr
 
-    def _without_traceback(self, local_rank: int, console: Console) -> "TracebackStream":
+    def _without_traceback(self, local_rank: int, rank: int, console: Console) -> "TracebackStream":
         from relight.output.traceback_stream import TracebackStream
 
         look = lambda: self._inspector(local_rank).look()  # noqa: E731
-        stream = TracebackStream(console, look, self.on_late, self._ranks[local_rank])
+        stream = TracebackStream(console, look, self.on_late, rank)
         self._terminals[local_rank] = stream
         return stream
 
@@ -582,13 +569,6 @@ class UnshownOutput:
         if size:
             why = "the console is blocked"
             self._consoles.stderr.say(f"relight: {size} bytes of {what} were not shown: {why}")
-
-
-def _repeated_lines() -> "RepeatedLines":
-    # Imported at the first output, because an earlier import would delay the workers' start.
-    from relight.core.workers.repeated_lines import RepeatedLines
-
-    return RepeatedLines()
 
 
 def _read_end(path: str) -> LongOutput:

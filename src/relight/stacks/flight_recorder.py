@@ -12,14 +12,14 @@ import io
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import NoReturn
 
 from relight.base.env import Environment
 from relight.base.fields import Malformed
 from relight.core.diagnosis.flight_recorder_text import last_collectives
 from relight.core.failure import Collective, Failure
+from relight.host import files
 
 DUMPS_S = 15.0
 """The time limit for requested dumps. NCCL polls for requests once per second. It then looks up the
@@ -49,15 +49,10 @@ def have_dumped(env: Environment, ranks: Iterable[int], since: float) -> bool:
     since 1970.
     """
     prefixes = _prefixes(env)
-    return all(any(_is_complete(f"{prefix}{rank}", since) for prefix in prefixes) for rank in ranks)
-
-
-def _is_complete(path: str, since: float) -> bool:
-    with _recent(path, since) as found:
-        try:
-            return found is not None and os.pread(found[0], 1, max(0, found[1] - 1)) == _STOP
-        except OSError:
-            return False
+    return all(
+        any(_content(f"{prefix}{rank}", since, at_end=1) == _STOP for prefix in prefixes)
+        for rank in ranks
+    )
 
 
 def _request_dump(path: str) -> bool:
@@ -119,33 +114,19 @@ def _read(prefixes: Iterable[str], rank: int, since: float) -> tuple[Collective,
     return None
 
 
-@contextmanager
-def _recent(path: str, since: float) -> Iterator[tuple[int, int] | None]:
-    """Open a file, and yield its descriptor and size. Yield None if the file is too old or belongs
-    to another user.
+def _content(path: str, since: float, at_end: int = _MAX_BYTES) -> bytes | None:
+    """Return the last `at_end` bytes of a file, or None if the file is too old or belongs to
+    another user.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with files.opened(path) as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.geteuid() or found.st_mtime < since:
+                return None
+            file.seek(max(0, found.st_size - at_end))
+            return file.read(at_end)
     except (OSError, ValueError):
-        yield None
-        return
-    try:
-        found = os.fstat(fd)
-        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-        yield (fd, found.st_size) if is_own and found.st_mtime >= since else None
-    finally:
-        os.close(fd)
-
-
-def _content(path: str, since: float) -> bytes | None:
-    """Return the content of a file, or None if the file is too old or belongs to another user."""
-    with _recent(path, since) as found:
-        if found is None or found[1] > _MAX_BYTES:
-            return None
-        try:
-            return os.read(found[0], _MAX_BYTES)
-        except OSError:
-            return None
+        return None
 
 
 def _unpickled(data: bytes) -> object:
