@@ -77,7 +77,7 @@ class WorkerState(NamedTuple):
     works_below: bool = False
 
 
-UNSEEN = WorkerState("", (), False)
+UNSEEN = WorkerState(": location unknown", (), False)
 """The state of a worker that was not observed."""
 
 
@@ -138,7 +138,7 @@ class Failure(NamedTuple):
 
     @property
     def state(self) -> WorkerState:
-        """The worker's state before it was stopped. Its fields are empty if it is unknown."""
+        """The worker's state before it was stopped, or `UNSEEN`."""
         return self.doing or UNSEEN
 
     @property

@@ -21,7 +21,6 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from functools import cached_property
 from typing import NamedTuple
 
 from relight.base.text import format_ranks
@@ -45,7 +44,7 @@ from relight.core.diagnosis.traceback_lines import (
     split_exception,
     without_numbers,
 )
-from relight.core.failure import AT_EXIT, Failure, FailureKind, WorkerEnd, WorkerState
+from relight.core.failure import AT_EXIT, ErrorReport, Failure, FailureKind, WorkerEnd, WorkerState
 
 _BY_REQUEST = re.compile(
     r"\b(?:KeyboardInterrupt|SystemExit|SIG(?:TERM|INT|HUP|QUIT|KILL))\b"
@@ -152,6 +151,12 @@ class Known:
         self.succeeded_ranks = succeeded_ranks
         self.world_size = world_size
         self.told = told
+        self._roles = {failure.rank: role(failure) for failure in ends}
+        self._blames = {failure.rank: blame.from_failure(failure) for failure in ends}
+        self._blame_counts = Counter(map(self.blame_of, ends))
+        self._shared = Counter(text for failure in ends for text in _shared(failure))
+        self._raised = Counter(map(_raised, ends))
+        self._handled_first = Counter(map(_handled_first, ends))
 
     def with_role(self, *roles: Role) -> list[Failure]:
         """Return the failures with one of these roles, in order of occurrence."""
@@ -181,30 +186,6 @@ class Known:
         its peers, or was stopped.
         """
         return self._handled_first[_handled_first(failure)] > 1
-
-    @cached_property
-    def _roles(self) -> dict[int, Role]:
-        return {failure.rank: role(failure) for failure in self.ends}
-
-    @cached_property
-    def _blames(self) -> dict[int, Blame]:
-        return {failure.rank: blame.from_failure(failure) for failure in self.ends}
-
-    @cached_property
-    def _blame_counts(self) -> Counter[Blame]:
-        return Counter(map(self.blame_of, self.ends))
-
-    @cached_property
-    def _shared(self) -> Counter[str]:
-        return Counter(text for failure in self.ends for text in _shared(failure))
-
-    @cached_property
-    def _raised(self) -> Counter[str]:
-        return Counter(map(_raised, self.ends))
-
-    @cached_property
-    def _handled_first(self) -> Counter[str]:
-        return Counter(map(_handled_first, self.ends))
 
 
 class Verdict(NamedTuple):
@@ -766,9 +747,7 @@ def failed_in_cleanup(known: Known) -> Verdict | None:
         report = failure.explanation
         why = f"it was waiting for its peers while handling {_handled_first(failure)}"
         if report is not None:
-            at = f" at {report.where}" if report.where else ""
-            said = f"{report.type}: {headline(report, _MAX_PRINTED)}"
-            why = f"while handling it, rank {failure.rank} raised {said}{at}"
+            why = f"while handling it, rank {failure.rank} raised {_with_place(report)}"
         return Verdict(Certainty.LIKELY, why, first, first)
     return None
 
@@ -983,11 +962,15 @@ def _printed(failures: Sequence[Failure]) -> str:
         if report is not None and (report.others or report.kind is FailureKind.CRASHED):
             report = None  # unrelated to the end
         if report is not None and report.type:
-            at = f" at {report.where}" if report.where else ""
-            said = f"{report.type}: {headline(report, _MAX_PRINTED)}{at}"
+            said = _with_place(report)
         if said and AT_EXIT not in said:
             return f"rank {failure.rank} had printed: {said}"
     return ""
+
+
+def _with_place(report: ErrorReport) -> str:
+    at = f" at {report.where}" if report.where else ""
+    return f"{report.type}: {headline(report, _MAX_PRINTED)}{at}"
 
 
 def _was_handling(failure: Failure, known: Known) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from relight.base.errors import signal_exit_code, signal_name
 from relight.base.fields import fit
 from relight.base.text import format_duration, format_ranks
-from relight.core.diagnosis import blame, causes, loaders
+from relight.core.diagnosis import blame, causes, flight_recorder_text, loaders
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
 from relight.core.diagnosis.excerpts import WIDTH, count_rows, cut, cut_left, excerpt, headline
 from relight.core.diagnosis.last_words import is_error, record
@@ -203,13 +203,9 @@ class Diagnosis(NamedTuple):
         """Return the information from torch's flight recorder about ranks that waited for each
         other.
         """
-        every = dict.fromkeys([self.root, self.verdict.symptom, *self.same, *self.consequences])
         if role(self.verdict.symptom) is not Role.VICTIM:
             return []
-        if all(failure.collectives is None for failure in every):
-            return []
-        from relight.core.diagnosis import flight_recorder_text
-
+        every = dict.fromkeys([self.root, self.verdict.symptom, *self.same, *self.consequences])
         return flight_recorder_text.lines(every, most)
 
     def _what(self) -> str:
@@ -256,20 +252,19 @@ class Diagnosis(NamedTuple):
             verdict.says or causes.handling(symptom)
         ):
             lines.append(verdict.why)
-        report = symptom.report
+        report, explanation = symptom.report, symptom.explanation
         lost_loader = loaders.lost_one(symptom)
-        if lost_loader:
-            pass  # torch's exceptions about that depend on timing
-        elif report is not None and report.cause and symptom.is_explained:
-            at = f" at {report.cause_where}" if report.cause_where else ""
-            is_context = any(line.startswith(_IMPLICIT) for line in report.lines)
+        if lost_loader or explanation is None:
+            pass  # torch's exceptions about a lost loader depend on timing
+        elif explanation.cause:
+            at = f" at {explanation.cause_where}" if explanation.cause_where else ""
+            is_context = any(line.startswith(_IMPLICIT) for line in explanation.lines)
             link = "while handling" if is_context else "caused by"
-            if not _IN_WAIT_FOR.fullmatch(report.cause):
-                lines.append(f"{link} {_cause(report)}{at}{self._whose_cause()}")
-        elif report is not None and report.cause_where and symptom.is_explained:
-            lines.append(f"the exception group was raised at {report.cause_where}")
-        is_crash = report is not None and report.kind is FailureKind.CRASHED
-        is_separate = symptom.is_explained and not is_crash
+            if not _IN_WAIT_FOR.fullmatch(explanation.cause):
+                lines.append(f"{link} {_cause(explanation)}{at}{self._whose_cause()}")
+        elif explanation.cause_where:
+            lines.append(f"the exception group was raised at {explanation.cause_where}")
+        is_separate = explanation is not None and explanation.kind is not FailureKind.CRASHED
         evidence = loaders.other_evidence(symptom.evidence)
         if evidence and (is_separate or lost_loader or _explains_output(symptom)):
             lines.append(evidence)
@@ -534,15 +529,13 @@ def _short(text: str, field: str = "") -> str:
 
 def _size(failure: Failure, most: int = _RECORDED) -> int:
     """Return the size of the text to share, if each string is shortened to `most` characters."""
-    report = failure.report
+    report, state = failure.report, failure.state
     texts = [failure.evidence, failure.gpu_error, failure.log, failure.words]
     texts += failure.last_lines[-_MAX_LAST:]
     if report is not None:
         texts += [report.type, report.message, report.where, report.source]
         texts += [*report.lines[-_MAX_LINES:], report.cause, report.cause_where, report.doubt]
-    if failure.doing is not None:
-        doing = failure.doing
-        texts += [doing.place, doing.handling, doing.handling_where, *doing.stack]
+    texts += [state.place, state.handling, state.handling_where, *state.stack]
     return sum(min(len(text), most) for text in texts)
 
 
@@ -575,7 +568,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
         number = -failure.exitcode
         text = f"{'were' if many else 'was'} killed by {signal_name(number)}"
         if report is not None and report.message != signal.strsignal(number):
-            evidence = f"{report.type}: {_first_line(report)}"
+            evidence = f"{report.type}: {headline(report, _WHAT)}"
         elif number in CRASHES and by_itself and not evidence and failure.words:
             text += f" after printing: {failure.words}"
         elif number == signal.SIGPIPE and by_itself and not evidence:
@@ -653,10 +646,6 @@ def _cause(report: ErrorReport) -> str:
     return f"{name.partition(chr(10))[0]}{joint}{headline(report._replace(message=message), _WHAT)}"
 
 
-def _first_line(report: ErrorReport) -> str:
-    return headline(report, _WHAT)
-
-
 def _symptoms(failure: Failure) -> tuple[object, ...] | None:
     """Return a key that is the same for equal failures, or None if the failure is only a
     consequence.
@@ -665,7 +654,7 @@ def _symptoms(failure: Failure) -> tuple[object, ...] | None:
     if report is not None:
         if failure.stop_signal and causes.is_by_request(failure):
             return None
-        first_line = without_numbers(_first_line(report))
+        first_line = without_numbers(headline(report, _WHAT))
         # The message of the cause may name a rank's own file or shard.
         name, blames = report.cause.partition(": ")[0], role(failure) is Role.VICTIM
         # Each rank may have its own copy of the program.

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from relight.base.errors import EXIT_HUNG
 from relight.base.text import format_duration, format_ranks
-from relight.core.diagnosis import blame, stack_text
+from relight.core.diagnosis import blame, flight_recorder_text, stack_text
 from relight.core.diagnosis.causes import Certainty
 from relight.core.diagnosis.excerpts import WIDTH, count_rows, cut, cut_left, excerpt, headline
 from relight.core.diagnosis.failure_text import ended_thread, printed_exception
@@ -26,9 +26,6 @@ from relight.core.failure import ErrorReport, Failure, FailureKind
 _ROWS = 25
 _MAX_GROUPS = 8
 _MAX_RAISED = 2 * WIDTH
-_STATES = (" is ", " has ", " runs ")
-_MANY = {" is ": " are ", " has ": " have ", " runs ": " run "}
-_UNKNOWN = ": location unknown"
 _DOUBTS = {Certainty.PROVEN: "", Certainty.LIKELY: "probably ", Certainty.UNKNOWN: "perhaps "}
 
 
@@ -63,8 +60,6 @@ class Hang(NamedTuple):
             ended: the time of day as text.
             verdict: the consequence for the job, such as the reason why it does not restart.
         """
-        from relight.core.diagnosis import flight_recorder_text
-
         root, lines, raised = self.root, [self._what()], raised_before(self.root)
         if raised is not None and raised.where:
             lines.append(f"  {cut_left(raised.where, 2 * WIDTH - 2)}")
@@ -212,8 +207,7 @@ def diagnose(
     """
     groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in sorted(failures, key=lambda failure: failure.rank):
-        place = failure.doing.place if failure.doing else _UNKNOWN
-        groups.setdefault((place, _exception(failure)), []).append(failure)
+        groups.setdefault((failure.state.place, _exception(failure)), []).append(failure)
     ordered = sorted(groups.values(), key=_likeliest_first)
     if not ordered or ordered[0][0].doing is None:
         return None
@@ -277,13 +271,10 @@ def _line(group: Sequence[Failure], *, hangs: bool = False) -> str:
 
 
 def _doing(group: Sequence[Failure], *, hangs: bool) -> str:
-    doing, many = group[0].doing, len(group) > 1
-    place = doing.place if doing else _UNKNOWN
-    for one, plural in _MANY.items():
-        if many and place.startswith(one):
-            place = plural + place.removeprefix(one)
-    says_state = place.startswith((*_STATES, *_MANY.values()))
-    verb = "" if says_state or not hangs else " hang" if many else " hangs"
+    place, many = group[0].state.place, len(group) > 1
+    plural = stack_text.plural(place)
+    verb = "" if plural != place or not hangs else " hang" if many else " hangs"
+    place = plural if many else place
     raised = _exception(group[0])
     if raised:
         return f" raised {raised}{f', and{verb}' if verb else ','}{place}"

@@ -351,11 +351,18 @@ def render(
 
 def line(group: RankGroup, named: Callable[[Sequence[int]], str] | None = None) -> str:
     """Return the line for one group, such as `rank 5 in read (data.py:41)`."""
-    text = group.text
-    if len(group.ranks) > 1:
-        for one, many in _OF_MANY.items():
-            text = many + text.removeprefix(one) if text.startswith(one) else text
+    text = plural(group.text) if len(group.ranks) > 1 else group.text
     return f"{(named or few_or_many)(group.ranks)}{text}"
+
+
+def plural(text: str) -> str:
+    """Return the text that follows the names of several ranks, such as ` are stopped (SIGSTOP)`,
+    given the text that follows the name of a single one.
+    """
+    for one, many in _OF_MANY.items():
+        if text.startswith(one):
+            return many + text.removeprefix(one)
+    return text
 
 
 def few_or_many(ranks: Sequence[int]) -> str:

@@ -51,11 +51,14 @@ from relight.core.failure import ErrorReport, FailureKind
 
 
 class _Traceback(NamedTuple):
-    """The line numbers of a traceback's first line, its exception, and the line after its end."""
+    """The line numbers of a traceback's first line, its exception, and the line after its end. It
+    `is_quoted` if it is part of the message above it.
+    """
 
     start: int
     exception: int
     end: int
+    is_quoted: bool = False
 
 
 class _Raised(NamedTuple):
@@ -392,29 +395,25 @@ def _chains(lines: Sequence[str], hooked: range = range(0)) -> list[_Chain]:
         lines: the worker's output.
         hooked: the numbers of the lines that contain a single uncaught exception and nothing else.
     """
-    groups: list[list[tuple[_Traceback, bool]]] = []
+    groups: list[list[_Traceback]] = []
     quoted: _Traceback | None = None  # the first one in the last group
     for traceback in _tracebacks(lines):
-        before = groups[-1][-1][0] if groups else None
+        before = groups[-1][-1] if groups else None
         link = _link(lines, before, quoted, traceback, hooked) if before else _Link.SEPARATE
         if link is _Link.SEPARATE:
-            groups.append([(traceback, False)])
+            groups.append([traceback])
             quoted = None
         elif link is _Link.REST:
-            last, is_quoted = groups[-1][-1]
-            groups[-1][-1] = last._replace(end=traceback.end), is_quoted
+            groups[-1][-1] = groups[-1][-1]._replace(end=traceback.end)
+        elif link is _Link.QUOTED:
+            groups[-1].append(traceback._replace(is_quoted=True))
+            quoted = quoted or traceback
         else:
-            groups[-1].append((traceback, link is _Link.QUOTED))
-            if link is _Link.QUOTED:
-                quoted = quoted or traceback
+            groups[-1].append(traceback)
     for group in groups:
-        last, is_quoted = group[-1]
-        if last.start in hooked and last.end < hooked.stop:
-            group[-1] = last._replace(end=hooked.stop), is_quoted
-    return [
-        _Chain(group[0][0].start, group[-1][0].end, tuple(_raised(lines, group)))
-        for group in groups
-    ]
+        if group[-1].start in hooked and group[-1].end < hooked.stop:
+            group[-1] = group[-1]._replace(end=hooked.stop)
+    return [_Chain(group[0].start, group[-1].end, tuple(_raised(lines, group))) for group in groups]
 
 
 def _link(
@@ -451,7 +450,7 @@ def _quotes(lines: Sequence[str], outer: _Traceback, traceback: _Traceback) -> b
     return lines[outer.end - 1].rstrip().endswith(":") or _QUOTES.match(source) is not None
 
 
-def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> list[_Raised]:
+def _raised(lines: Sequence[str], group: Sequence[_Traceback]) -> list[_Raised]:
     """Return the exceptions in a chain in the order they were raised."""
     raised: list[_Raised] = []
     quoting: list[_Traceback] = []
@@ -465,10 +464,10 @@ def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> l
         raised.extend(reversed(telling))
         telling.clear()
 
-    for traceback, quoted in group:
-        if quoted and _is_reraise(lines, raised[-1], traceback):
+    for traceback in group:
+        if traceback.is_quoted and _is_reraise(lines, raised[-1], traceback):
             quoting += raised.pop().stack
-        elif quoted:
+        elif traceback.is_quoted:
             telling.append(raised.pop())
         elif (quoting or telling) and _is_outermost(lines, traceback):
             end_quote()

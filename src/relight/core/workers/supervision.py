@@ -200,7 +200,7 @@ class Supervision:
         """Whether workers may leave their process group: they are running, and none of them can be
         saving a checkpoint.
         """
-        return self.state is SupervisionState.RUNNING and not self._noticed & self._alive.keys()
+        return self.state is SupervisionState.RUNNING and not self._may_be_saving
 
     def step(self, event: Event | SaveAndLeave | Noticed | Recovering, now: float) -> list[Effect]:
         """Process one event and return the effects.
@@ -216,9 +216,9 @@ class Supervision:
                     return self._become_ended()
                 if exitcode and self.state is SupervisionState.RUNNING:
                     return self._stop_or_let_save(now)
-                if self._is_saving_after_notice and not self._noticed & self._alive.keys():
-                    return self._become_stopping(int(signal.SIGTERM), now)
-                if not exitcode and self.state in _STAYING:  # it would be missing in the next group
+                has_saved = self._is_saving_after_notice and not self._may_be_saving
+                if has_saved or (not exitcode and self.state in _STAYING):
+                    # The next group would lack the worker that has finished.
                     return self._become_stopping(int(signal.SIGTERM), now)
             case Noticed(local_ranks) if self.state is SupervisionState.RUNNING:
                 self._noticed.update(local_ranks)
@@ -236,9 +236,7 @@ class Supervision:
                 self.state = SupervisionState.SAVING
             case GroupStopped() if self.state is SupervisionState.RUNNING:
                 return self._stop_or_let_save(now)
-            case GroupStopped() if self.state is SupervisionState.LEFT:
-                return self._become_stopping(int(signal.SIGTERM), now)
-            case GroupStopped() if self.state is SupervisionState.SAVING:
+            case GroupStopped() if self.state in (SupervisionState.LEFT, SupervisionState.SAVING):
                 if not self._is_saving_after_notice:
                     return self._become_stopping(int(signal.SIGTERM), now)
             case SignalReceived(number) if not self.received:
@@ -304,8 +302,13 @@ class Supervision:
     def _is_saving_after_notice(self) -> bool:
         return self.state is SupervisionState.SAVING and self._deadline is not None
 
+    @property
+    def _may_be_saving(self) -> bool:
+        """Whether a worker that was notified of a preemption is running."""
+        return bool(self._noticed & self._alive.keys())
+
     def _stop_or_let_save(self, now: float) -> list[Effect]:
-        if not self._noticed & self._alive.keys():
+        if not self._may_be_saving:
             return self._become_stopping(int(signal.SIGTERM), now)
         self.state = SupervisionState.SAVING
         self._deadline = now + saving_s(self._grace_s)
