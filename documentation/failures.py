@@ -43,7 +43,7 @@ SOURCES = {
     "core/diagnosis/blame.py": ("OTHER_ADDRESS", "OTHER_STORE"),
     "core/diagnosis/causes.py": (
         "missing_rank", "lost_connection", "_without_code", "different_sizes", "left_early",
-        "_left_early", "elsewhere", "different_collectives", "first_victim", "_printed",
+        "elsewhere", "different_collectives", "first_victim", "_printed",
         "_was_handling", "other_address", "other_store", "absent_rank", "collectives_differ",
     ),
     "core/workers/worker_command.py": ("suggest_replacement", "suggest_use_env"),

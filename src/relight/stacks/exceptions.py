@@ -12,7 +12,7 @@ limited.
 from collections import deque
 
 from relight.core.diagnosis.stack_text import Frame, Handled
-from relight.stacks.frames import Walk
+from relight.stacks.frames import OB_SIZE, OB_TYPE, UNTAGGED, Walk
 from relight.stacks.process_memory import StackError, word_at
 
 _ATTEMPTS = 3
@@ -21,7 +21,6 @@ _MAX_STEPS = 5000
 """The maximum number of traceback entries to follow. Only the innermost entries are kept."""
 _KEPT = 50
 _MAX_ARGUMENTS, _MAX_NAME = 5, 128
-_OB_TYPE, _OB_SIZE = 8, 16
 _EXC_VALUE, _PREVIOUS_ITEM = 0, 8
 _ARGS, _TRACEBACK, _FILENAME = 24, 40, 88
 _TB_NEXT, _TB_FRAME, _TB_LASTI, _TB_SIZE = 16, 24, 32, 40
@@ -35,7 +34,6 @@ _SIGNS = {0: 1, 1: 1, 2**64 - 1: -1, 8: 1, 12: 1, 10: -1, 14: -1}
 digits, negated for a negative int. Later versions store 8 times the number of digits, plus 1 for
 zero, 2 for a negative int, and 4 for an immortal int.
 """
-_UNTAGGED = ~7
 _PAGE = 4096
 
 
@@ -81,7 +79,7 @@ class _Reader:
         return 0
 
     def exception(self, address: int) -> Handled:
-        names = self._names(self._memory.word(address + _OB_TYPE))
+        names = self._names(self._memory.word(address + OB_TYPE))
         try:
             message = self._message(address, names)
         except StackError:
@@ -125,7 +123,7 @@ class _Reader:
     def _arguments(self, address: int) -> list[int]:
         if not self._flags(address) & _TUPLE:
             raise self._memory.broken()
-        count = min(self._memory.word(address + _OB_SIZE), _MAX_ARGUMENTS)
+        count = min(self._memory.word(address + OB_SIZE), _MAX_ARGUMENTS)
         data = self._memory.read(address + self._walk.layout.tuple_items, 8 * count)
         return [word_at(data, 8 * n) for n in range(count)]
 
@@ -158,8 +156,8 @@ class _Reader:
 
     def _frame(self, frame: int, instruction: int) -> Frame:
         inner = self._memory.word(frame + _F_FRAME)
-        code = self._memory.word(inner + self._walk.layout.frame_code) & _UNTAGGED
+        code = self._memory.word(inner + self._walk.layout.frame_code) & UNTAGGED
         return self._walk.frame(code, instruction)
 
     def _flags(self, address: int) -> int:
-        return self._memory.word(self._memory.word(address + _OB_TYPE) + _TP_FLAGS)
+        return self._memory.word(self._memory.word(address + OB_TYPE) + _TP_FLAGS)

@@ -22,11 +22,11 @@ _BY_GENERATOR, _BY_C = 1, 3
 code. These are FRAME_OWNED_BY_CSTACK in 3.12 and 3.13, and FRAME_OWNED_BY_INTERPRETER and
 FRAME_OWNED_BY_CSTACK in 3.14.
 """
-_UNTAGGED = ~7
+UNTAGGED = ~7
 """In 3.14, the lowest bits of an object reference form a tag (pycore_stackref.h)."""
 _FIRST_TRACEABLE = 16
 """The number of bytes from `_co_firsttraceable` to the first instruction (cpython/code.h)."""
-_OB_TYPE, _OB_SIZE, _BYTES = 8, 16, 32
+OB_TYPE, OB_SIZE, _BYTES = 8, 16, 32
 _STR_LENGTH, _STR_STATE = 16, 32
 _ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 
@@ -146,7 +146,7 @@ class Walk:
             data = self.memory.read(address, self._frame_size)
             found[address] = _RawFrame(
                 address,
-                word_at(data, layout.frame_code) & _UNTAGGED,
+                word_at(data, layout.frame_code) & UNTAGGED,
                 word_at(data, layout.frame_instruction),
                 data[layout.frame_owner],
             )
@@ -216,13 +216,13 @@ class Walk:
 
     def _bytes(self, address: int) -> bytes:
         self._check_type(address, "PyBytes_Type")
-        size = min(self.memory.word(address + _OB_SIZE), MAX_BYTES)
+        size = min(self.memory.word(address + OB_SIZE), MAX_BYTES)
         return self.memory.read(address + _BYTES, size)
 
     def _check_type(self, address: int, name: str) -> None:
         """If the address of the expected type is known, check that an object has this type."""
         expected = self._symbols.get(name)
-        if expected and self.memory.word(address + _OB_TYPE) != expected:
+        if expected and self.memory.word(address + OB_TYPE) != expected:
             raise self.memory.broken()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from relight.core.diagnosis import stack_text
 from relight.core.group.straggler_detector import WINDOWS
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Alarm, Loop
 from relight.stacks.process_memory import StackError
 from relight.stacks.rank_processes import find_python
 from relight.stacks.sampler import MainThread
@@ -52,7 +52,6 @@ class PaceWatch:
         report: Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], None],
         say: Callable[[str], None],
     ) -> None:
-        self._loop = loop
         self._window_s = seconds / WINDOWS
         self._every_s = max(self._window_s / _LOOKS, _MIN_S)
         self._running = running
@@ -62,24 +61,21 @@ class PaceWatch:
         self._threads: dict[int, MainThread] = {}
         self._window = _Window(size, steps())
         self._unreadable = 0  # consecutive windows in which a worker was unreadable
-        self._sample_timer = self._window_timer = self._schedule_sample()
-        self._next_window()
+        self._sample_alarm = Alarm(loop, self._sample_all)
+        self._window_alarm = Alarm(loop, self._end_window)
+        self._schedule_sample()
+        self._window_alarm.set_after(self._window_s)
 
     def close(self) -> None:
         """Stop observing."""
-        self._sample_timer.cancel()
-        self._window_timer.cancel()
+        self._sample_alarm.set(None)
+        self._window_alarm.set(None)
         for thread in self._threads.values():
             thread.close()
 
-    def _schedule_sample(self) -> Timer:
+    def _schedule_sample(self) -> None:
         # Sampling at regular intervals could synchronize with the training loop.
-        wait_s = random.uniform(0.5, 1.5) * self._every_s  # noqa: S311
-        self._sample_timer = self._loop.call_after(wait_s, self._sample_all)
-        return self._sample_timer
-
-    def _next_window(self) -> None:
-        self._window_timer = self._loop.call_after(self._window_s, self._end_window)
+        self._sample_alarm.set_after(random.uniform(0.5, 1.5) * self._every_s)  # noqa: S311
 
     def _sample_all(self) -> None:
         self._schedule_sample()
@@ -102,7 +98,7 @@ class PaceWatch:
         self._window.waits[local_rank] += stack_text.waits_for_all(frames, state)
 
     def _end_window(self) -> None:
-        self._next_window()
+        self._window_alarm.set_after(self._window_s)
         window, steps = self._window, self._steps()
         self._window = _Window(len(window.looks), steps)
         self._unreadable = self._unreadable + 1 if window.errors else 0

@@ -56,6 +56,7 @@ processes that the signal killed.
 _IN = (" in ", " is ")
 """The prefix of a worker's location, if it is known."""
 _MAX_PRINTED = 200
+_MAX_PLACES = 3
 SHOWN_S = 0.1
 """Shorter times between failures are not shown."""
 _AFTER_CLOSE_S = 0.3
@@ -395,12 +396,16 @@ def own_failure(known: Known) -> Verdict | None:
     for failure, why in handlers:
         if _reports_lost(root, failure.rank) or (needs_peer and _is_in_flight(failure, known)):
             return Verdict(Certainty.LIKELY, why, failure, failure)
-    if not earlier and handlers:
+    if earlier:
+        later = since(root) - since(earlier[0])
+        why = f"rank {earlier[0].rank} had lost a connection {later:.1f} s before, perhaps to it"
+        return Verdict(Certainty.LIKELY, why, root, root)
+    if handlers:
         return Verdict(Certainty.LIKELY, handlers[0][1], root, root)
     if waited and known.with_role(Role.STOPPED):
         why = "nothing arrived in time, perhaps because of another rank"
         return Verdict(Certainty.UNKNOWN, why, root, root, detail=why)
-    if not earlier and known.succeeded_ranks and _may_hide_loss(root):
+    if known.succeeded_ranks and _may_hide_loss(root):
         gone = format_ranks(known.succeeded_ranks)
         needed = "it" if len(known.succeeded_ranks) == 1 else "them"
         why = (
@@ -408,24 +413,20 @@ def own_failure(known: Known) -> Verdict | None:
         )
         return _perhaps_because_of(known.succeeded_ranks, root, known, why)
     named = _named_rank(root, known) if _quoted(root) else None
-    if not earlier and named is not None:
+    if named is not None:
         why = f"its message quotes an exception, perhaps one on rank {named}"
         both = tuple(sorted((named, root.rank)))
         return Verdict(Certainty.LIKELY, why, root, root, both)
     reported = [f for f in known.with_role(Role.VICTIM) if since(f) < since(root)]
-    if not earlier and reported:
+    if reported:
         ranks = format_ranks(_failed_ranks(reported))
         why = f"{ranks} only reported a lost or late peer"
         return Verdict(Certainty.PROVEN, why, root, root)
-    if not earlier:
-        had = "had" if _are_all_seen(root, known) else "is known to have"
-        why = f"no other rank {had} failed before"
-        if quoting:
-            why = f"{format_ranks(_failed_ranks(quoting))} only reported this exception"
-        return Verdict(Certainty.PROVEN, why, root, root)
-    later = since(root) - since(earlier[0])
-    why = f"rank {earlier[0].rank} had lost a connection {later:.1f} s before, perhaps to it"
-    return Verdict(Certainty.LIKELY, why, root, root)
+    had = "had" if _are_all_seen(root, known) else "is known to have"
+    why = f"no other rank {had} failed before"
+    if quoting:
+        why = f"{format_ranks(_failed_ranks(quoting))} only reported this exception"
+    return Verdict(Certainty.PROVEN, why, root, root)
 
 
 def _quoting(found: Sequence[Failure]) -> list[Failure]:
@@ -842,22 +843,23 @@ def left_early(known: Known) -> Verdict | None:
     if not victims:
         return None
     if aborted:
-        says = f"{format_ranks(_failed_ranks(aborted))} reached the end of the script"
-        says += " and aborted at exit (SIGABRT)"
-        return _left_early(victims[0], aborted[0], _failed_ranks(aborted), says, _printed(aborted))
-    if known.succeeded_ranks:
+        root, ranks, printed = aborted[0], _failed_ranks(aborted), _printed(aborted)
+        says = f"{format_ranks(ranks)} reached the end of the script and aborted at exit (SIGABRT)"
+    elif known.succeeded_ranks:
         root = known.told[0] if known.told else victims[0]
         # Others may lose their connections to a rank before its process has ended.
-        says = f"{format_ranks(known.succeeded_ranks)} finished early (exit code 0)"
-        return _left_early(victims[0], root, known.succeeded_ranks, says, _printed(known.told))
-    over = _left_script(known)
-    if not over:
+        ranks, printed = known.succeeded_ranks, _printed(known.told)
+        says = f"{format_ranks(ranks)} finished early (exit code 0)"
+    elif over := _left_script(known):
+        root = next((each for each in over if _printed([each])), over[0])
+        ranks, printed = _failed_ranks(over), _printed([root])
+        left = f"rank {root.rank} {absence(root)}"
+        says = left if len(over) == 1 else f"{format_ranks(ranks)} had left the script"
+    else:
         return None
-    root = next((each for each in over if _printed([each])), over[0])
-    says = f"{format_ranks(_failed_ranks(over))} had left the script"
-    if len(over) == 1:
-        says = f"rank {root.rank} {absence(root)}"
-    return _left_early(victims[0], root, _failed_ranks(over), says, _printed([root]))
+    why = f"{says}; other ranks still needed {'it' if len(ranks) == 1 else 'them'}"
+    hint = "" if printed else "perhaps the ranks have different numbers of batches"
+    return Verdict(Certainty.LIKELY, why, root, victims[0], ranks, says, "; then ", printed, hint)
 
 
 def _lost_a_peer(known: Known) -> list[Failure]:
@@ -918,14 +920,6 @@ def _left_script(known: Known) -> list[Failure]:
     """
     over = [f for f in known.ends if _is_leaving(f.state) and not f.is_explained]
     return over if len(over) < len(known.ends) else []
-
-
-def _left_early(
-    symptom: Failure, root: Failure, ranks: tuple[int, ...], says: str, printed: str = ""
-) -> Verdict:
-    why = f"{says}; other ranks still needed {'it' if len(ranks) == 1 else 'them'}"
-    hint = "" if printed else "perhaps the ranks have different numbers of batches"
-    return Verdict(Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", printed, hint)
 
 
 def _failed_ranks(failures: Sequence[Failure]) -> tuple[int, ...]:
@@ -1079,7 +1073,7 @@ def absence(failure: Failure) -> str:
     return f"had left the script and {was}" if in_exit_function else "had left the script"
 
 
-def places(failures: Sequence[Failure], most: int = 3, *, past: bool = False) -> str:
+def places(failures: Sequence[Failure], *, past: bool = False) -> str:
     """Describe where workers were, such as `rank 2 in read (data.py:41); …`, or `rank 2 was in …`
     if the argument `past` is true. The worker that is most likely the cause comes first.
     """
@@ -1089,13 +1083,8 @@ def places(failures: Sequence[Failure], most: int = 3, *, past: bool = False) ->
         if state.place.startswith(_IN):
             groups.setdefault((state.expects_peers, state.place), []).append(failure.rank)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
-    texts = [
-        format_ranks(ranks)
-        + (
-            f"{' was' if len(ranks) == 1 else ' were'}{place.removeprefix(' is')}"
-            if past
-            else place
-        )
-        for (_, place), ranks in ordered
-    ]
-    return "; ".join(texts[:most]) + ("; …" if len(texts) > most else "")
+    texts = []
+    for (_, at), ranks in ordered:
+        was = f"{' was' if len(ranks) == 1 else ' were'}{at.removeprefix(' is')}"
+        texts.append(f"{format_ranks(ranks)}{was if past else at}")
+    return "; ".join(texts[:_MAX_PLACES]) + ("; …" if len(texts) > _MAX_PLACES else "")

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from relight.core.diagnosis.traceback_lines import (
+    fatal_message,
     frame_of,
     in_box,
     in_one_line,
     is_chained,
     is_exception,
-    is_fatal,
     is_header,
     is_marks,
     is_omission,
@@ -255,7 +255,7 @@ def _droppable_lines(lines: Sequence[str]) -> list[list[int]]:
             if is_chained(line) and not boxed:
                 root = root if links or not own else own[-1]
                 links.append(number)
-    if lines and is_fatal(lines[0]):  # the innermost frame comes first
+    if lines and fatal_message(lines[0]):  # the innermost frame comes first
         library.reverse()
         own.reverse()
     last = [library.pop()] if own and library else []

@@ -191,11 +191,6 @@ def is_exception(line: str) -> bool:
     return _EXCEPTION.match(in_box(line)) is not None
 
 
-def is_fatal(line: str) -> bool:
-    """Return whether Python's fatal error message begins here."""
-    return _FATAL.match(line) is not None
-
-
 def in_box(line: str) -> str:
     """Remove the box around a line of an ExceptionGroup. Other lines are unchanged."""
     return _IN_BOX.sub("", line)
@@ -210,7 +205,7 @@ def is_member(line: str) -> bool:
 
 
 def fatal_message(line: str) -> str:
-    """Return the text of Python's fatal error message."""
+    """Return the text of Python's fatal error message if it begins here, or an empty string."""
     match = _FATAL.match(line)
     return match["message"] if match is not None else ""
 

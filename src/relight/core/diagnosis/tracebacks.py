@@ -38,7 +38,6 @@ from relight.core.diagnosis.traceback_lines import (
     in_one_line,
     is_chained,
     is_exception,
-    is_fatal,
     is_header,
     is_marks,
     is_member,
@@ -267,16 +266,14 @@ def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | No
     This applies to exceptions in threads, destructors, logs or other processes, and to exceptions
     that the program handled.
     """
-    lines, hooked = _lines(text)
-    return _ending(lines, _chains(lines, hooked), program)[1]
+    return _ending(*_parsed(text), program)[1]
 
 
 def printed_before(text: str) -> ErrorReport | None:
     """Return the last exception printed before the fatal exception, such as an exception in a
     thread, or None. If the fatal exception is unknown, return None.
     """
-    lines, hooked = _lines(text)
-    chains = _chains(lines, hooked)
+    lines, chains = _parsed(text)
     at, ending = _ending(lines, chains)
     if ending is None or ending.kind is FailureKind.PRINTED or not at:
         return None
@@ -295,10 +292,10 @@ def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], lis
     before and the lines after the end of the last traceback. Without a traceback, all lines are in
     the second part.
     """
-    lines, hooked = _lines(text)
+    lines, chains = _parsed(text)
     before: list[str] = []
     end = 0
-    for chain in _chains(lines, hooked):
+    for chain in chains:
         before += lines[end : chain.start]
         last = chain.raised[-1]
         printed = _report(lines, chain, program).kind is FailureKind.PRINTED
@@ -350,10 +347,8 @@ def last_lines(text: str, count: int = 3) -> tuple[str, ...]:
     return tuple([line for line in lines if line.strip()][-count:])
 
 
-def _lines(text: str) -> tuple[list[str], range]:
-    """Return the lines in the format that Python prints, and the numbers of those lines that
-    torch's excepthook printed.
-    """
+def _parsed(text: str) -> tuple[list[str], list[_Chain]]:
+    """Return the lines in the format that Python prints, and their tracebacks."""
     printed = clean(text).split("\n")
     hooked = _hooked(printed)
     lines = [_RANK.sub("", line) for line in printed]
@@ -361,8 +356,8 @@ def _lines(text: str) -> tuple[list[str], range]:
         as_python(part)
         for part in (lines[: hooked.start], lines[hooked.start : hooked.stop], lines[hooked.stop :])
     )
-    begin = len(before)
-    return [*before, *within, *after], range(begin, begin + len(within))
+    whole, begin = [*before, *within, *after], len(before)
+    return whole, _chains(whole, range(begin, begin + len(within)))
 
 
 def _hooked(printed: Sequence[str]) -> range:
@@ -877,12 +872,9 @@ def _depth(line: str) -> int:
 
 def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
     """Return the first line of a crash message, and its report."""
-    fatal = terminate = None
-    for number, line in enumerate(lines):
-        if is_fatal(line):
-            fatal = number
-        elif _TERMINATE.match(line):
-            terminate = number
+    every = range(len(lines))
+    fatal = max((n for n in every if fatal_message(lines[n])), default=None)
+    terminate = max((n for n in every if _TERMINATE.match(lines[n])), default=None)
     shown: list[str] = []
     type_, message, where, source = "fatal error", "", "", ""
     if terminate is not None:
