@@ -26,12 +26,12 @@ class Finding(NamedTuple):
 
     The `what` field names the finding in a few words, and `where` is a host, several hosts, or
     pairs of hosts. The `why` field explains why the finding matters or how it was determined, and
-    `remedy` says what to do. The last two may be empty.
+    `remedy` says what to do. The last three may be empty.
     """
 
     level: Level
     what: str
-    where: str
+    where: str = ""
     why: str = ""
     remedy: str = ""
 
