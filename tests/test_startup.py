@@ -154,10 +154,7 @@ def test_running_job_imports_no_modules_when_worker_fails(restarts: int, tmp_pat
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if (
-                line.startswith("import time:")
-                and line.split()[-1] == "relight.agent.status.answers"
-            ):
+            if line.startswith("import time:") and line.split()[-1] == "relight.agent.recovery":
                 break  # the last one
         go.touch()
         rest = process.stderr.read().splitlines()
@@ -199,7 +196,7 @@ def loads_openssl_early(tmp_path: Path) -> bool:
             before = loaded_until(agent.stdout, "begun")
             assert "relight.agent.agent" in before
             is_early |= "hashlib" in before
-            later = loaded_until(agent.stdout, "relight.agent.status.answers")
+            later = loaded_until(agent.stdout, "relight.agent.recovery")
             needed = {"hashlib", "relight.net.heartbeats", "relight.agent.coordinator"}
             assert needed <= before | later
     return is_early

@@ -53,11 +53,14 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture
-def opened(loop: Loop, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Callable[[], StatusFile]:
+def job(loop: Loop, disk: Disk) -> Any:
+    config = SimpleNamespace(run_directory=str(disk.path.parent))
+    return SimpleNamespace(loop=loop, end="running", config=config)
+
+
+@pytest.fixture
+def opened(job: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], StatusFile]:
     """Start saving a job's snapshots, whose text is the job's end and a number."""
-    job: Any = SimpleNamespace(
-        loop=loop, end=None, config=SimpleNamespace(run_directory=str(disk.path.parent))
-    )
     taken: list[Any] = []
 
     def snapshot(_: object) -> Any:
@@ -71,18 +74,19 @@ def opened(loop: Loop, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 
 def test_saves_snapshots_until_job_ends(
-    opened: Callable[[], StatusFile], loop: Loop, disk: Disk
+    opened: Callable[[], StatusFile], job: Any, loop: Loop, disk: Disk
 ) -> None:
     file = opened()
-    for text in ("None 0", "None 1"):
+    for text in ("running 0", "running 1"):
         loop.run_until(lambda t=text: disk.path.exists() and disk.path.read_text() == t, LIMIT_S)
         assert disk.path.read_text() == text
-    file.close(3, "it failed")
-    assert disk.path.read_text().startswith("(3, 'it failed')")
+    job.end = "failed"
+    file.close()
+    assert disk.path.read_text().startswith("failed")
 
 
 def test_full_disk_does_not_end_saving(
-    opened: Callable[[], StatusFile], loop: Loop, disk: Disk
+    opened: Callable[[], StatusFile], job: Any, loop: Loop, disk: Disk
 ) -> None:
     disk.error = OSError(28, "No space left on device")
     file = opened()
@@ -90,33 +94,37 @@ def test_full_disk_does_not_end_saving(
     disk.error = None
     loop.run_until(disk.path.exists, LIMIT_S)
     disk.error = OSError(28, "No space left on device")
-    file.close(0, "done")
-    assert disk.path.read_text().startswith("None")
+    job.end = "done"
+    file.close()
+    assert disk.path.read_text().startswith("running")
 
 
 def test_close_does_not_wait_for_unresponsive_file_server(
-    opened: Callable[[], StatusFile], loop: Loop, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[[], StatusFile],
+    job: Any,
+    loop: Loop,
+    disk: Disk,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last snapshot is still saved after the one before it, once the server responds."""
     monkeypatch.setattr(status_file, "_LIMIT_S", 0.05)
     disk.responds.clear()
     file = opened()
     assert disk.writes.acquire(timeout=LIMIT_S)
-    file.close(0, "done")
+    job.end = "done"
+    file.close()
     assert not disk.path.exists()
     disk.responds.set()
     assert disk.writes.acquire(timeout=LIMIT_S)
-    loop.run_until(
-        lambda: disk.path.exists() and disk.path.read_text().startswith("(0, 'done')"), LIMIT_S
-    )
-    assert disk.path.read_text().startswith("(0, 'done')")
+    loop.run_until(lambda: disk.path.exists() and disk.path.read_text().startswith("done"), LIMIT_S)
+    assert disk.path.read_text().startswith("done")
 
 
 def test_snapshot_is_not_saved_after_the_last_one(
     opened: Callable[[], StatusFile], loop: Loop, disk: Disk
 ) -> None:
     file = opened()
-    file.close(0, "done")
+    file.close()
     last = disk.path.read_text()
     loop.run_until(lambda: disk.path.read_text() != last, 0.05)
     assert disk.path.read_text() == last

@@ -33,7 +33,6 @@ stopped.
 """
 
 import socket
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -89,9 +88,8 @@ _LOADED_LATER = (
     "relight.agent.stacks_before_stop",
     "relight.processes.breakpoints",
     "relight.core.group.node_stacks",
-    "relight.agent.status.fan_out",
+    "relight.agent.status.inspector",
     "relight.agent.recovery",
-    "relight.agent.status.answers",
 )
 """Modules that any job may need while it runs and when it ends. They are imported early because an
 upgrade may remove or replace the files that the job was started from, or a file server may fail.
@@ -375,16 +373,10 @@ class Agent:
     def _open_inspector(self) -> None:
         """Make the job visible to relight's commands and to other programs."""
         from relight.agent.status.inspector import JobInspector
-        from relight.agent.status.view import View
 
-        def look() -> View:
-            node, preload = self.node, self._services.preload
-            status = None if preload is None else preload.status()
-            return View(node.state, node.workers, node.restart, self.journal, node.end, status)
-
-        log = self.journal.events
-        began = time.time() - (self.loop.now() - log.began)
-        self._inspector = JobInspector(self.loop, self.job, self.journal, began, look, self.link)
+        self._inspector = JobInspector(
+            self.loop, self.job, self.journal, self.node, self._services.preload, self.link
+        )
         self.node.on_question = self._inspector.received
 
     def _show_end(self, exit_code: int, reason: str) -> None:

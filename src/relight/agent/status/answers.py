@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from relight.agent.status.view import ServedJob, View
+from relight.agent.node import Node
+from relight.agent.status.view import ServedJob
 from relight.agent.worker_group import WorkerGroup
 from relight.base import fields, redaction
 from relight.base.text import last_line
@@ -52,9 +53,9 @@ def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], No
         asked = None
     match asked:
         case EventsAfter(number, follow):
-            reply(b"".join(map(event_line, served.look().journal.events.after(number))), follow)
+            reply(b"".join(map(event_line, served.journal.events.after(number))), follow)
         case Output(local_rank, name, rank):
-            reply(_output(served.look().workers, local_rank, name, rank), False)
+            reply(_output(served.node.workers, local_rank, name, rank), False)
         case Stacks():
             _take_stacks(served, lambda text: reply(text.encode(), False))
         case _:
@@ -111,7 +112,7 @@ def _take_stacks(served: ServedJob, reply: Callable[[str], None]) -> None:
     from relight.core.group import node_stacks
     from relight.stacks.worker_state import take_stacks
 
-    workers = served.look().workers
+    workers = served.node.workers
     if workers is None or (supervisor := workers.supervisor) is None:
         reply(node_stacks.written(-1, {}))
         return
@@ -142,10 +143,10 @@ def keep_last(served: ServedJob) -> None:
 
 def snapshot(served: ServedJob) -> NodeSnapshot:
     """Return the job's current state."""
-    config, view = served.config, served.look()
-    spec = config.spec
-    formed = view.workers.formed if view.workers is not None else None
-    formed = view.state if isinstance(view.state, GenerationFormed) else formed
+    config, node, preload, numbers = served.config, served.node, served.preload, served.numbers
+    spec, workers = config.spec, node.workers
+    formed = workers.formed if workers is not None else None
+    formed = node.state if isinstance(node.state, GenerationFormed) else formed
     words = redaction.redact_argv((spec.script, *spec.script_args[:_MAX_WORDS]))
     exit_code, reason = served.end or (None, "")
     origin = job_origin.from_environment(config.command.env.variables)
@@ -160,9 +161,9 @@ def snapshot(served: ServedJob) -> NodeSnapshot:
         role=spec.role,
         started=served.began,
         taken=time.time(),
-        state=_state(view) if served.end is None else ENDED,
+        state=_state(node) if served.end is None else ENDED,
         generation=formed.generation.number if formed is not None else -1,
-        restart=view.restart,
+        restart=node.restart,
         max_restarts=config.settings.max_restarts,
         cause=formed.generation.cause if formed is not None else "",
         node=formed.place.group_rank if formed is not None else -1,
@@ -171,16 +172,16 @@ def snapshot(served: ServedJob) -> NodeSnapshot:
         exit_code=exit_code,
         reason=redaction.redact_text(reason),
         run_directory=config.run_directory,
-        ranks=_ranks(served, view.workers) if view.workers is not None else (),
-        account=view.account,
+        ranks=_ranks(served, workers) if workers is not None else (),
+        account=served.account(),
         version=origin.version,
-        blamed=view.end.blamed if view.end is not None else (),
+        blamed=node.end.blamed if node.end is not None else (),
         user=origin.user,
         scheduler=origin.scheduler,
         scheduler_job=origin.scheduler_job,
-        preload=view.preload if served.end is None else None,
-        charts=served.numbers.charts(),
-        first_step=_first_step(served, view.workers),
+        preload=preload.status() if preload is not None and served.end is None else None,
+        charts=numbers.charts() if numbers is not None else (),
+        first_step=_first_step(served, workers),
         topology=config.meeting.topology if config.meeting is not None else "",
         replica=whole(config.command.env.get(REPLICA)),
     )
@@ -191,8 +192,8 @@ def to_text(snapshot: NodeSnapshot) -> str:
     return json.dumps(fields.to_json(snapshot), ensure_ascii=False)
 
 
-def _state(view: View) -> str:
-    match view.state:
+def _state(node: Node) -> str:
+    match node.state:
         case WorkerGroup() as workers if workers.have_succeeded:
             return DONE
         case WorkerGroup() as workers:
@@ -213,7 +214,8 @@ def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     ends = {end.local_rank: end for end in supervisor.ends}
     boot = time.time() - served.loop.now()
     pids = supervisor.workers.pids
-    latest = served.uses | _uses(workers, served.numbers.reported(), served.uses)
+    reported = served.numbers.reported() if served.numbers is not None else {}
+    latest = served.uses | _uses(workers, reported, served.uses)
     served.uses = {pid: latest[pid] for pid in pids.values() if pid in latest}
     return tuple(
         RankSnapshot(

@@ -3,18 +3,18 @@ created once the job has been running for a second, or when the job ends if ther
 show.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from relight.agent.agent_config import AgentConfig
+from relight.agent.node import Node
 from relight.agent.status.job_socket import JobSocket
 from relight.agent.status.numbers import Numbers
-from relight.agent.status.view import ServedJob, View
+from relight.agent.status.view import ServedJob
 from relight.base.text import format_duration
 from relight.base.values import EVENT_HANDLERS
 from relight.core.group.messages import NodeAnswered, Question
 from relight.core.status.cold_cause import ColdCause
-from relight.core.status.goodput import Account, Ledger, format_account, is_worth_telling
+from relight.core.status.goodput import format_account, is_worth_telling
 from relight.events.event_types import LoggedEvent, StoreReached
 from relight.host import job_origin
 from relight.host.loop import Loop
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from relight.agent.link import RemoteLink
     from relight.agent.status.page_process import PageProcess
     from relight.agent.status.status_file import StatusFile
+    from relight.warm.background import BackgroundPreload
+    from relight.warm.preloading import Preload
 
 _TOLD_S = 3.0
 """If a cold restart takes the workers longer than this, the agent reports that to the user and
@@ -40,8 +42,8 @@ class JobInspector:
         loop: the agent's loop.
         job: the configuration of the agent.
         journal: the agent's events, and its messages to the user.
-        began: when the agent started, in seconds since 1970.
-        look: returns the agent's view of the job.
+        node: the agent's state and its workers.
+        preload: the process that imports modules in advance, or None without --preload.
         link: the link to the coordinator.
     """
 
@@ -50,42 +52,39 @@ class JobInspector:
         loop: Loop,
         job: AgentConfig,
         journal: Journal,
-        began: float,
-        look: Callable[[], View],
+        node: Node,
+        preload: "Preload | BackgroundPreload | None",
         link: "LocalLink | RemoteLink",
     ) -> None:
-        self._loop, self._job, self._journal, self._look = loop, job, journal, look
-        self._link = link
+        self._loop, self._job, self._journal, self._link = loop, job, journal, link
+        self._served = ServedJob(loop, job, journal, node, preload)
+        self._ledger = self._served.ledger
         self._socket: JobSocket | None = None
-        self._numbers: Numbers | None = None
         self._file: StatusFile | None = None
         self._page: PageProcess | None = None
         self._events: EventProcess | None = None
-        spec, log = job.spec, journal.events
-        self._ledger = Ledger(log.began, knows_checkpoints=bool(spec.checkpoints))
         self._cold = ColdCause()
-        for recorded in log.after(0):
-            self._ledger.step(recorded.event, recorded.t, recorded.time)
-            self._cold.step(recorded.event)
+        for recorded in journal.events.after(0):
+            self._note(recorded)
         journal.listeners.append(self._on_event)
-        name = spec.event_log_handler
+        name, env = job.spec.event_log_handler, job.command.env
         if name not in EVENT_HANDLERS:
             loop.run_guarded(lambda: self._open_events(name), f"--event-log-handler={name}")
-        is_part = "RELIGHT_JOB_ID" in job.command.env.variables  # and it belongs to a known job
-        if not is_part or spec.status is not None:
-            loop.run_guarded(lambda: self._open_socket(began), "showing the job")
+        is_part = "RELIGHT_JOB_ID" in env.variables  # and it belongs to a known job
+        if not is_part or job.spec.status is not None:
+            loop.run_guarded(self._open_socket, "showing the job")
         if is_part and job.run_directory:
-            loop.run_guarded(lambda: self._open_file(began), "saving the job's status")
+            loop.run_guarded(self._open_file, "saving the job's status")
 
     def close(self, exit_code: int, reason: str) -> None:
         """Publish how the job ended."""
         what = "showing the job's end"
-        if self._numbers is not None:
-            self._loop.run_guarded(self._close_numbers, what)
-        if (shown := self._socket) is not None:
-            self._loop.run_guarded(lambda: shown.close(exit_code, reason), what)
-        if (file := self._file) is not None:
-            self._loop.run_guarded(lambda: file.close(exit_code, reason), what)
+        self._served.end = exit_code, reason
+        self._loop.run_guarded(self._close_numbers, what)
+        if self._socket is not None:
+            self._loop.run_guarded(self._socket.close, what)
+        if self._file is not None:
+            self._loop.run_guarded(self._file.close, what)
         self._loop.run_guarded(self._report_account, what)
         if self._events is not None:
             self._loop.run_guarded(self._events.close, what)
@@ -97,18 +96,13 @@ class JobInspector:
         if self._socket is not None:
             self._socket.received(message)
 
-    def _view(self) -> View:
-        return self._look()._replace(account=self._account())
-
-    def _account(self) -> Account:
-        workers = self._look().workers
-        span = workers.span() if workers is not None else None
-        return self._ledger.account(self._loop.now(), span[0] if span is not None else None)
+    def _note(self, recorded: LoggedEvent) -> None:
+        self._ledger.step(recorded.event, recorded.t, recorded.time)
+        self._cold.step(recorded.event)
 
     def _on_event(self, recorded: LoggedEvent) -> None:
+        self._note(recorded)
         event = recorded.event
-        self._ledger.step(event, recorded.t, recorded.time)
-        self._cold.step(event)
         if isinstance(event, StoreReached) and event.workers >= event.world_size:
             self._report_cold_restart()
 
@@ -116,9 +110,8 @@ class JobInspector:
         """If the job was restarted, print how its time was spent. Only one node prints this, for
         all nodes.
         """
-        account, workers = self._account(), self._look().workers
-        is_first = workers is not None and workers.formed.place.group_rank == 0
-        if account.generations > 1 and is_first and is_worth_telling(account):
+        account = self._served.account()
+        if account.generations > 1 and self._served.has_rank_0 and is_worth_telling(account):
             self._journal.say("\n  ".join(format_account(account)))
 
     def _report_cold_restart(self) -> None:
@@ -132,67 +125,55 @@ class JobInspector:
             self._journal.say(
                 f"the workers took {format_duration(start_s)} to reach init_process_group: {cause}"
             )
-        if (
-            self._job.worker_program is not None
-            and cause
-            and cost is not None
-            and cost[1] >= _TOLD_S
-        ):
-            took, until_met = (format_duration(seconds) for seconds in cost)
+        if cost is None or cost[1] < _TOLD_S:
+            return
+        took, until_met = (format_duration(seconds) for seconds in cost)
+        if self._job.worker_program is not None and cause:
             self._journal.say(
                 f"the restart took {took}, {until_met} of it spent importing before "
                 f"init_process_group: {cause}"
             )
-        is_off = self._job.worker_program is None
-        can_preload = is_off and not (spec.no_python or spec.run_path or spec.numa_binding)
-        if cost is not None and can_preload and cost[1] >= _TOLD_S:
-            took, until_met = (format_duration(seconds) for seconds in cost)
+        cannot_preload = spec.no_python or spec.run_path or spec.numa_binding
+        if self._job.worker_program is None and not cannot_preload:
             self._journal.say(
                 f"the restart took {took}, {until_met} of it between worker start and "
                 "init_process_group; --preload=auto saves the imports"
             )
 
+    def _count(self) -> None:
+        """Start to collect the workers' numbers."""
+        served, patterns = self._served, self._job.spec.watch_metric
+        if served.numbers is None:
+            served.numbers = Numbers(self._loop, served.node, served.began, patterns)
+
     def _close_numbers(self) -> None:
-        assert self._numbers is not None
-        missing = self._numbers.close()
-        if missing and self._has_rank_0():
+        numbers = self._served.numbers
+        missing = numbers.close() if numbers is not None else ""
+        if missing and self._served.has_rank_0:
             self._journal.say(f"--watch-metric: no line printed by the workers contained {missing}")
 
-    def _open_socket(self, began: float) -> None:
-        numbers = self._open_numbers(began)
+    def _open_socket(self) -> None:
         try:
-            self._socket = JobSocket(self._loop, self._job, began, self._view, self._link, numbers)
-            self._numbers = numbers
+            self._socket = JobSocket(self._served, self._link)
         except OSError as error:
-            numbers.close()
             if self._journal.verbose or self._job.spec.status is not None:
                 self._journal.say(
                     f"this job won't show up in relight status: {error.strerror or error}"
                 )
             return
+        self._count()
         if why := self._socket.why_elsewhere:
             self._journal.say(f"{why}; the socket for this job is in {self._socket.directory}")
         if (where := self._job.spec.status) is not None:
             from relight.agent.status.page_process import PageProcess
 
-            env = self._job.command.env
-            self._page = PageProcess(self._loop, env, self._socket.job.id, where, self._has_rank_0)
+            self._page = PageProcess(self._served, where)
 
-    def _open_file(self, began: float) -> None:
+    def _open_file(self) -> None:
         from relight.agent.status.status_file import StatusFile
 
-        if self._numbers is None:
-            self._numbers = self._open_numbers(began)
-        job = ServedJob(self._loop, self._job, began, self._view, self._numbers)
-        self._file = StatusFile(job)
-
-    def _open_numbers(self, began: float) -> Numbers:
-        patterns = self._job.spec.watch_metric
-        return Numbers(self._loop, began, lambda: self._look().workers, patterns)
-
-    def _has_rank_0(self) -> bool:
-        workers = self._look().workers
-        return workers is not None and workers.formed.place.group_rank == 0
+        self._count()
+        self._file = StatusFile(self._served)
 
     def _open_events(self, name: str) -> None:
         from relight.agent.event_process import EventProcess

@@ -6,9 +6,7 @@ nodes. The agent sends the response and closes the connection. A client that fol
 receives each event as it happens, and its connection is closed when the job ends. The agent never
 waits for a client.
 
-The socket is created once the job has been running for a second. Until a client connects, the
-socket costs next to nothing, because only then are the modules loaded that compute the responses
-(agent/status/answers, agent/status/fan_out).
+The socket is created once the job has been running for a second.
 """
 
 import os
@@ -17,14 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from relight.agent.agent_config import AgentConfig
-from relight.agent.status.numbers import Numbers
-from relight.agent.status.view import ServedJob, View
-from relight.core.group.messages import (
-    Answer,
-    NodeAnswered,
-    Question,
-)
+from relight.agent.status import answers
+from relight.agent.status.fan_out import OpenQuestions
+from relight.agent.status.view import ServedJob
+from relight.core.group.messages import Answer, NodeAnswered, Question
 from relight.events.event_types import LoggedEvent
 from relight.host import files, user_sockets
 from relight.host.loop import Loop
@@ -33,7 +27,6 @@ from relight.host.user_sockets import JOBS, OF_JOB
 if TYPE_CHECKING:
     from relight.agent.group import LocalLink
     from relight.agent.link import RemoteLink
-    from relight.agent.status.fan_out import OpenQuestions
 
 _MAX_QUESTION = 4096
 _MAX_CLIENTS = 16
@@ -49,48 +42,32 @@ class JobSocket:
     """Serves one agent's snapshot.
 
     Args:
-        loop: the agent's loop.
-        job: the configuration of the agent.
-        began: when the agent started, in seconds since 1970.
-        look: returns the agent's view of the job.
+        job: the agent's job.
         link: the link to the coordinator, which forwards queries to the other nodes.
-        numbers: the numbers that the workers report.
 
     Raises:
         OSError: if the directory or the socket can't be created.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        job: AgentConfig,
-        began: float,
-        look: Callable[[], View],
-        link: "LocalLink | RemoteLink",
-        numbers: Numbers,
-    ) -> None:
-        self.job = ServedJob(loop, job, began, look, numbers)
-        self.loop, self._link = loop, link
+    def __init__(self, job: ServedJob, link: "LocalLink | RemoteLink") -> None:
+        self._job, self._loop, self._link = job, job.loop, link
         self._clients: set[_Connection] = set()
-        self._open: OpenQuestions | None = None  # None until a client queries all nodes
-        directory = user_sockets.directory(job.command.env.variables, JOBS)
+        self._open = OpenQuestions(job.loop, link)
+        directory = user_sockets.directory(job.config.command.env.variables, JOBS)
         self.directory = os.path.dirname(directory)
         self.why_elsewhere = files.why_elsewhere(self.directory)
         """Why the socket isn't in the usual directory, or an empty string if it is."""
-        self._path = os.path.join(directory, self.job.id + OF_JOB)
+        self._path = os.path.join(directory, job.id + OF_JOB)
         self._listener = user_sockets.listen(self._path)
-        loop.on_readable(self._listener, self._accept)
+        self._loop.on_readable(self._listener, self._accept)
 
-    def close(self, exit_code: int, reason: str) -> None:
+    def close(self) -> None:
         """Remove the socket, and save the job's last snapshot."""
-        from relight.agent.status import answers
-
-        self.job.end = exit_code, reason
         try:
-            answers.keep_last(self.job)  # first, for clients that find no socket
+            answers.keep_last(self._job)  # first, for clients that find no socket
         except OSError:
             pass  # the disk may be full, which doesn't affect the job itself
-        self.loop.forget(self._listener)
+        self._loop.forget(self._listener)
         self._listener.close()
         for client in list(self._clients):
             client.close()
@@ -103,24 +80,19 @@ class JobSocket:
         """Answer a client's request line by calling `reply`, either immediately or later. The
         arguments of `reply` are the response and whether the client follows the events.
         """
-        from relight.agent.status import answers
-
         of_all = answers.for_all_nodes(question)
-        if of_all is None:
-            if self._publish not in (listeners := self.job.look().journal.listeners):
-                listeners.append(self._publish)
-            answers.answer(self.job, question, reply)
+        if of_all is not None:
+            self._open.ask(of_all, lambda answer: reply(answer, False))
             return
-        from relight.agent.status.fan_out import OpenQuestions
-
-        self._open = self._open or OpenQuestions(self.loop, self._link)
-        self._open.ask(of_all, lambda answer: reply(answer, False))
+        if self._publish not in (listeners := self._job.journal.listeners):
+            listeners.append(self._publish)
+        answers.answer(self._job, question, reply)
 
     def received(self, message: Question | NodeAnswered) -> None:
         """Answer another node's query, or process a reply from another node."""
         if isinstance(message, Question):
-            self.loop.run_guarded(lambda: self._answer_node(message), "a question of another node")
-        elif self._open is not None:
+            self._loop.run_guarded(lambda: self._answer_node(message), "a question of another node")
+        else:
             self._open.on_answer(message)
 
     def forget(self, client: "_Connection") -> None:
@@ -130,19 +102,15 @@ class JobSocket:
     def _publish(self, recorded: LoggedEvent) -> None:
         following = [client for client in self._clients if client.follows]
         if following:
-            from relight.agent.status import answers
-
             line = answers.event_line(recorded)
             for client in following:
                 client.add(line)
 
     def _answer_node(self, question: Question) -> None:
-        from relight.agent.status import answers
-
         def reply(text: str) -> None:
             self._link.send(Answer(question.number, text))
 
-        answers.answer_node(self.job, question.question, reply)
+        answers.answer_node(self._job, question.question, reply)
 
     def _accept(self) -> None:
         try:
@@ -151,7 +119,7 @@ class JobSocket:
             return
         own = user_sockets.peer(connection).user in (os.getuid(), 0)
         if own and len(self._clients) < _MAX_CLIENTS:
-            self._clients.add(_Connection(self.loop, self, connection))
+            self._clients.add(_Connection(self._loop, self, connection))
         else:
             connection.close()
 

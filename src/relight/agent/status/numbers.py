@@ -4,9 +4,10 @@ once a second, and every ten seconds in a long job.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from relight.agent.node import Node
 from relight.agent.worker_group import WorkerGroup
 from relight.base.values import STDERR, STDOUT
 from relight.core.status.charts import STEPS, ChartBuffer, StepRate, numbers_in
@@ -26,19 +27,13 @@ class Numbers:
 
     Args:
         loop: the agent's loop.
+        node: the node, with the agent's latest workers.
         began: when the job began, in seconds since 1970.
-        workers: returns the agent's latest workers.
         patterns: the regular expressions of --watch-metric.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        began: float,
-        workers: Callable[[], WorkerGroup | None],
-        patterns: Sequence[str],
-    ) -> None:
-        self._loop, self._workers = loop, workers
+    def __init__(self, loop: Loop, node: Node, began: float, patterns: Sequence[str]) -> None:
+        self._loop, self._node = loop, node
         self._finder = _finder(patterns) if patterns else None
         self._charts = ChartBuffer(began)
         self._began_at = loop.now() - max(0.0, time.time() - began)
@@ -52,7 +47,7 @@ class Numbers:
 
     def reported(self) -> dict[int, tuple[str, ...]]:
         """Return each worker's latest numbers, such as `loss=0.31`, keyed by local rank."""
-        workers = self._workers()
+        workers = self._node.workers
         if workers is not self._of:
             self._forget(workers)
         if workers is None or workers.supervisor is None:

@@ -8,12 +8,11 @@ know as MASTER_ADDR. If that node is lost, the next node with rank 0 also starts
 
 import os
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 
-from relight.base.env import Environment
+from relight.agent.status.view import ServedJob
 from relight.base.values import PageAddress
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Timer
 from relight.processes.helper import Helper
 
 _POLL_S = 1.0
@@ -25,26 +24,16 @@ class PageProcess:
     """Starts the page once this node has rank 0.
 
     Args:
-        loop: the agent's loop.
-        env: the agent's environment.
-        job: the id of the job.
+        job: the agent's job.
         where: where to serve the page.
-        has_rank_0: returns whether workers including rank 0 are running here.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        env: Environment,
-        job: str,
-        where: PageAddress,
-        has_rank_0: Callable[[], bool],
-    ) -> None:
-        self._loop, self._env, self._has_rank_0 = loop, env, has_rank_0
+    def __init__(self, job: ServedJob, where: PageAddress) -> None:
+        self._job, self._loop = job, job.loop
         self._command = [
             # -P: a module in the script's directory must not shadow a standard module.
             *(sys.executable, "-P", "-m", "relight", "status", "--web", "--until-end"),
-            *("--listen", str(where), job),
+            *("--listen", str(where), job.id),
         ]
         self._process: Helper | None = None
         self._next: Timer | None = None
@@ -62,7 +51,7 @@ class PageProcess:
         process.close()
 
     def _poll(self) -> None:
-        if not self._has_rank_0():
+        if not self._job.has_rank_0:
             self._next = self._loop.call_after(_POLL_S, self._poll)
             return
         if find_spec("relight.cli.inspect.status") is None:
@@ -74,7 +63,8 @@ class PageProcess:
         try:
             null = os.open(os.devnull, os.O_WRONLY)
             try:
-                self._process = Helper(self._command, self._env.variables, null, 2)
+                variables = self._job.config.command.env.variables
+                self._process = Helper(self._command, variables, null, 2)
             finally:
                 os.close(null)
         except OSError as error:

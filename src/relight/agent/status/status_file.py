@@ -34,12 +34,11 @@ class StatusFile:
         self._timer: Timer | None = None
         self._save()
 
-    def close(self, exit_code: int, reason: str) -> None:
+    def close(self) -> None:
         """Save the job's last snapshot, unless the disk is full or its server doesn't respond."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._job.end = exit_code, reason
         text = answers.to_text(answers.snapshot(self._job))
 
         def write() -> None:

@@ -1,39 +1,24 @@
-"""The data behind an agent's replies: the job's identity and the agent's view of the job."""
+"""The data behind an agent's replies: the job's identity, its state and its workers."""
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+import time
+from typing import TYPE_CHECKING
 
 from relight.agent.agent_config import AgentConfig
-from relight.agent.worker_group import WorkerGroup
+from relight.agent.node import Node
+from relight.agent.status.numbers import Numbers
 from relight.base.values import MAX_NAME
-from relight.core.group.messages import GenerationFormed, JobEnded, NodeReady
-from relight.core.status.goodput import Account
-from relight.core.status.preload_status import PreloadStatus
+from relight.core.status.goodput import Account, Ledger
+from relight.core.status.snapshot import RankUse
 from relight.flags.spec import LaunchSpec
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 
 if TYPE_CHECKING:
-    from relight.agent.status.numbers import Numbers
-    from relight.core.status.snapshot import RankUse
+    from relight.warm.background import BackgroundPreload
+    from relight.warm.preloading import Preload
 
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
-
-
-class View(NamedTuple):
-    """The agent's view of the job. It includes the agent's state, its latest workers, the number of
-    the last restart, its events, how the job ended, the progress of imports for restarts, and how
-    the time was spent.
-    """
-
-    state: NodeReady | GenerationFormed | WorkerGroup | None
-    workers: WorkerGroup | None
-    restart: int
-    journal: Journal
-    end: JobEnded | None
-    preload: PreloadStatus | None
-    account: Account | None = None
 
 
 class ServedJob:
@@ -42,11 +27,14 @@ class ServedJob:
     Args:
         loop: the agent's loop.
         config: the command, the number of workers, and the rendezvous.
-        began: the start time, in seconds since 1970.
-        look: returns the agent's view of the job.
-        numbers: the numbers that the agent's workers report.
+        journal: the agent's events, and its messages to the user.
+        node: the agent's state and its workers.
+        preload: the process that imports modules in advance, or None without --preload.
 
     Attributes:
+        began: the start time, in seconds since 1970.
+        ledger: how the job spends its time.
+        numbers: the numbers that the workers report, once the job is visible.
         end: the exit code and the reason for it, once the job has ended on this node.
         uses: the last known resource usage of the latest workers, by pid.
     """
@@ -55,16 +43,32 @@ class ServedJob:
         self,
         loop: Loop,
         config: AgentConfig,
-        began: float,
-        look: Callable[[], View],
-        numbers: "Numbers",
+        journal: Journal,
+        node: Node,
+        preload: "Preload | BackgroundPreload | None",
     ) -> None:
-        self.loop, self.config, self.began, self.look = loop, config, began, look
-        self.numbers = numbers
+        self.loop, self.config, self.journal, self.node = loop, config, journal, node
+        self.preload = preload
+        began = journal.events.began
+        self.began = time.time() - (loop.now() - began)
+        self.ledger = Ledger(began, knows_checkpoints=bool(config.spec.checkpoints))
+        self.numbers: Numbers | None = None
         self.end: tuple[int, str] | None = None
         self.uses: dict[int, RankUse] = {}
         self.id = format_job_id(config.spec)
         self.name = self.id.rpartition("-")[0]
+
+    @property
+    def has_rank_0(self) -> bool:
+        """Whether the latest workers on this node include rank 0."""
+        workers = self.node.workers
+        return workers is not None and workers.formed.place.group_rank == 0
+
+    def account(self) -> Account:
+        """Return how the job has spent its time so far."""
+        workers = self.node.workers
+        span = workers.span() if workers is not None else None
+        return self.ledger.account(self.loop.now(), span[0] if span is not None else None)
 
 
 def format_job_id(spec: LaunchSpec) -> str:
