@@ -485,7 +485,7 @@ class Scratch:
 
 
 def usage(process: Process) -> Usage:
-    """Return what `relight.agent.hang_watch.usage_of_all` would."""
+    """Return what `relight.agent.watchdogs.usage_of_all` would."""
     workers = process.world.agent_of(process).workers
     return Usage(workers.used_s() if workers is not None else 0.0, 0, 0)
 

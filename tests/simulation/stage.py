@@ -183,7 +183,7 @@ def on(world: World) -> Iterator[None]:
         )
         stack.enter_context(patch("relight.agent.group.Membership", membership))
         stack.enter_context(
-            patch("relight.agent.hang_watch.usage_of_all", lambda _: node.usage(world.me()))
+            patch("relight.agent.watchdogs.usage_of_all", lambda _: node.usage(world.me()))
         )
         stack.enter_context(
             patch("relight.agent.stacks_before_stop.doing", lambda *_, **__: node.doing(world.me()))

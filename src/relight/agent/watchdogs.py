@@ -3,7 +3,7 @@ running.
 
     timers             torch's file-based timers that have expired       (processes/timers)
     stuck workers      in an uninterruptible call for too long           (processes/stuck)
-    quiet workers      none of them makes progress                       (agent/hang_watch)
+    quiet workers      none of them makes progress         (core/workers/hang_detector)
     slow workers       other workers are waiting for them                (stacks/wait_sampler)
 
 A job that uses none of these options doesn't load this module. After a worker has been killed,
@@ -26,21 +26,23 @@ from relight.core.group.messages import (
     SlowRanks,
     WaitSamples,
 )
+from relight.core.workers.hang_detector import Activity, Observation, Quiet, Usage
 from relight.events.event_types import StateChanged, WorkerExited
 from relight.host import system
-from relight.host.loop import Loop
+from relight.host.loop import Alarm, Loop
 from relight.output.journal import Journal
-from relight.processes import breakpoints
+from relight.processes import breakpoints, straggler_reports
+from relight.processes.shared_pages import WorkerMemory
+from relight.processes.stuck import StuckWatch
 from relight.processes.supervisor import Supervisor
+from relight.processes.timers import WorkerTimers
 
 if TYPE_CHECKING:
-    from relight.agent.hang_watch import QuietWatch
-    from relight.core.workers.hang_detector import Quiet
-    from relight.processes.shared_pages import WorkerMemory
-    from relight.processes.straggler_reports import ShownSlowRanks
-    from relight.processes.stuck import StuckWatch
-    from relight.processes.timers import WorkerTimers
     from relight.stacks.wait_sampler import PaceWatch
+
+_LOOKS = 20
+"""Number of observations within the shortest limit of --hang-timeout."""
+_MIN_S, _MAX_S = 0.1, 5.0
 
 
 class Watchdogs:
@@ -66,7 +68,7 @@ class Watchdogs:
         formed: GenerationFormed,
         supervisor: Supervisor,
         printed: Callable[[], int],
-        memory: "Callable[[], WorkerMemory]",
+        memory: Callable[[], WorkerMemory],
         send: Callable[[FromAgent], None],
         on_lost: Callable[[WorkerExited], None],
     ) -> None:
@@ -84,15 +86,18 @@ class Watchdogs:
         self._on_lost = on_lost
         self._loop = loop
         self._timers = self._watch_timers()
-        self._stuck_watch = self._watch_stuck()
-        self._quiet_watch = self._watch_quiet()
-        self._pace_watch = self._watch_pace()
-        self._shown: ShownSlowRanks | None = None
-
-    @property
-    def quiet(self) -> "Quiet | None":
+        self._stuck_watch: StuckWatch | None = None
+        if limit_s := job.stuck_after_s:
+            self._stuck_watch = StuckWatch(loop, supervisor.workers.pids, limit_s, self._on_stuck)
+        self.quiet: Quiet | None = None
         """How long the workers have been idle, if that exceeds the limit."""
-        return self._quiet_watch.quiet if self._quiet_watch is not None else None
+        self._next_look = Alarm(loop, self._look_for_activity)
+        if limits := job.spec.hang_timeout:
+            self._look_every_s = min(max(limits.idle_s / _LOOKS, _MIN_S), _MAX_S)
+            self._activity = Activity(limits, self._look_every_s)
+            self._next_look.set_after(self._look_every_s)
+        self._pace_watch = self._watch_pace()
+        self._shown: straggler_reports.ShownSlowRanks | None = None
 
     def quiet_report(self) -> NodeIdle:
         """Return the message that reports to the coordinator how long the workers have been
@@ -103,8 +108,6 @@ class Watchdogs:
 
     def report_slow_ranks(self, found: SlowRanks) -> None:
         """Report the slow ranks found by the coordinator to the user."""
-        from relight.processes import straggler_reports
-
         event = straggler_reports.event(found)
         self._journal.record(event)
         self._shown = self._shown or straggler_reports.ShownSlowRanks()
@@ -112,46 +115,21 @@ class Watchdogs:
 
     def close(self) -> None:
         """Stop all watchdogs."""
-        watches = (
-            self._timers,
-            self._stuck_watch,
-            self._quiet_watch,
-            self._pace_watch,
-            self._shown,
-        )
-        for watch in watches:
+        self._next_look.set(None)
+        for watch in (self._timers, self._stuck_watch, self._pace_watch, self._shown):
             if watch is not None:
                 watch.close()
 
-    def _watch_timers(self) -> "WorkerTimers | None":
+    def _watch_timers(self) -> WorkerTimers | None:
         path = self._job.command.timer_file
         if not path:
             return None
-        from relight.processes.timers import WorkerTimers
-
         try:
             return WorkerTimers(self._loop, path, self._on_timer_expired)
         except OSError as error:
             why = f"can't create {path}: {error.strerror}"
             self._journal.say(f"torch's file timers have no effect: {why}")
             return None
-
-    def _watch_stuck(self) -> "StuckWatch | None":
-        limit_s = self._job.stuck_after_s
-        if not limit_s:
-            return None
-        from relight.processes.stuck import StuckWatch
-
-        pids = self._supervisor.workers.pids
-        return StuckWatch(self._loop, pids, limit_s, self._on_stuck)
-
-    def _watch_quiet(self) -> "QuietWatch | None":
-        limits = self._job.spec.hang_timeout
-        if limits is None:
-            return None
-        from relight.agent.hang_watch import QuietWatch
-
-        return QuietWatch(self._loop, limits, self._running, self._signs, self._on_quiet)
 
     def _watch_pace(self) -> "PaceWatch | None":
         seconds, place = self._job.spec.watch_slow_ranks, self._formed.place
@@ -202,6 +180,17 @@ class Watchdogs:
         with suppress(OSError):  # it has just exited, or the pid now belongs to another user
             system.signal_if(pid, number, lambda: workers.find_worker(pid) is not None)
 
+    def _look_for_activity(self) -> None:
+        """Read the system's counters for each worker and its descendants."""
+        self._next_look.set_after(self._look_every_s)
+        before, pids, signs = self.quiet, self._running(), self._signs()
+        seen = None
+        if pids is not None and signs is not None:
+            seen = Observation({rank: usage_of_all(pid) for rank, pid in pids.items()}, signs)
+        self.quiet = self._activity.observe(seen, self._loop.now())
+        if (before is None) != (self.quiet is None):
+            self._on_quiet()
+
     def _signs(self) -> tuple[int, int] | None:
         """Return how many bytes the workers have printed and the highest step that they have
         reported. Return None while a worker is at a breakpoint.
@@ -227,3 +216,11 @@ class Watchdogs:
         self, looks: tuple[int, ...], waits: tuple[int, ...], steps: tuple[int, ...]
     ) -> None:
         self._send(WaitSamples(self._formed.generation.id, looks, waits, steps))
+
+
+def usage_of_all(pid: int) -> Usage:
+    """Return the resource usage of a process and its descendants, including descendants that have
+    exited.
+    """
+    each = [system.usage(one) for one in (pid, *system.tree(pid))]
+    return Usage(sum(u[0] for u in each), sum(u[1] for u in each), sum(u[2] for u in each))

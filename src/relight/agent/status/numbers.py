@@ -5,17 +5,14 @@ once a second, and every ten seconds in a long job.
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from relight.agent.node import Node
 from relight.agent.worker_group import WorkerGroup
+from relight.base.metric_patterns import MetricFinder
 from relight.base.values import STDERR, STDOUT
 from relight.core.status.charts import STEPS, ChartBuffer, StepRate, numbers_in
 from relight.core.status.snapshot import Chart
 from relight.host.loop import Loop, Timer
-
-if TYPE_CHECKING:
-    from relight.base.metric_patterns import MetricFinder
 
 _MAX_EVERY_S = 10.0
 _TAIL = 16 * 1024
@@ -34,7 +31,7 @@ class Numbers:
 
     def __init__(self, loop: Loop, node: Node, began: float, patterns: Sequence[str]) -> None:
         self._loop, self._node = loop, node
-        self._finder = _finder(patterns) if patterns else None
+        self._finder = MetricFinder(patterns) if patterns else None
         self._charts = ChartBuffer(began)
         self._began_at = loop.now() - max(0.0, time.time() - began)
         self._never_found = set(self._finder.names) if self._finder is not None else set()
@@ -103,9 +100,3 @@ class Numbers:
                 found |= self._finder.find(tail.decode(errors="replace"))
         self._never_found -= found.keys()
         return found
-
-
-def _finder(patterns: Sequence[str]) -> "MetricFinder":
-    from relight.base.metric_patterns import MetricFinder
-
-    return MetricFinder(patterns)
