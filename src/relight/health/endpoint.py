@@ -81,43 +81,27 @@ def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
 def examine(host: str, port: int, seconds: float) -> EndpointReport:
     """Examine an endpoint from this machine. This takes at most `seconds`."""
     end = time.monotonic() + seconds
-    none: tuple[str, ...] = ()
-    numeric = is_numeric(host)
-    addresses = (
-        (host,)
-        if numeric
-        else with_time_limit(seconds * _NAME_S, lambda: resolve_addresses(host), none)
-    )
-    return EndpointReport(
-        host, port, _connect_to_all(addresses[:_MAX_ADDRESSES], port, end, seconds * _ANSWER_S)
-    )
+    addresses: tuple[str, ...] = (host,)
+    if not is_numeric(host):
+        addresses = with_time_limit(seconds * _NAME_S, lambda: resolve_addresses(host)) or ()
+    answers = _connect_to_all(addresses[:_MAX_ADDRESSES], port, end, seconds * _ANSWER_S)
+    return EndpointReport(host, port, answers)
 
 
 def judge(seen: EndpointReport) -> list[Finding]:
     """Return at least one finding about an endpoint."""
-    where = format_address(seen.host, seen.port)
+    of_relight = [answer.what for answer in seen.answers if answer.what in RELIGHT_PROGRAMS]
     if not seen.answers:
-        return [
-            Finding(
-                ERROR,
-                f"the name {seen.host} does not resolve here",
-                where,
-                "it is neither in DNS nor in /etc/hosts, or no name server responds",
-                "correct the name, add it to DNS or /etc/hosts, or use an IP address in "
-                "--rdzv-endpoint",
-            )
-        ]
-    findings = []
+        findings = [_unresolved(seen.host)]
+    elif of_relight:
+        findings = [_relight_answers(of_relight[0])]
+    else:
+        whats = dict.fromkeys(answer.what for answer in seen.answers)
+        findings = [_failure(what, seen) for what in whats]
     loop = loopback_finding(seen.host, seen.port, [answer.address for answer in seen.answers])
     if loop is not None:
-        findings.append(loop)
-    for answer in seen.answers:
-        if answer.what in RELIGHT_PROGRAMS:
-            return [*findings, _relight_answers(answer, where)]
-    for what in dict.fromkeys(answer.what for answer in seen.answers):
-        same = [answer for answer in seen.answers if answer.what == what]
-        findings.append(_failure(what, same, where, seen.port))
-    return findings
+        findings.insert(0, loop)
+    return [each._replace(where=format_address(seen.host, seen.port)) for each in findings]
 
 
 def loopback_finding(host: str, port: int, addresses: list[str]) -> Finding | None:
@@ -247,73 +231,73 @@ def _left_s(end: float) -> float:
     return max(0.001, end - time.monotonic())
 
 
-def _relight_answers(answer: EndpointAnswer, where: str) -> Finding:
-    if answer.what == DOCTOR:
-        return Finding(OK, "another `relight doctor` is listening there", where)
-    if answer.what == COORDINATOR:
+def _unresolved(host: str) -> Finding:
+    return Finding(
+        ERROR,
+        f"the name {host} does not resolve here",
+        why="it is neither in DNS nor in /etc/hosts, or no name server responds",
+        remedy="correct the name, add it to DNS or /etc/hosts, or use an IP address in "
+        "--rdzv-endpoint",
+    )
+
+
+def _relight_answers(program: str) -> Finding:
+    if program == DOCTOR:
+        return Finding(OK, "another `relight doctor` is listening there")
+    if program == COORDINATOR:
         return Finding(
             OK,
             "a relight coordinator is listening there",
-            where,
-            "this node can reach the endpoint",
-            "if this node can't join, compare its --rdzv-id, --nnodes, RELIGHT_TOKEN and tls_ "
-            "settings with those of the other nodes",
+            why="this node can reach the endpoint",
+            remedy="if this node can't join, compare its --rdzv-id, --nnodes, RELIGHT_TOKEN and "
+            "tls_ settings with those of the other nodes",
         )
     return Finding(
         WARNING,
         "relight is listening there, but it requires TLS or a token, or has a different version",
-        where,
-        "this node can reach the endpoint",
-        "use the same version of relight, RELIGHT_TOKEN and tls_ settings on all nodes",
+        why="this node can reach the endpoint",
+        remedy="use the same version of relight, RELIGHT_TOKEN and tls_ settings on all nodes",
     )
 
 
-def _failure(what: str, same: list[EndpointAnswer], where: str, port: int) -> Finding:
+def _failure(what: str, seen: EndpointReport) -> Finding:
+    """Return the finding about the addresses that gave this answer."""
+    same, port = [answer for answer in seen.answers if answer.what == what], seen.port
     addresses = ", ".join(answer.address for answer in same)
-    ours = all(answer.ours for answer in same)
-    if what == REFUSED and ours:
-        return Finding(
-            OK, f"the endpoint is on this machine ({addresses}), and its port is free", where
-        )
+    if what == REFUSED and all(answer.ours for answer in same):
+        return Finding(OK, f"the endpoint is on this machine ({addresses}), and its port is free")
     if what == REFUSED:
         return Finding(
             ERROR,
             "the connection is refused",
-            where,
-            f"{addresses} is up, but nothing listens on port {port}, or a firewall rejects the "
+            why=f"{addresses} is up, but nothing listens on port {port}, or a firewall rejects the "
             "connection",
-            "start relight on that host, and check that host and port are correct",
+            remedy="start relight on that host, and check that host and port are correct",
         )
     if what == SILENT:
         alive = any(answer.alive for answer in same)
-        why = (
-            f"{addresses} is up: a firewall drops packets to port {port}"
-            if alive
-            else f"nothing was received from {addresses}: a firewall drops the packets, the "
-            "machine is down, or the address is wrong"
-        )
         return Finding(
             ERROR,
             "no response",
-            where,
-            why,
-            f"open TCP port {port} on that host; if it does not respond to ping either, check the "
-            "machine and the routes",
+            why=f"{addresses} is up: a firewall drops packets to port {port}"
+            if alive
+            else f"nothing was received from {addresses}: a firewall drops the packets, the "
+            "machine is down, or the address is wrong",
+            remedy=f"open TCP port {port} on that host; if it does not respond to ping either, "
+            "check the machine and the routes",
         )
     if what.startswith(NO_ROUTE):
         return Finding(
             ERROR,
             f"there is {what}",
-            where,
-            f"{addresses} can't be reached from this machine",
-            "check the interfaces and routes (ip addr; ip route get ADDRESS)",
+            why=f"{addresses} can't be reached from this machine",
+            remedy="check the interfaces and routes (ip addr; ip route get ADDRESS)",
         )
     holder = next((answer.holder for answer in same if answer.holder), "")
     end = f"stop {holder}, or use" if holder else "stop that program, or use"
     return Finding(
         ERROR,
         f"port {port} is in use by a program that is not a relight coordinator",
-        where,
-        f"{what}; {holder}" if holder else what,
-        f"{end} another port in --rdzv-endpoint on all nodes",
+        why=f"{what}; {holder}" if holder else what,
+        remedy=f"{end} another port in --rdzv-endpoint on all nodes",
     )

@@ -39,8 +39,6 @@ def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
     """
     files, files_hard = _limits(resource.RLIMIT_NOFILE)
     host = socket.gethostname()
-    none: tuple[str, ...] = ()
-    own_name = with_time_limit(_NAME_S, lambda: resolve_addresses(host), none)
     return Machine(
         host=host,
         shm=disk(os.path.join(root, "dev/shm")),
@@ -55,23 +53,21 @@ def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
         gpus=gpus(env, root),
         python=facts.get("Python", ""),
         torch=facts.get("torch", ""),
-        own_name=own_name,
+        own_name=with_time_limit(_NAME_S, lambda: resolve_addresses(host)) or (),
         addresses=_interfaces(root),
     )
 
 
-def with_time_limit(seconds: float, call: Callable[[], T], otherwise: T) -> T:
-    """Return the result of a call that may block, or `otherwise` if it takes longer than
-    `seconds`.
-    """
+def with_time_limit(seconds: float, call: Callable[[], T]) -> T | None:
+    """Return the result of a call that may block, or None if it takes longer than `seconds`."""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
     try:
         thread.start()
     except RuntimeError:  # no more threads are available
-        return otherwise
+        return None
     thread.join(seconds)
-    return found[0] if found else otherwise
+    return found[0] if found else None
 
 
 def resolve_addresses(host: str) -> tuple[str, ...]:
