@@ -157,7 +157,7 @@ def test_node_with_closed_port_is_lost(loop: Loop, coordinator: Coordinator, age
     agent.datagrams.close()
     agent.connection.close()
     until(loop, lambda: not members(coordinator))
-    assert not coordinator._absent
+    assert not coordinator._peers.by_node
     assert not coordinator._heartbeats._probed
 
 
@@ -168,7 +168,7 @@ def test_node_that_left_leaves_no_state_in_coordinator(
     agent.connection.drain()
     agent.connection.close()
     until(loop, lambda: not members(coordinator) and not coordinator.others)
-    assert not coordinator._absent
+    assert not coordinator._peers.by_node
     assert not coordinator._heartbeats._probed
 
 

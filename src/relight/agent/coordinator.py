@@ -116,8 +116,6 @@ class Coordinator:
         self._say = say
         self._quiet_until = 0.0
         self._peers = _Peers()
-        self._absent: dict[tuple[Group, str], _Peer] = {}
-        """Nodes that have lost their connection and whose groups are waiting for them."""
         self._heartbeats = Heartbeats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
         self._heartbeats.on_unreachable = self._on_unreachable
         self._is_held = is_held and self.datagrams_fd >= 0
@@ -213,11 +211,11 @@ class Coordinator:
         self._peers.add(_Peer(connection, group))
         # Peers without a token can get this far.
         if len(self._peers.unjoined) > self._listener.most_strangers // 2:
-            oldest = next(iter(self._peers.unjoined)).connection
+            oldest = next(iter(self._peers.unjoined))
             self._peers.remove(oldest)
-            oldest.close()
+            oldest.connection.close()
             self.report_refused(
-                f"{oldest.peer}: dropped: too many connections have not joined a job"
+                f"{oldest.connection.peer}: dropped: too many connections have not joined a job"
             )
 
     def received(self, connection: Connection, message: Message) -> None:
@@ -246,21 +244,16 @@ class Coordinator:
             # one of them formed a generation and the agent received it over the new connection, it
             # would start workers of which its Join and NodeReady, already sent, say nothing.
             peer.group.handle_deferred()
-            older = self._peers.by_node.get((peer.group, heard.node))
-            absent = self._absent.get((peer.group, heard.node))
-            latest = older or absent
+            latest = self._peers.by_node.get((peer.group, heard.node))
             if latest is not None and heard.connection < latest.number:
                 self._remove(peer)  # the message was delayed by a network outage
                 connection.close()
                 return
             peer.number = heard.connection
-            if older is not None and older is not peer:
-                self._remove(older)  # the agent has reconnected
-                older.connection.close()
+            if latest is not None and latest is not peer:
+                self._remove(latest)  # the agent has reconnected
+                latest.connection.close()
             self._peers.join(peer, heard.node)
-            if absent is not None:
-                self._probe(absent, on=False)
-                del self._absent[peer.group, heard.node]
             peer.claimed = heard.udp_address, heard.udp_port
             peer.group.recipients[heard.node] = partial(self._send, peer)
         if peer.node:
@@ -274,14 +267,13 @@ class Coordinator:
         if peer is None:
             self.report_refused(f"{connection.peer}: {reason}")
             return
-        self._peers.remove(connection)
+        self._peers.disconnect(peer)
         peer.group.recipients.pop(peer.node, None)
         # Its Join may have been deferred.
         if peer.node in peer.group.membership.members or peer.group.defers(peer.node):
-            self._absent[peer.group, peer.node] = peer
             self._fall_silent(peer, reason)
         else:  # it has left
-            self._probe(peer, on=False)
+            self._remove(peer)
 
     def deliver(self, agent: Recipient, message: FromCoordinator) -> None:
         """Pass a message to the agent in this process, in the next iteration of the loop."""
@@ -335,14 +327,10 @@ class Coordinator:
 
     def _disconnect(self, groups: dict[str, Group]) -> None:
         closing = set(groups.values())
-        for peer in list(self._peers):
+        for peer in [*self._peers.unjoined, *self._peers.by_node.values()]:
             if peer.group in closing:
                 self._remove(peer)
                 peer.connection.close()
-        for (group, node), peer in list(self._absent.items()):
-            if group in closing:
-                self._probe(peer, on=False)
-                del self._absent[group, node]
         for job, group in groups.items():
             group.close()
             del self.groups[job]
@@ -353,16 +341,13 @@ class Coordinator:
         workers' lease expires.
         """
         group.recipients.pop(node, None)
-        absent = self._absent.pop((group, node), None)
         peer = self._peers.by_node.get((group, node))
         if peer is not None:
             self._remove(peer)
             peer.connection.close()
-        if absent is not None:
-            self._probe(absent, on=False)
 
     def _remove(self, peer: "_Peer") -> None:
-        self._peers.remove(peer.connection)
+        self._peers.remove(peer)
         self._probe(peer, on=False)
 
     def _has_lost_nodes(self) -> bool:
@@ -461,7 +446,7 @@ class Coordinator:
             self._heartbeats.probe(peer.address, on=on)
 
     def _on_unreachable(self, address: tuple[str, int]) -> None:
-        for peer in [*self._peers, *self._absent.values()]:
+        for peer in [*self._peers.by_node.values()]:
             if peer.is_silent and peer.address[:2] == address:
                 self._drop(peer.group, peer.node)
                 peer.group.step(NodeLost(peer.node, _NOBODY_LEFT))
@@ -520,11 +505,13 @@ class _Peer:
 
 
 class _Peers:
-    """The connected agents on other nodes. Each node has one connection.
+    """The agents on other nodes. Iteration yields those that are connected. Each node has one
+    connection.
 
     Attributes:
         unjoined: peers that have not joined their group yet, oldest first.
-        by_node: peers that have joined, by group and node.
+        by_node: peers that have joined, by group and node. Some of them have lost their connection,
+            and their groups are waiting for them.
     """
 
     def __init__(self) -> None:
@@ -553,14 +540,18 @@ class _Peers:
         self.unjoined.pop(peer, None)
         self.by_node[peer.group, node] = peer
 
-    def remove(self, connection: Connection) -> None:
-        """Remove the agent that uses a connection."""
-        peer = self.by_connection.pop(connection)
+    def disconnect(self, peer: _Peer) -> None:
+        """Record that an agent has lost its connection."""
+        self.by_connection.pop(peer.connection, None)
         self.unjoined.pop(peer, None)
-        if self.by_node.get((peer.group, peer.node)) is peer:
-            del self.by_node[peer.group, peer.node]
         self._without_key.pop(peer, None)
         self._by_key.pop(peer.key, None)
+
+    def remove(self, peer: _Peer) -> None:
+        """Remove an agent."""
+        self.disconnect(peer)
+        if self.by_node.get((peer.group, peer.node)) is peer:
+            del self.by_node[peer.group, peer.node]
 
     def find_sender(self, data: bytes) -> _Peer | None:
         """Return the agent that sent a datagram, identified by its prefix."""
