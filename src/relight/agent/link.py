@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from relight.agent.group import Group, LinkOwner
 from relight.base import fields
 from relight.base.errors import EXIT_GROUP
+from relight.base.fields import Message
 from relight.base.text import pluralize
 from relight.core.group import group_messages
 from relight.core.group.group_types import GroupSettings, Hello, PredecessorPossible, Received
@@ -61,23 +62,19 @@ from relight.core.workers.supervision import FOR_EVER
 from relight.events.event_types import StateChanged, Tick, changed
 from relight.host import system
 from relight.host.loop import Alarm, Loop
-from relight.net.connection import dial
+from relight.net.connection import Connection, dial
 from relight.net.dns import sock_address
-from relight.net.heartbeats import Heartbeats
+from relight.net.heartbeats import Address, Heartbeats
 from relight.net.ports import is_loopback
+from relight.net.store_port import StorePort
 from relight.rendezvous import discovery as finders
+from relight.rendezvous.config import Meeting
 from relight.rendezvous.finders import make_finder
 
 if TYPE_CHECKING:
     from relight.agent.coordinator import Coordinator
-    from relight.base.fields import Message
-    from relight.net.connection import Connection
-    from relight.net.heartbeats import Address
-    from relight.net.store_port import StorePort
-    from relight.rendezvous.config import Meeting
-    from relight.rendezvous.discovery import SearchResult
 
-_HEARD = FromCoordinator | Heartbeat | Redirect
+_Heard = FromCoordinator | Heartbeat | Redirect
 _SYN_RETRY_S = 0.25
 _NOTE_AFTER_S = 5.0
 """How long the coordinator's host waits for other nodes to connect before it prints a note."""
@@ -93,7 +90,7 @@ class RemoteLink(finders.Seeker):
         meeting: where and how the nodes meet.
     """
 
-    def __init__(self, loop: Loop, settings: GroupSettings, join: Join, meeting: "Meeting") -> None:
+    def __init__(self, loop: Loop, settings: GroupSettings, join: Join, meeting: Meeting) -> None:
         self.join = join
         self.core = Link(
             LinkSettings(
@@ -122,11 +119,8 @@ class RemoteLink(finders.Seeker):
         """The heartbeat sockets by address family. They are opened before the spawner and its guard
         are forked, so that both inherit them.
         """
-        self._peer = _Coordinator(())
-        """The coordinator at the other end of the connection."""
-        self._dialled = "", 0
-        """The remote address of the connection."""
-        self._second_at = "", 0
+        self._peer = self._second_peer = _Coordinator()
+        """The coordinators at the other ends of the two connections."""
         self._dial_again = Alarm(loop, self._dial_unanswered)
         self._met_coordinator = False
         self._predecessor = ""
@@ -135,7 +129,7 @@ class RemoteLink(finders.Seeker):
         """Whether a coordinator has sent a message, or the one in this process has formed a
         generation.
         """
-        self._lost = _Coordinator(())
+        self._lost = _Coordinator()
         """The previous coordinator, until a new one has confirmed this node's generation."""
         self._gone: tuple[int, ...] = ()
         """The group rank of the previous coordinator's node, once its machine reports that no
@@ -191,7 +185,7 @@ class RemoteLink(finders.Seeker):
         elif self._connection is not None and self._connection.is_open:
             self._connection.send(fields.to_json(message))
 
-    def share_port(self, store: "StorePort") -> int:
+    def share_port(self, store: StorePort) -> int:
         """Let workers connect to `store` through the endpoint's port. Return the endpoint's port,
         or 0 if this host doesn't own the endpoint.
         """
@@ -285,7 +279,7 @@ class RemoteLink(finders.Seeker):
                 case Seek():
                     self._seeks = effect
                     if effect.beside and self._connection is not None:
-                        self._dial_second(self._dialled)  # the finder may have to wait too
+                        self._dial_second(self._peer.dialled)  # the finder may have to wait too
                     self._finder.seek(may_host=not self.core.turned_away)
                 case SendHeartbeat():
                     self._send_heartbeat(effect)
@@ -347,14 +341,14 @@ class RemoteLink(finders.Seeker):
         self._coordinator.settings[self._meeting.job] = self._settings
         self._coordinator.on_group = self._owner.on_group
 
-    def found(self, result: "SearchResult") -> None:
+    def found(self, result: finders.SearchResult) -> None:
         """Connect to the coordinator or become it, depending on the finder's result."""
         if self._closed or self._end is not None:  # it may serve other nodes without joining them
             return
         if isinstance(result, finders.CoordinatorHere):
             self._host(result.until)
         elif self._connection is not None:
-            under_way = None if self._second is None else self._second_at
+            under_way = None if self._second is None else self._second_peer.dialled
             if (
                 self._seeks.beside
                 and isinstance(result, finders.CoordinatorAt)
@@ -432,17 +426,11 @@ class RemoteLink(finders.Seeker):
             self.say(f"note: {self._meeting.warning}")
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
-        # A coordinator can't lose the node that it runs on, so no stop time is sent.
-        join = self.join._replace(
-            announce=self._announce(),
-            stop_s=None,
-            comes_first=self._meeting.endpoint_first,
-        )
         self._predecessor = ""
         self._update_predecessor(self._group)
-        self.send(join._replace(met_coordinator=self._met_coordinator))
-        for message in self._owner.messages_after_join():
-            self.send(message)
+        # A coordinator can't lose the node that it runs on, so no stop time is sent.
+        first = self._meeting.endpoint_first
+        self._send_join(self.join._replace(stop_s=None, comes_first=first))
 
     def _update_predecessor(self, group: Group) -> None:
         """Let the group know if more or less is known about an earlier coordinator."""
@@ -485,9 +473,9 @@ class RemoteLink(finders.Seeker):
             reason = f"can't connect to {address[0]}:{address[1]}: {error.strerror}"
             self._step(Broken(reason))
             return
-        self._peer, self._dialled = _Coordinator(sock_address(*address)[1]), address
+        self._peer = _Coordinator(address)
 
-    def _connect(self, address: tuple[str, int], timeout_s: float) -> "Connection":
+    def _connect(self, address: tuple[str, int], timeout_s: float) -> Connection:
         hello = fields.plain(Hello(job=self._meeting.job, settings=self._settings))
         return dial(self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s)
 
@@ -496,16 +484,16 @@ class RemoteLink(finders.Seeker):
         machine responds, because TCP itself waits a second before it resends the first packet.
         """
         self._close_second()
-        self._second_at = address
         try:
             self._second = self._connect(address, REDIAL_LIMIT_S)
         except OSError:
             return  # the first connection may still recover
+        self._second_peer = _Coordinator(address)
         self._dial_again.set(self._loop.now() + _SYN_RETRY_S)
 
     def _dial_unanswered(self) -> None:
         if self._second is not None and not self._second.is_answered:
-            self._dial_second(self._second_at)
+            self._dial_second(self._second_peer.dialled)
 
     def _close_second(self) -> None:
         self._dial_again.set(None)
@@ -513,7 +501,7 @@ class RemoteLink(finders.Seeker):
             self._second.close()
             self._second = None
 
-    def opened(self, connection: "Connection", hello: "Message") -> None:
+    def opened(self, connection: Connection, hello: Message) -> None:
         """Join the group because the coordinator has responded."""
         if hello.get("sender") != "coordinator":
             connection.fail("a program other than a relight coordinator listens there")
@@ -523,25 +511,30 @@ class RemoteLink(finders.Seeker):
         else:
             self._enter(connection)
 
-    def _enter(self, connection: "Connection") -> None:
+    def _enter(self, connection: Connection) -> None:
         """Join the group served by the coordinator that responded."""
         hello = connection.opening.peer_hello or {}
         self._peer.is_held = hello.get("held") is True
         self._connections += 1
-        self._join(connection)
+        own = connection.own_address()
+        self._send_join(
+            self.join._replace(
+                address=self._meeting.local_addr or own,
+                udp_address=own,
+                udp_port=self._heartbeats_to(self._peer).port if system.SPAWNER_STAYS else 0,
+                connection=self._connections,
+            )
+        )
         self._step(Opened(connection.peer))
 
-    def _on_second(
-        self, second: "Connection", heard: FromCoordinator | Heartbeat | Redirect
-    ) -> None:
+    def _on_second(self, second: Connection, heard: _Heard) -> None:
         """Replace the silent connection with the second one if a coordinator responds on the second
         one. A connection to the coordinator must not be closed for any other reason.
         """
         if isinstance(heard, Heartbeat):
             self._second = None
             self._disconnect()
-            peer = _Coordinator(sock_address(*self._second_at)[1])
-            self._connection, self._peer, self._dialled = second, peer, self._second_at
+            self._connection, self._peer = second, self._second_peer
             self._enter(second)
             return
         self._close_second()
@@ -552,18 +545,9 @@ class RemoteLink(finders.Seeker):
             else:
                 self._step(SecondFailed(Refusal.NOTHING))
 
-    def _join(self, connection: "Connection") -> None:
-        own = connection.own_address()
-        self.send(
-            self.join._replace(
-                address=self._meeting.local_addr or own,
-                announce=self._announce(),
-                udp_address=own,
-                udp_port=self._heartbeats_to(self._peer).port if system.SPAWNER_STAYS else 0,
-                connection=self._connections,
-                met_coordinator=self._met_coordinator,
-            )
-        )
+    def _send_join(self, join: Join) -> None:
+        announce = self._announce()
+        self.send(join._replace(announce=announce, met_coordinator=self._met_coordinator))
         for message in self._owner.messages_after_join():
             self.send(message)
 
@@ -574,9 +558,9 @@ class RemoteLink(finders.Seeker):
         lapsed = self.core.may_be_superseded(self._loop.now())
         return announce._replace(lapsed=lapsed, gone=self._gone)
 
-    def received(self, connection: "Connection", message: "Message") -> None:
+    def received(self, connection: Connection, message: Message) -> None:
         """Handle a message from the coordinator."""
-        heard = fields.message(_HEARD, message)
+        heard = fields.message(_Heard, message)
         if connection is self._second:
             self._on_second(connection, heard)
             return
@@ -609,7 +593,7 @@ class RemoteLink(finders.Seeker):
         self._step(self._heard(heard))
         self._deliver(heard)
 
-    def closed(self, connection: "Connection", reason: str) -> None:
+    def closed(self, connection: Connection, reason: str) -> None:
         """Handle a connection that was closed or could not be established."""
         working = self._owner.generation != NO_GENERATION
         if connection is self._second:
@@ -637,7 +621,7 @@ class RemoteLink(finders.Seeker):
             return Heard(message.generation == self._owner.generation, message.recovers)
         return Heard(confirms_lease=isinstance(message, GenerationFormed))
 
-    def _serves_other_jobs(self, connection: "Connection") -> bool:
+    def _serves_other_jobs(self, connection: Connection) -> bool:
         """Return whether the coordinator that rejected this node serves other jobs but not this
         one.
         """
@@ -656,12 +640,12 @@ class RemoteLink(finders.Seeker):
             self._forget_lost()
             self._lost = self._peer
             self._heartbeats_to(self._lost).probe(self._lost.address)
-        self._peer = _Coordinator(())
+        self._peer = _Coordinator()
 
     def _forget_lost(self) -> None:
         if self._lost.address:
             self._heartbeats_to(self._lost).probe(self._lost.address, on=False)
-        self._lost, self._gone = _Coordinator(()), ()
+        self._lost, self._gone = _Coordinator(), ()
 
     def _send_heartbeat(self, effect: SendHeartbeat) -> None:
         connection = self._connection
@@ -685,7 +669,7 @@ class RemoteLink(finders.Seeker):
             fds.append(self._coordinator.datagrams_fd)
         return tuple(fd for fd in fds if fd >= 0)
 
-    def _on_datagram(self, data: bytes, sender: "Address") -> None:
+    def _on_datagram(self, data: bytes, sender: Address) -> None:
         del sender
         if self._connection is not None:
             number = Heartbeats.number_of(data, self._connection.session_key)
@@ -703,13 +687,14 @@ class RemoteLink(finders.Seeker):
 
 
 class _Coordinator:
-    """Known facts about a coordinator: its datagram address, its node's group rank or -1, whether
-    it has sent a message, whether it has replied to a datagram, and whether the processes that
-    outlive its agent share the socket.
+    """Known facts about a coordinator: its address as dialled and that of its datagrams, its node's
+    group rank or -1, whether it has sent a message, whether it has replied to a datagram, and
+    whether the processes that outlive its agent share the socket.
     """
 
-    def __init__(self, address: "Address") -> None:
-        self.address = address
+    def __init__(self, dialled: tuple[str, int] = ("", 0)) -> None:
+        self.dialled = dialled
+        self.address: Address = sock_address(*dialled)[1] if dialled[0] else ()
         self.rank = -1
         self.has_answered = self.answers_datagrams = self.is_held = False
 
