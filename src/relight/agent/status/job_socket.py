@@ -21,6 +21,7 @@ from relight.agent.status.view import ServedJob
 from relight.core.group.messages import Answer, NodeAnswered, Question
 from relight.events.event_types import LoggedEvent
 from relight.host import files, user_sockets
+from relight.host.descriptors import receive
 from relight.host.loop import Loop
 from relight.host.user_sockets import JOBS, OF_JOB
 
@@ -157,12 +158,9 @@ class _Connection:
             self._send()
 
     def _receive(self) -> None:
-        try:
-            data = self._socket.recv(_MAX_QUESTION)
-        except BlockingIOError:
+        data = receive(self._socket, _MAX_QUESTION)
+        if data is None:
             return
-        except OSError:
-            data = b""
         self._question += data
         if not data or len(self._question) > _MAX_QUESTION:
             self.close()
