@@ -27,6 +27,7 @@ class Recovery:
 
     Args:
         loop: the agent's loop.
+        supervisor: the workers' supervisor.
         limit_s: how long survivors may take to leave their group, in seconds.
         memory: returns the memory that is shared with the workers.
         refuse: reports to the user why all ranks have to restart.
@@ -37,12 +38,14 @@ class Recovery:
     def __init__(
         self,
         loop: Loop,
+        supervisor: Supervisor,
         limit_s: float,
         memory: Callable[[], WorkerMemory],
         refuse: Callable[[str], None],
         on_recovered: Callable[[Collection[int], int, float], None],
     ) -> None:
         self._loop = loop
+        self._supervisor = supervisor
         self._limit_s = limit_s
         self._memory = memory
         self._refuse = refuse
@@ -56,20 +59,17 @@ class Recovery:
         self._late: set[int] = set()
         """The local ranks that have not left the group yet."""
 
-    def begin(
-        self, supervisor: Supervisor, failed: int | None, *, is_hang: bool
-    ) -> SurvivorsLeave | None:
+    def begin(self, failed: int | None, *, is_hang: bool) -> SurvivorsLeave | None:
         """Make the workers leave their group. Return the event for the workers' supervisor, or None
         if they can't leave the group.
 
         Args:
-            supervisor: the workers' supervisor.
             failed: the local rank of the worker that just failed, or None.
             is_hang: whether the workers are hung. If they are, their locations have already been
                 recorded.
         """
         self._look()  # all of them may already be running again
-        memory = self._memory()
+        supervisor, memory = self._supervisor, self._memory()
         alive = [local_rank for local_rank in supervisor.alive if local_rank != failed]
         hanging = recovery.hanging(alive, supervisor.workers.doing) if is_hang else ()
         reason = recovery.why_not(alive, memory.inside(), hanging)
@@ -81,31 +81,24 @@ class Recovery:
         self._failed_at = self._loop.now() if failed is None else supervisor.exited_at(failed)
         self._late = set(alive)
         memory.leave(self._count)
-        self._watch(lambda: self._see_leaving(supervisor, hanging))
+        self._watch(lambda: self._see_leaving(hanging))
         return SurvivorsLeave(self._limit_s, hanging)
 
-    def resume(
-        self,
-        supervisor: Supervisor,
-        replaced: Collection[int],
-        variables: Mapping[int, Mapping[str, str]],
-    ) -> None:
+    def resume(self, replaced: Collection[int], variables: Mapping[int, Mapping[str, str]]) -> None:
         """Let survivors join the next group. The other workers have already been started.
 
         Args:
-            supervisor: the workers' supervisor.
             replaced: the local ranks that have been started again.
             variables: each survivor's variables, by local rank.
         """
         for local_rank, each in variables.items():
             self._memory().join(local_rank, each, self._count)
-        self._watch(lambda: self._see_joining(supervisor, replaced))
+        self._watch(lambda: self._see_joining(replaced))
 
     def close(self) -> None:
         """Poll one last time and then stop, because the workers have exited or left their group."""
         self._look()
-        self._look = lambda: None
-        self._alarm.set(None)
+        self._stop_looking()
 
     def _watch(self, look: Callable[[], None]) -> None:
         self._look, self._look_s = look, _POLL_S
@@ -114,14 +107,19 @@ class Recovery:
     def _on_alarm(self) -> None:
         self._look()
 
+    def _stop_looking(self) -> None:
+        self._look = lambda: None
+        self._alarm.set(None)
+
     def _poll_again(self) -> None:
         self._look_s = min(self._look_s * 1.1, _LONGEST_POLL_S)
         self._alarm.set_after(self._look_s)
 
-    def _see_leaving(self, supervisor: Supervisor, hanging: Collection[int]) -> None:
+    def _see_leaving(self, hanging: Collection[int]) -> None:
+        supervisor = self._supervisor
         if not supervisor.is_leaving:
             finished = [e.local_rank for e in supervisor.ends if not (e.exitcode or e.stop_signal)]
-            self._look = lambda: None
+            self._stop_looking()
             if self._late and not supervisor.core.received:
                 self._refuse(recovery.why_stopped(finished, self._late, self._limit_s))
             return
@@ -130,15 +128,14 @@ class Recovery:
         if self._late:
             self._poll_again()
         else:
-            self._look = lambda: None
+            self._stop_looking()
             supervisor.step(SurvivorsLeft())
 
-    def _see_joining(self, supervisor: Supervisor, replaced: Collection[int]) -> None:
-        memory, size = self._memory(), len(supervisor.workers.ranks)
+    def _see_joining(self, replaced: Collection[int]) -> None:
+        memory, size = self._memory(), len(self._supervisor.workers.ranks)
         running = memory.have_joined(self._count) | (memory.have_begun() & set(replaced))
         if len(running) < size:
             self._poll_again()
             return
-        self._alarm.set(None)
-        self._look = lambda: None
+        self._stop_looking()
         self._on_recovered(replaced, size - len(replaced), self._loop.now() - self._failed_at)

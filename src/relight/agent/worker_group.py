@@ -170,6 +170,7 @@ class WorkerGroup:
         self._watches: Watchdogs | None = None
         """The watchdogs, once the workers have started, if any watchdog is enabled."""
         self._services = services
+        self._loop, self._journal = services.loop, services.journal
         self._job = job
         self._send = send
         self._early_exits: EarlyExits | None = None
@@ -217,7 +218,7 @@ class WorkerGroup:
         Raises:
             MachineError: if the machine can't run them.
         """
-        loop, job = self._services.loop, self._job
+        loop, job = self._loop, self._job
         pattern, newest = job.spec.checkpoints, 0
         if pattern:
             from relight.host import checkpoints
@@ -241,14 +242,14 @@ class WorkerGroup:
         if signals:  # a signal that arrived before the workers started
             supervisor.step(SignalReceived(signals[0]))
         loop.run_until(lambda: not supervisor.is_running)
-        self._services.journal.set_status(supervisor.explain)
+        self._journal.set_status(supervisor.explain)
         loop.run_until(lambda: supervisor.has_ended or supervisor.has_left)
         spread_s = self._noticed_until - loop.now()
         if supervisor.has_ended and supervisor.core.failed and spread_s > 0:
             loop.run_until(lambda: bool(signals) or self.stopped_by is not None, spread_s)
-        self._services.journal.clear_status()
+        self._journal.clear_status()
         if supervisor.alive and supervisor.has_ended:
-            self._services.journal.say(supervisor.explain())
+            self._journal.say(supervisor.explain())
         if self.all_exited_with_0 and self.stopped_by is None and not signals:
             self._report_leftovers(supervisor)
         if not self.has_survivors:
@@ -268,7 +269,7 @@ class WorkerGroup:
             self._progress = self._progress._replace(saved=saved)
             if saved:
                 number = self.formed.generation.number
-                self._services.journal.record(CheckpointFound(number, last / 1e9))
+                self._journal.record(CheckpointFound(number, last / 1e9))
         if self._has_memory():
             self.had_called = self.has_survivors or self.memory.calls() > 0
             if not self.has_survivors:
@@ -290,7 +291,7 @@ class WorkerGroup:
         """
         supervisor = self.supervisor
         assert supervisor is not None
-        self.formed, self.began = formed, self._services.loop.now()
+        self.formed, self.began = formed, self._loop.now()
         self.failure = self.stopped_by = self._early_exits = None
         self._is_hung = self._suspects_peer = False
         self._progress = GenerationResult()
@@ -321,10 +322,9 @@ class WorkerGroup:
         supervisor.step(
             GroupStopped(self.formed.generation.number, "no generation can use the survivors")
         )
-        loop, journal = self._services.loop, self._services.journal
-        journal.set_status(supervisor.explain)
-        loop.run_until(lambda: supervisor.has_ended)
-        journal.clear_status()
+        self._journal.set_status(supervisor.explain)
+        self._loop.run_until(lambda: supervisor.has_ended)
+        self._journal.clear_status()
         self._close(supervisor)
         if self._has_memory():
             self.memory.close()
@@ -357,7 +357,7 @@ class WorkerGroup:
         for local_rank, changed in variables.items():  # for the environment in a report
             plan = self._plans[local_rank]
             self._plans[local_rank] = plan._replace(variables={**plan.variables, **changed})
-        self._recovery.resume(supervisor, [plan.local_rank for plan in missing], variables)
+        self._recovery.resume([plan.local_rank for plan in missing], variables)
 
     def _survivors_leave(self, failed: int | None) -> SurvivorsLeave | None:
         """Make workers leave their group if they can keep their process. Return the event for the
@@ -382,16 +382,15 @@ class WorkerGroup:
         if self._recovery is None:
             from relight.agent.recovery import Recovery
 
-            services = self._services
             self._recovery = Recovery(
-                services.loop, job.grace_s, lambda: self.memory, self._say_all_restart,
-                self._on_recovered,
+                self._loop, supervisor, job.grace_s, lambda: self.memory,
+                self._say_all_restart, self._on_recovered,
             )  # fmt: skip
-        return self._recovery.begin(supervisor, failed, is_hang=self._is_hung)
+        return self._recovery.begin(failed, is_hang=self._is_hung)
 
     def _say_all_restart(self, why: str) -> None:
         where = " of this node" if self.formed.place.group_world_size > 1 else ""
-        self._services.journal.say(f"all ranks{where} restart: {why}")
+        self._journal.say(f"all ranks{where} restart: {why}")
 
     def _on_recovered(self, replaced: Collection[int], stayed: int, seconds: float) -> None:
         assert self.supervisor is not None
@@ -402,7 +401,7 @@ class WorkerGroup:
             stayed,
             round(seconds, 6),
         )
-        self._services.journal.record(event)
+        self._journal.record(event)
 
     def _directory(self) -> str:
         """Return the directory for the files of the workers that are started in this generation, or
@@ -417,7 +416,7 @@ class WorkerGroup:
         from relight.events.event_text import named
 
         left = ", ".join(map(named, supervisor.workers.remaining.values()))
-        self._services.journal.say(
+        self._journal.say(
             f"no longer waiting for {left or 'the worker spawner'}, which can't be killed and may "
             "still hold memory, ports or devices"
         )
@@ -431,7 +430,7 @@ class WorkerGroup:
         if not left:
             return
         names = [f"{system.name_and_user(pid)[0] or 'process'} (pid {pid})" for pid in left]
-        self._services.journal.say(
+        self._journal.say(
             f"ended with the job: {format_names(names)}, left running by the workers; use "
             "systemd-run for processes that should outlive a job"
         )
@@ -445,15 +444,15 @@ class WorkerGroup:
 
     def _record_steps(self) -> None:
         """Record training progress if anything needs it."""
-        journal, generation = self._services.journal, self.formed.generation
-        if self.all_exited_with_0 and not journal.listeners:
+        if self.all_exited_with_0 and not self._journal.listeners:
             return
         step = self.memory.step() if self._has_memory() else None
         if not self.all_exited_with_0:
             self._progress = GenerationResult(step=step)
         span = self.memory.span() if step is not None else None
         if step is not None and span is not None:
-            journal.record(StepsReported(generation.number, step, *span))
+            number = self.formed.generation.number
+            self._journal.record(StepsReported(number, step, *span))
 
     def show_tracebacks(self, report: str = "") -> None:
         """Show the tracebacks of workers that have ended or are ending. Each traceback is shown
@@ -472,7 +471,7 @@ class WorkerGroup:
         for each, stream in held.items():
             stream.replace(parts[each][1])
         for text in texts:
-            self._services.journal.say_with_traceback(text)
+            self._journal.say_with_traceback(text)
 
     def outcome(self) -> GenerationResult:
         """Return how the workers ended."""
@@ -490,9 +489,9 @@ class WorkerGroup:
         from relight.agent.postmortem import gather, with_address
         from relight.core.diagnosis.failure_text import waited_for_others
 
-        loop, command, host = self._services.loop, self._job.command, self._services.host
+        command, host = self._job.command, self._services.host
         failures, succeeded_ranks = gather(
-            supervisor.ends, self.logs, supervisor.workers, command, host, loop
+            supervisor.ends, self.logs, supervisor.workers, command, host, self._loop
         )
         variables = {plan.local_rank: plan.variables for plan in self._plans}
         failures = tuple(
@@ -501,14 +500,14 @@ class WorkerGroup:
         if any(waited_for_others(failure) for failure in failures):
             from relight.stacks.flight_recorder import with_collectives
 
-            began = time.time() - (loop.now() - self.began)
+            began = time.time() - (self._loop.now() - self.began)
             failures = with_collectives(failures, command.env, began)
         return self._progress._replace(failures=failures, succeeded_ranks=succeeded_ranks)
 
     def _waiting(self, supervisor: Supervisor) -> tuple[Failure, ...]:
         from relight.core.diagnosis.failure_text import shared
 
-        workers, now = supervisor.workers, self._services.loop.now()
+        workers, now = supervisor.workers, self._loop.now()
         waiting = [
             Failure(
                 workers.ranks[each], each, self._services.host, workers.pids[each], exitcode=0,
@@ -536,33 +535,25 @@ class WorkerGroup:
         checkpoint first. The workers get that time only once, even if the message is repeated,
         possibly by a different coordinator.
         """
-        before = self.stopped_by
-        if (
-            stop.checkpoint_first
-            and before is not None
-            and before.checkpoint_first
-            and before is not stop
-        ):
+        if stop.checkpoint_first and self.saves and stop is not self.stopped_by:
             return
         self.stopped_by = stop
         supervisor, meeting = self.supervisor, self._job.meeting
         if supervisor is None or not supervisor.is_running:
             return
-        loop, journal = self._services.loop, self._services.journal
         limit_s = stop.limit_s or (meeting.checkpoint_s if meeting is not None else 0.0)
         if stop.checkpoint_first and limit_s:
-            self.memory.agree(stop.checkpoint_at, loop.now() + limit_s)
+            self.memory.agree(stop.checkpoint_at, self._loop.now() + limit_s)
             supervisor.step(SaveAndLeave())
             limit = format_duration(limit_s, digits=int(limit_s < 1))
-            journal.say(f"{stop.cause}; workers have {limit} to save a checkpoint")
-            loop.call_after(limit_s, lambda: self._stop_late(stop))
+            self._journal.say(f"{stop.cause}; workers have {limit} to save a checkpoint")
+            self._loop.call_after(limit_s, lambda: self._stop_late(stop))
+        elif stop.capture_stacks:
+            # This is slow, so it is deferred until a coordinator in this process has notified all
+            # nodes.
+            self._loop.call_after(0.0, lambda: self._stop_after_stacks(stop))
         else:
-            if stop.capture_stacks:
-                # This is slow, so it is deferred until a coordinator in this process has notified
-                # all nodes.
-                loop.call_after(0.0, lambda: self._stop_after_stacks(stop))
-            else:
-                self._stop_now(stop)
+            self._stop_now(stop)
 
     def _stop_late(self, stop: StopWorkers) -> None:
         """Stop workers that have not left before the save timeout."""
@@ -580,14 +571,14 @@ class WorkerGroup:
             self._stop_in(stop.limit_s, stop)
         else:
             self._is_hung = True
-            loop, env = self._services.loop, self._job.command.env
+            env = self._job.command.env
             stacks_before_stop.collect_hang_evidence(
-                loop, supervisor, env, stop.limit_s, lambda s: self._stop_in(s, stop)
+                self._loop, supervisor, env, stop.limit_s, lambda s: self._stop_in(s, stop)
             )
 
     def _stop_in(self, seconds: float, stop: StopWorkers) -> None:
         if seconds:
-            self._services.loop.call_after(seconds, lambda: self._stop_now(stop))
+            self._loop.call_after(seconds, lambda: self._stop_now(stop))
         else:
             self._stop_now(stop)
 
@@ -598,9 +589,9 @@ class WorkerGroup:
         if stop.generation != self.formed.generation.id:
             return  # the survivors are already in the next generation
         if self._quiet is not None:
-            self._note_failure(-1, self._services.loop.now() - self._quiet.seconds)
+            self._note_failure(-1, self._loop.now() - self._quiet.seconds)
         event = GroupStopped(self.formed.generation.number, stop.cause)
-        self._services.journal.record(event)
+        self._journal.record(event)
         supervisor.step((self._survivors_leave(None) if stop.may_stay else None) or event)
 
     def reports(self) -> list[FromAgent]:
@@ -641,10 +632,8 @@ class WorkerGroup:
             from relight.processes.shared_pages import WorkerMemory
 
             error_files = {p.local_rank: self.logs.error_file(p.local_rank) for p in self._plans}
-            services = self._services
-            self._memory = WorkerMemory(
-                services.loop, error_files, self.began, services.journal.say
-            )
+            say = self._journal.say
+            self._memory = WorkerMemory(self._loop, error_files, self.began, say)
         return self._memory
 
     def span(self) -> tuple[float, float] | None:
@@ -687,7 +676,7 @@ class WorkerGroup:
         if supervisor.is_stopping:
             again = "ctrl-C" if number == signal.SIGINT else "signal"
             text += f", or immediately on a second {again}"
-        self._services.journal.say(text)
+        self._journal.say(text)
 
     def kill(self) -> None:
         """Kill the workers and all their descendants."""
@@ -703,7 +692,7 @@ class WorkerGroup:
             is_notice: whether the signal announces a preemption, after which workers may save a
                 checkpoint and exit.
         """
-        supervisor, journal = self.supervisor, self._services.journal
+        supervisor = self.supervisor
         if supervisor is None:
             return
         workers = supervisor.workers
@@ -712,30 +701,30 @@ class WorkerGroup:
         if is_notice:
             supervisor.step(Noticed(ready))
             if ready and self._job.meeting is not None:
-                self._noticed_until = self._services.loop.now() + _NOTICE_SPREAD_S
-        if journal.verbose:
+                self._noticed_until = self._loop.now() + _NOTICE_SPREAD_S
+        if self._journal.verbose:
             names = ", ".join(map(str, ready)) or "none, because no worker handles it"
-            journal.say(f"forwarded {signal_name(number)} to local ranks: {names}")
+            self._journal.say(f"forwarded {signal_name(number)} to local ranks: {names}")
 
     # Starting the workers.
 
     def _plan(self, assignment: Assignment) -> WorkerPlan:
-        local_rank, job, services = assignment.local_rank, self._job, self._services
-        command = job.command
+        local_rank, command = assignment.local_rank, self._job.command
+        preload, cpus = self._services.preload, self._job.cpus
         prefix = worker_command.prefix(command, assignment)
         stdout, stderr = self.logs.open(local_rank, assignment.rank, prefix)
         variables = worker_command.variables(
             command, self.formed.generation, assignment, self.logs.error_file(local_rank)
         )
-        if services.preload is not None:
-            variables.update(services.preload.variables(local_rank, variables))
+        if preload is not None:
+            variables.update(preload.variables(local_rank, variables))
         return WorkerPlan(
             local_rank=local_rank,
             argv=worker_command.argv(command, local_rank),
             variables=variables,
             stdout=stdout,
             stderr=stderr,
-            cpus=job.cpus[local_rank] if job.cpus else frozenset(),
+            cpus=cpus[local_rank] if cpus else frozenset(),
             # A Python script controls its own children, and a data loader, for example, must not
             # die before the checkpoint is saved. A shell script would not forward the signal.
             signal_group=command.no_python,
@@ -745,7 +734,7 @@ class WorkerGroup:
         services, preload = self._services, self._services.preload
         first_rank = self.formed.place.first_rank
         supervisor = Supervisor(
-            services.loop,
+            self._loop,
             self._plans,
             range(first_rank, first_rank + len(self._plans)),
             services.scratch.path,
@@ -753,7 +742,7 @@ class WorkerGroup:
             self._on_process,
             services.fork if preload is None else preload.fork,
             before_stop=self._before_stop,
-            on_change=services.journal.record,
+            on_change=self._journal.record,
         )
         supervisor.survivors_leave = self._survivors_leave
         return supervisor
@@ -761,17 +750,16 @@ class WorkerGroup:
     # Worker events.
 
     def _on_process(self, event: ProcessEvent) -> None:
-        journal = self._services.journal
-        journal.record(event)
+        self._journal.record(event)
         if isinstance(event, WorkersFrozen):
-            journal.say(
+            self._journal.say(
                 "no response from the coordinator; workers are frozen until it responds"
                 if event.frozen
                 else "the coordinator is responding again; workers resume"
             )
         elif isinstance(event, WorkerExited):
             if self.logs.worker_ended(event.local_rank, failed=bool(event.exitcode)):
-                self._services.loop.call_after(_HELD_S, self.show_tracebacks)
+                self._loop.call_after(_HELD_S, self.show_tracebacks)
             self._report_first_failure(event)
             if not event.exitcode and self._early_alarm.when is None:
                 self._early_alarm.set_after(_FINISHED_S if self._early_exits is None else 0.0)
@@ -793,14 +781,14 @@ class WorkerGroup:
             return
 
         self._early_exits = found = self._early_exits or EarlyExits(self.began)
-        rank_of, now = supervisor.workers.ranks, self._services.loop.now()
+        rank_of, now = supervisor.workers.ranks, self._loop.now()
         for end in supervisor.ends:
             if not (end.exitcode or end.stop_signal):
                 found.finish(rank_of[end.local_rank], end.at)
         running = [rank_of[local_rank] for local_rank in supervisor.alive]
         if running and found.is_due(now):
             where = " on this node" if self.formed.place.group_world_size > 1 else ""
-            self._services.journal.say(describe_ranks([*found.at], found.ages(now), running, where))
+            self._journal.say(describe_ranks([*found.at], found.ages(now), running, where))
         self._early_alarm.set(found.deadline())
 
     def _inspect_program(self, local_rank: int) -> "Program":
@@ -824,9 +812,8 @@ class WorkerGroup:
         if self._watches is None:
             from relight.agent.watchdogs import Watchdogs
 
-            services = self._services
             self._watches = Watchdogs(
-                services.loop, services.journal, self._job, self.formed, supervisor,
+                self._loop, self._journal, self._job, self.formed, supervisor,
                 self.logs.size, lambda: self.memory, self._send, self._report_first_failure,
             )  # fmt: skip
         return self._watches
@@ -839,18 +826,17 @@ class WorkerGroup:
         supervisor = self.supervisor
         text = explain(supervisor.workers, supervisor.alive, self.formed, store)
         if text:
-            self._services.journal.say(f"after {format_duration(_INIT_REPORT_S)}, {text}")
+            self._journal.say(f"after {format_duration(_INIT_REPORT_S)}, {text}")
 
     def _watch_store(self, store: "StorePort | None") -> None:
         """If the store is on this node, record when the first worker and the last worker connect to
         it.
         """
-        place, number = self.formed.place, self.formed.generation.number
-        if store is None or place.group_rank:
+        size, number = self.formed.place.world_size, self.formed.generation.number
+        if store is None or self.formed.place.group_rank:
             return
-        journal, world_size = self._services.journal, place.world_size
         store.tell_arrivals(
-            world_size, lambda clients: journal.record(StoreReached(number, clients, world_size))
+            size, lambda clients: self._journal.record(StoreReached(number, clients, size))
         )
 
     def _report_first_failure(self, event: WorkerExited) -> None:
@@ -862,20 +848,20 @@ class WorkerGroup:
             reason = f"a worker failed on {self._services.host}"
             self.failure = WorkerFailed(self.formed.generation.id, reason, self._suspects_peer)
             if supervisor.is_saving and not self.saves:
-                self._services.journal.say(
+                self._journal.say(
                     f"local rank {event.local_rank} exited after a preemption notice: "
                     f"{supervisor.explain()}"
                 )
-            failure, spread_s = self.failure, self._noticed_until - self._services.loop.now()
+            failure, spread_s = self.failure, self._noticed_until - self._loop.now()
             if spread_s > 0:
-                self._services.loop.call_after(spread_s, lambda: self._send(failure))
+                self._loop.call_after(spread_s, lambda: self._send(failure))
             else:
                 self._send(failure)
 
     def _note_failure(self, local_rank: int, at: float) -> None:
-        after_s = max(0.0, self._services.loop.now() - at)
+        after_s = max(0.0, self._loop.now() - at)
         number = self.formed.generation.number
-        self._services.journal.record(FailureNoticed(number, local_rank, round(after_s, 6)))
+        self._journal.record(FailureNoticed(number, local_rank, round(after_s, 6)))
 
     def _before_stop(self, event: WorkerExited) -> None:
         """Capture the other workers' stacks after one has failed."""
