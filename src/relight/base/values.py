@@ -7,7 +7,7 @@ that describes the expected form.
 import os
 import signal
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from relight.base.errors import signal_exit_code
 from relight.base.text import closest_match
@@ -42,6 +42,8 @@ _PUBLIC = "public"
 _NOT_IN_HOSTS = "/@,;[]${}<>'\"\\"
 
 BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "file")
+
+Number = TypeVar("Number", int, float)
 
 
 class Nodes(NamedTuple):
@@ -180,13 +182,10 @@ class StreamChoice(NamedTuple):
 
 def parse_nodes(text: str) -> Nodes:
     """Parse a number of nodes: `N` or `MIN:MAX`."""
-    parts = text.split(":")
-    if len(parts) > 2:
-        raise ValueError("expected N or MIN:MAX, such as 4 or 2:8")
-    try:
-        least, most = int(parts[0]), int(parts[-1])
-    except ValueError:
-        raise ValueError("expected N or MIN:MAX, such as 4 or 2:8") from None
+    first, colon, last = text.partition(":")
+    wrong = "expected N or MIN:MAX, such as 4 or 2:8"
+    least = _read(int, first, wrong)
+    most = _read(int, last, wrong) if colon else least
     if least < 1:
         raise ValueError("there must be at least 1 node")
     if least > most:
@@ -203,12 +202,8 @@ def parse_nproc(text: str) -> str:
     """Parse a number of workers, or a keyword that each node resolves later for itself."""
     if text in NPROC_WORDS:
         return text
-    try:
-        count = int(text)
-    except ValueError:
-        raise ValueError(
-            f"expected a number of workers or one of {', '.join(NPROC_WORDS)}"
-        ) from None
+    wrong = f"expected a number of workers or one of {', '.join(NPROC_WORDS)}"
+    count = _read(int, text, wrong)
     if count < 1:
         raise ValueError("there must be at least 1 worker on a node")
     if count > MAX_WORKERS:
@@ -316,27 +311,26 @@ def parse_event_handler(text: str) -> str:
     """Parse the name of an event handler. `events/handlers` checks later whether there is a
     plug-in with that name.
     """
-    if not text or any(c.isspace() or c in "/=," for c in text):
-        raise ValueError(_not_a_choice(text or "''", EVENT_HANDLERS))
-    return text
+    return _plug_in_name(text, EVENT_HANDLERS)
 
 
 def parse_backend(text: str) -> str:
     """Parse the name of a rendezvous backend. `rendezvous/backends` checks later whether there is a
     plug-in with that name.
     """
+    return _plug_in_name(text, BACKENDS)
+
+
+def _plug_in_name(text: str, built_in: tuple[str, ...]) -> str:
     if not text or any(c.isspace() or c in "/=," for c in text):
-        raise ValueError(_not_a_choice(text or "''", BACKENDS))
+        raise ValueError(_not_a_choice(text or "''", built_in))
     return text
 
 
 def parse_port(text: str) -> int:
     """Parse a TCP port. 0 means any free port."""
-    try:
-        port = int(text)
-    except ValueError:
-        shown = text if len(text) <= 40 else f"{text[:39]}…"
-        raise ValueError(f"{shown!r} is not a port number") from None
+    shown = text if len(text) <= 40 else f"{text[:39]}…"
+    port = _read(int, text, f"{shown!r} is not a port number")
     if not 0 <= port <= 65535:
         raise ValueError("a port is a number from 0 to 65535")
     return port
@@ -448,10 +442,7 @@ def parse_hang_timeout(text: str) -> HangTimeout | None:
         return None
     if word == AUTO:
         return HangTimeout(300.0, 1800.0, adapts=True)
-    try:
-        seconds = float(word)
-    except ValueError:
-        raise ValueError("expected a number of seconds, auto or off") from None
+    seconds = _read(float, word, "expected a number of seconds, auto or off")
     if not 1 <= seconds <= MAX_SECONDS:
         raise ValueError(f"expected at least 1 second, and at most {MAX_SECONDS:.0f}")
     return HangTimeout(seconds, seconds, adapts=False)
@@ -468,10 +459,7 @@ def parse_slow_ranks(text: str) -> float | None:
         return None
     if word == "on":
         return SLOW_RANKS_S
-    try:
-        seconds = float(word)
-    except ValueError:
-        raise ValueError("expected a number of seconds, on or off") from None
+    seconds = _read(float, word, "expected a number of seconds, on or off")
     if not 10 <= seconds <= MAX_SECONDS:
         raise ValueError(f"expected at least 10 seconds, and at most {MAX_SECONDS:.0f}")
     return seconds
@@ -568,10 +556,7 @@ def parse_keep_warm(text: str) -> KeepWarm | None:
         if kind != "while" or not number:
             raise ValueError("expected minutes, or while:PID with the pid of a process")
         return KeepWarm(KEEP_WARM_S, number)
-    try:
-        seconds = float(word) * 60
-    except ValueError:
-        raise ValueError("expected minutes, on, off, or while:PID") from None
+    seconds = _read(float, word, "expected minutes, on, off, or while:PID") * 60
     if not 0 < seconds <= MAX_SECONDS:
         raise ValueError(f"expected minutes, above 0 and at most {MAX_SECONDS / 60:.0f}")
     return KeepWarm(seconds, 0)
@@ -595,10 +580,7 @@ def parse_interval(text: str) -> float:
 
 def parse_count(text: str) -> int:
     """Parse an integer that is 0 or greater."""
-    try:
-        count = int(text)
-    except ValueError:
-        raise ValueError("expected a whole number") from None
+    count = _read(int, text, "expected a whole number")
     if count < 0:
         raise ValueError("the number can't be negative")
     return count
@@ -703,11 +685,16 @@ def one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-def _number(text: str) -> float:
+def _read(kind: Callable[[str], Number], text: str, wrong: str) -> Number:
+    """Return the number in a text, or raise a ValueError with the message `wrong`."""
     try:
-        seconds = float(text)
+        return kind(text)
     except ValueError:
-        raise ValueError("expected a number of seconds") from None
+        raise ValueError(wrong) from None
+
+
+def _number(text: str) -> float:
+    seconds = _read(float, text, "expected a number of seconds")
     if not seconds <= MAX_SECONDS:
         raise ValueError(f"expected a finite number of seconds, at most {MAX_SECONDS:.0f}")
     return seconds
