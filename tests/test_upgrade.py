@@ -279,6 +279,8 @@ LOADED_BEFORE = {
     "relight.job.components.dist": "a wrong flag",
     "relight.agent.network_check": "--health-check=network",
     "relight.rendezvous.backends": "a register",
+    "relight.rendezvous.etcd": "a register",
+    "relight.rendezvous.file": "a register",
     "relight.rendezvous.election_finder": "an endpoint with several hosts",
     "relight.rendezvous.endpoint_finder": "several nodes",
     "relight.rendezvous.register_finder": "a register",

@@ -13,10 +13,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from relight.base.errors import UsageError
-from relight.rendezvous import etcd, file
-from relight.rendezvous.leader_lock import LeaderLock, Open, Record
-
-OPEN: dict[str, Open] = {"etcd": etcd.open, "etcd-v2": etcd.open_v2, "file": file.open}
+from relight.rendezvous import backends
+from relight.rendezvous.leader_lock import LeaderLock, Record
 
 
 class Place(NamedTuple):
@@ -63,7 +61,7 @@ def shorten(claims: list[Claim], who: str, end: float) -> list[Claim]:
 
 
 def main(backend: str, endpoint: str, job: str, value: str, ttl_s: str) -> None:
-    register = OPEN[backend](endpoint, job, {})
+    register = backends.open(backend, endpoint, job, {})
     pause: Callable[[float], None] = time.sleep
     while True:
         try:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from etcd_server import EtcdServer
 
+from relight.rendezvous import backends
 from relight.rendezvous.leader_lock import LeaderLock
-from rendezvous.claims import OPEN, Place
+from rendezvous.claims import Place
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +41,7 @@ def registers() -> Iterator[Callable[[Place], LeaderLock]]:
 
     def new(place: Place, **pairs: object) -> LeaderLock:
         texts = {name: str(value) for name, value in pairs.items()}
-        opened.append(OPEN[place.backend](place.endpoint, place.job, texts))
+        opened.append(backends.open(place.backend, place.endpoint, place.job, texts))
         return opened[-1]
 
     yield new

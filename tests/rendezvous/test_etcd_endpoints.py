@@ -113,7 +113,7 @@ def test_error_lists_every_endpoint_tried(registers: New) -> None:
 )
 def test_invalid_etcd_endpoint_is_rejected_up_front(endpoint: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        etcd.open(endpoint, "job", {})
+        etcd.open(endpoint, "job", {}, "etcd")
 
 
 @pytest.mark.needs_etcd
@@ -137,7 +137,7 @@ def test_etcd_endpoint_may_be_a_hostname_or_ipv6_address(
 
 def test_invalid_protocol_is_rejected_when_lock_is_opened() -> None:
     with pytest.raises(UsageError, match="protocol=ftp"):
-        etcd.open("host", "job", {"protocol": "ftp"})
+        etcd.open("host", "job", {"protocol": "ftp"}, "etcd")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from conftest import LIMIT_S
 from etcd_server import Certificates, EtcdServer, make_certificates
 
 from relight.base.errors import UsageError
-from relight.rendezvous import etcd_http
+from relight.rendezvous import backends, etcd_http
 from relight.rendezvous.leader_lock import NOBODY, LeaderLock
-from rendezvous.claims import OPEN, Place
+from rendezvous.claims import Place
 from rendezvous.proxy import Proxy
 
 pytestmark = [pytest.mark.needs_etcd, pytest.mark.needs_openssl]
@@ -192,7 +192,7 @@ def test_invalid_certificate_error_shows_the_setting(
     ):
         given = {k: str(v) for k, v in pairs(backend, files).items()} | {names[changed]: str(value)}
         with pytest.raises(UsageError, match=says):
-            OPEN[backend]("host", "job", given)
+            backends.open(backend, "host", "job", given)
 
 
 # Users.
@@ -296,7 +296,7 @@ def test_missing_or_empty_password_file_is_rejected(tmp_path: Path) -> None:
     for path, says in ((empty, "the file is empty"), ("/gone", "No such file")):
         given = {"etcd_user": "user", "etcd_password_file": str(path)}
         with pytest.raises(UsageError, match=f"etcd_password_file={path}: {says}"):
-            OPEN["etcd"]("host", "job", given)
+            backends.open("etcd", "host", "job", given)
 
 
 # Disabled APIs.

@@ -34,7 +34,7 @@ def shared(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def new(shared: Path) -> Callable[[], LeaderLock]:
-    return lambda: file.open(str(shared), "job", {})
+    return lambda: file.open(str(shared), "job")
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_file_lock_held_by_another_thread_is_an_error(
 HOLD = """
 import sys, time
 from relight.rendezvous import file
-register = file.open(sys.argv[1], "job", {})
+register = file.open(sys.argv[1], "job")
 value = 0
 while True:
     value += 1
@@ -289,12 +289,12 @@ def test_holder_frozen_while_writing_does_not_overwrite_successor(
 def test_relative_path_is_rejected_up_front(endpoint: str) -> None:
     """A relative path may differ on each node, so it is refused before anything starts."""
     with pytest.raises(UsageError, match="expected the full path of a directory"):
-        file.open(endpoint, "job", {})
+        file.open(endpoint, "job")
 
 
 def test_only_last_directory_of_path_is_created(tmp_path: Path) -> None:
     """A missing parent directory indicates a missing disk."""
-    register = file.open(str(tmp_path / "disk" / "jobs"), "job", {})
+    register = file.open(str(tmp_path / "disk" / "jobs"), "job")
     with pytest.raises(UsageError, match=f"no such directory: {tmp_path}/disk") as caught:
         register.hold("", LONG_S)
     assert "mounted" in caught.value.hint
@@ -305,7 +305,7 @@ def test_path_to_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UsageError, match=f"rdzv-endpoint={path}: Not a directory"):
-            file.open(str(path), "job", {}).hold("a", LONG_S)
+            file.open(str(path), "job").hold("a", LONG_S)
 
 
 def test_symlinks_are_not_followed(shared: Path, tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_symlinks_are_not_followed(shared: Path, tmp_path: Path) -> None:
     for name in ("job", "job.lock", "job.new"):
         (shared / name).symlink_to(target)
         with pytest.raises(UsageError, match="symbolic links"):
-            file.open(str(shared), "job", {}).hold("a", LONG_S)
+            file.open(str(shared), "job").hold("a", LONG_S)
         (shared / name).unlink()
     assert target.read_text() == "precious"
 
@@ -326,7 +326,7 @@ import sys
 from relight.base.errors import UsageError
 from relight.rendezvous import file
 try:
-    register = file.open(sys.argv[1], "job", {})
+    register = file.open(sys.argv[1], "job")
     print(register.hold(sys.argv[2], 60))
 except UsageError as error:
     print("never:", error.message, "|", error.hint)
@@ -350,7 +350,7 @@ def open_directory() -> Iterator[Path]:
 def test_read_only_directory_can_be_read(open_directory: Path) -> None:
     """Without write permission, the lock can be read; acquiring it names the missing permission."""
     shared = open_directory / "shared"
-    assert file.open(str(shared), "other", {}).hold("a", LONG_S).ours
+    assert file.open(str(shared), "other").hold("a", LONG_S).ours
     shared.chmod(0o555)
     user = {"user": NOBODY_S_ID, "extra_groups": []} if os.getuid() == 0 else {}
     said = {}
@@ -386,7 +386,7 @@ import os, subprocess, sys, time
 from relight.rendezvous import file
 path = sys.argv[1]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", path], check=True)
-first, second = (file.open(f"{path}/shared", "job", {}) for _ in range(2))
+first, second = (file.open(f"{path}/shared", "job") for _ in range(2))
 mine = first.hold("first holder, whose name is long", 60)
 assert mine.ours
 with open(f"{path}/filler", "wb", buffering=0) as filler:
@@ -400,14 +400,14 @@ assert first.hold(mine.value, 60) == mine
 assert open(f"{path}/shared/job").read() != before, "not renewed"
 assert second.hold("second", 60) == mine._replace(ours=False)
 assert first.hold(mine.value, 0.1) == mine
-third = file.open(f"{path}/shared", "job", {})
+third = file.open(f"{path}/shared", "job")
 assert third.hold("third", 0.1) == mine._replace(ours=False)
 time.sleep(0.2)
 assert third.hold("third", 0.1).ours, "the record of a lost holder is taken"
 assert first.hold("", 60).value == "third"
 assert sorted(os.listdir(f"{path}/shared")) == ["job", "job.lock"]
 try:
-    file.open(f"{path}/shared", "another", {}).hold("new", 60)
+    file.open(f"{path}/shared", "another").hold("new", 60)
 except OSError as error:
     print(error)
 os.unlink(f"{path}/filler")

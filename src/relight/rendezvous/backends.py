@@ -5,7 +5,6 @@ it refers to a `leader_lock.Open`. See CONTRIBUTING.md, "A new way for nodes to 
 """
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import cast
 
 from relight.base import plugins
@@ -19,11 +18,6 @@ elastic/rendezvous/registry.py).
 """
 _OF_PROCESS_GROUPS = ("nccl", "gloo", "mpi", "ucc", "xccl", "hccl")
 _PARTS = ("hold", "evict", "release", "close", "own_address")
-_BUILT_IN = {
-    "etcd": ("relight.rendezvous.etcd", "open"),
-    "etcd-v2": ("relight.rendezvous.etcd", "open_v2"),
-    "file": ("relight.rendezvous.file", "open"),
-}
 
 
 def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
@@ -32,11 +26,18 @@ def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Lea
     Raises:
         UsageError: if the backend is unknown, or doesn't support this endpoint or these settings.
     """
-    opened = _find(backend)
-    if backend in _BUILT_IN:
-        return opened(endpoint, job, pairs)
+    # Each registry is loaded only when it is used.
+    if backend in ("etcd", "etcd-v2"):
+        from relight.rendezvous import etcd
+
+        return etcd.open(endpoint, job, pairs, backend)
+    if backend == "file":
+        from relight.rendezvous import file
+
+        return file.open(endpoint, job)
+    plug_in = _load(backend)
     try:
-        register: object = opened(endpoint, job, pairs)
+        register: object = plug_in(endpoint, job, pairs)
     except UsageError:
         raise
     except Exception as error:
@@ -76,15 +77,11 @@ def check(backend: str) -> None:
     plugins.check("--rdzv-backend", backend, BACKENDS, ENTRY_POINTS, hint if is_other else "")
 
 
-def _find(backend: str) -> Open:
-    if backend in _BUILT_IN:
-        module, name = _BUILT_IN[backend]
-        found: Open = getattr(import_module(module), name)
-        return found
+def _load(backend: str) -> Open:
     check(backend)
     point = plugins.find(ENTRY_POINTS)[backend]
     try:
-        found = point.load()
+        found: Open = point.load()
     except Exception as error:
         raise UsageError(
             f"--rdzv-backend={backend}: can't load the plug-in {point.value}: {error!r}",

@@ -2,29 +2,24 @@
 settings have different names in the two backends. Both backends use the v3 API.
 """
 
+import ssl
 from collections.abc import Mapping
 
 from relight.base.errors import UsageError
 from relight.flags import rdzv_conf
 from relight.flags.rdzv_conf import Conf
+from relight.net import tls
 from relight.rendezvous.etcd_http import EtcdMembers, Login, Tls, parse_members
 from relight.rendezvous.etcd_v3 import EtcdRegister
-from relight.rendezvous.leader_lock import LeaderLock, job_key
+from relight.rendezvous.leader_lock import job_key
 
 _READ_TIMEOUT_S = 60.0
 
 
-def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return a job's registry in etcd, as `leader_lock.Open` describes."""
-    return _open(endpoint, job, pairs, "etcd")
-
-
-def open_v2(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return the same registry as `open`, but configured with the settings of `etcd-v2`."""
-    return _open(endpoint, job, pairs, "etcd-v2")
-
-
-def _open(endpoint: str, job: str, pairs: Mapping[str, str], backend: str) -> EtcdRegister:
+def open(endpoint: str, job: str, pairs: Mapping[str, str], backend: str) -> EtcdRegister:
+    """Return a job's registry in etcd, as `leader_lock.Open` describes. The settings are those of
+    `backend`.
+    """
     conf, _ = rdzv_conf.parse(tuple(pairs.items()), backend)
     read_timeout_s = conf.read_timeout or _READ_TIMEOUT_S
     members = EtcdMembers(
@@ -55,10 +50,6 @@ def _tls(conf: Conf, backend: str) -> Tls:
     )
     if conf.protocol != "https":
         return Tls(None, *names)
-    import ssl
-
-    from relight.net import tls
-
     cert_name, key_name, cacert_name = names
     try:
         context = ssl.create_default_context(cafile=conf.cacert or None)

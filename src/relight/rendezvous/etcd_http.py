@@ -5,20 +5,17 @@ the other members are tried in turn. A request may therefore arrive late or twic
 be able to detect this.
 """
 
+import http.client
 import io
 import json
 import socket
+import ssl
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from relight.base.errors import UsageError
 from relight.base.values import parse_endpoint
-
-if TYPE_CHECKING:
-    import http.client
-    import socket
-    import ssl
 
 DEFAULT_PORT = 2379
 _LONGEST_ANSWER = 64 * 1024
@@ -41,7 +38,7 @@ class Login(NamedTuple):
 class Tls(NamedTuple):
     """How to use TLS, along with the names of the TLS settings for use in hints."""
 
-    context: "ssl.SSLContext | None"
+    context: ssl.SSLContext | None
     cert: str = "cert"
     key: str = "key"
     cacert: str = "cacert"
@@ -138,8 +135,6 @@ class EtcdMembers:
     def _request_member(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> EtcdAnswer:
-        import http.client
-
         kept, self._connection = self._connection, None
         if kept is not None:
             try:
@@ -157,9 +152,7 @@ class EtcdMembers:
             connection.close()
             raise self._explained(error) from None
 
-    def _new_connection(self) -> "http.client.HTTPConnection":
-        import http.client
-
+    def _new_connection(self) -> http.client.HTTPConnection:
         host, port = self._addresses[self._turn]
         if self._tls.context is None:
             return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
@@ -169,14 +162,12 @@ class EtcdMembers:
 
     def _exchange(
         self,
-        connection: "http.client.HTTPConnection",
+        connection: http.client.HTTPConnection,
         method: str,
         path: str,
         body: bytes | None,
         headers: Mapping[str, str],
     ) -> EtcdAnswer:
-        import http.client
-
         sock: socket.socket = connection.sock
         sock.settimeout(self._timeout_s)
         self.own_address = sock.getsockname()[0]
@@ -202,9 +193,6 @@ class EtcdMembers:
         """Convert an exception from the connection to the current member into an error for the
         user.
         """
-        import http.client
-        import ssl
-
         where = f"etcd at {self._member}"
         if isinstance(error, ssl.SSLCertVerificationError):
             return UsageError(
@@ -245,8 +233,6 @@ class EtcdMembers:
         etcd closes the connection immediately in both cases, as does a member that is shutting
         down.
         """
-        import ssl
-
         try:
             with socket.create_connection(self._addresses[self._turn], self._timeout_s) as sock:
                 if self._tls.context is not None:
@@ -269,7 +255,7 @@ class _Timed(io.RawIOBase):
     response one byte at a time.
     """
 
-    def __init__(self, sock: "socket.socket", until: float) -> None:
+    def __init__(self, sock: socket.socket, until: float) -> None:
         self._sock = sock
         self._file = sock.makefile("rb", buffering=0)
         self._until = until
@@ -364,5 +350,5 @@ def _is_about_us(reason: str) -> bool:
     )
 
 
-def _describe_tls_error(error: "ssl.SSLError") -> str:
+def _describe_tls_error(error: ssl.SSLError) -> str:
     return (error.reason or "unknown").lower().replace("_", " ")

@@ -38,13 +38,13 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, TypeVar
 
 from relight.base import fields
 from relight.base.errors import UsageError
-from relight.rendezvous.leader_lock import NOBODY, LeaderLock, Record, job_key
+from relight.rendezvous.leader_lock import NOBODY, Record, job_key
 
 _LONGEST = 64 * 1024
 _LOCK_S = 2.0
@@ -83,9 +83,8 @@ class _Found(NamedTuple):
     ttl_s: float = 0.0
 
 
-def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
-    """Return a job's registry in the directory `endpoint`, as `leader_lock.Open` describes."""
-    del pairs  # not used by this registry
+def open(endpoint: str, job: str) -> "FileRegister":
+    """Return a job's registry in the directory `endpoint`."""
     if not os.path.isabs(endpoint) or "\0" in endpoint:
         raise UsageError(
             f"--rdzv-endpoint={endpoint}: expected the full path of a directory",
