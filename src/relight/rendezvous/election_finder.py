@@ -96,13 +96,13 @@ class ElectionFinder(Finder):
         reason = "none of its hosts responds as the coordinator"
         if self._elector is not None:
             if self._coordinates:
-                self._seeker.found(CoordinatorHere(self._elector.lease_until()))
+                self._seeker.found(CoordinatorHere(self._elector.election.lease_until()))
                 return
-            self._known_coordinator = self._elector.coordinator_index()
-            reason = self._elector.explain()
+            self._known_coordinator = self.coordinator_index()
+            reason = self._elector.election.explain(self._loop.now())
         index = self._next()
         addresses = self._addresses[index]
-        if not addresses or (self._elector is not None and index == self._elector.me):
+        if not addresses or (self._elector is not None and index == self._elector.election.me):
             self._seeker.found(NotFound(reason))
             return
         self._dialled = index
@@ -121,7 +121,7 @@ class ElectionFinder(Finder):
             return known
         self._asks_answered = self._answered >= 0
         count = len(self._addresses)
-        if self._elector is not None and self._turn % count == self._elector.me:
+        if self._elector is not None and self._turn % count == self._elector.election.me:
             self._turn += 1
         self._turn += 1
         return (self._turn - 1) % count
@@ -164,11 +164,12 @@ class ElectionFinder(Finder):
     def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
         """Return whether this host is currently the elected coordinator."""
         del has_lost_nodes
-        return self._elector is not None and self._elector.coordinates()
+        elector = self._elector
+        return elector is not None and elector.election.coordinates(self._loop.now())
 
     def coordinator_index(self) -> int:
         """Return the index of the coordinator's host, or -1 if it is unknown."""
-        return self._elector.coordinator_index() if self._elector is not None else -1
+        return -1 if self._elector is None else self._elector.election.coordinator(self._loop.now())
 
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
         """Pass a connection from another elector to this host's elector."""
@@ -194,7 +195,7 @@ class ElectionFinder(Finder):
         if elector is None:
             return False
         now = self._loop.now()
-        elsewhere = elector.coordinator_index() not in (-1, elector.me)
+        elsewhere = self.coordinator_index() not in (-1, elector.election.me)
         if self._needed_at is None or connected or elsewhere:
             self._needed_at = self._wait_from = now
         elif elector.has_silent_host() and now < self._needed_at + self._settings.lost_after_s:
@@ -203,7 +204,7 @@ class ElectionFinder(Finder):
 
     def predecessor(self) -> str:
         """Return why another process may have been the coordinator before this one, or ""."""
-        return "" if self._elector is None else self._elector.predecessor()
+        return "" if self._elector is None else self._elector.election.predecessor()
 
     def retire(self) -> None:
         """Permanently stop taking part in elections."""
@@ -254,11 +255,11 @@ class ElectionFinder(Finder):
         if elector is None:
             return
         if coordinates and before:
-            self._seeker.extended(elector.lease_until())
+            self._seeker.extended(elector.election.lease_until())
         elif coordinates:
-            self._seeker.found(CoordinatorHere(elector.lease_until()))
+            self._seeker.found(CoordinatorHere(elector.election.lease_until()))
         elif before:
-            self._seeker.step_down(elector.explain(), 0.0)
+            self._seeker.step_down(elector.election.explain(self._loop.now()), 0.0)
 
 
 class Elector:
@@ -272,6 +273,9 @@ class Elector:
         addresses: the addresses of each host.
         on_role: called repeatedly, with whether this host is the coordinator.
         seeker: is notified of each elector whose messages are refused, and of each state change.
+
+    Attributes:
+        election: the state machine.
     """
 
     def __init__(
@@ -284,7 +288,6 @@ class Elector:
         on_role: Callable[[bool], None],
         seeker: Seeker,
     ) -> None:
-        self.me = me
         self._loop = loop
         self._meeting = meeting
         self._settings = settings
@@ -293,7 +296,7 @@ class Elector:
         self._seeker = seeker
         names = [host for host, _ in meeting.hosts]
         incarnation = os.urandom(8).hex()
-        self._election = Election(
+        self.election = Election(
             names, me, incarnation, loop.now(), vote_s=_VOTE_S, alone=meeting.alone
         )
         self._outgoing: dict[int, Connection] = {}
@@ -304,35 +307,13 @@ class Elector:
         self._turn = 0
         self._closed = False
         self._alarm = Alarm(loop, partial(self._step, Tick()))
-        self._alarm.set(self._election.deadline())  # the first of two hosts needs no other vote
+        self._alarm.set(self.election.deadline())  # the first of two hosts needs no other vote
         self._ping_timer = loop.call_after(0, self._ping)
-
-    def coordinates(self) -> bool:
-        """Return whether this host is currently the coordinator. Workers may still be running on
-        leases from its predecessor.
-        """
-        return self._election.coordinates(self._loop.now())
-
-    def coordinator_index(self) -> int:
-        """Return the index of the coordinator's host, or -1 if it is unknown."""
-        return self._election.coordinator(self._loop.now())
-
-    def predecessor(self) -> str:
-        """Return why another process may have been the coordinator before this one, or ""."""
-        return self._election.predecessor()
 
     def has_silent_host(self) -> bool:
         """Return whether any host has stopped responding without closing its connection."""
         now = self._loop.now()
-        return any(self._election.is_silent(host, now) for host in self._up)
-
-    def explain(self) -> str:
-        """Describe what the election is waiting for."""
-        return self._election.explain(self._loop.now())
-
-    def lease_until(self) -> float:
-        """Return the time until which this host is certain to be the coordinator."""
-        return self._election.lease_until()
+        return any(self.election.is_silent(host, now) for host in self._up)
 
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
         """Handle a connection that another elector has opened."""
@@ -394,7 +375,7 @@ class Elector:
         now = self._loop.now()
         for index, addresses in enumerate(self._addresses):
             connection = self._outgoing.get(index)
-            if index == self.me or not addresses:
+            if index == self.election.me or not addresses:
                 continue
             if connection is not None and now - connection.heard_at > _SILENT_S:
                 connection.close()
@@ -416,8 +397,8 @@ class Elector:
         self._ping_timer = self._loop.call_after(_PING_S, self._ping)
 
     def _step(self, event: BallotReceived | Tick) -> None:
-        before = self._election.state
-        for effect in self._election.step(event, self._loop.now()):
+        before = self.election.state
+        for effect in self.election.step(event, self._loop.now()):
             match effect:
                 case SendBallot(host, message):
                     self._ballots.tell(host, message)
@@ -426,11 +407,11 @@ class Elector:
                         connection.send(fields.to_json(message))
                 case BecomeCoordinator():
                     pass  # `coordinates` reflects it from now on
-        self._alarm.set(self._election.deadline())
-        after = self._election.state
+        self._alarm.set(self.election.deadline())
+        after = self.election.state
         if after is not before:
             self._seeker.record(changed("election", before.value, after.value, event))
-        self._on_role(self.coordinates())
+        self._on_role(self.election.coordinates(self._loop.now()))
 
 
 class Ballots:
