@@ -7,7 +7,7 @@ others   a registry (etcd, a file, a plug-in) names the host and its address
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
@@ -18,9 +18,7 @@ from relight.flags import rdzv_conf
 from relight.flags.rdzv_conf import Conf
 from relight.flags.spec import DEFAULT_MASTER_PORT, UNSET_RUN_ID, LaunchSpec
 from relight.net.connection import Security
-
-if TYPE_CHECKING:
-    from relight.rendezvous.leader_lock import LeaderLock
+from relight.rendezvous.leader_lock import LeaderLock
 
 DEFAULT_ENDPOINT_PORT = 29400
 _DIAL_S = 5.0
@@ -50,7 +48,7 @@ class Meeting(NamedTuple):
 
     job: str
     where: str
-    register: "LeaderLock | None"
+    register: LeaderLock | None
     ttl_s: float
     hosts: tuple[tuple[str, int], ...]
     alone: bool
@@ -260,7 +258,7 @@ def _hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
     return hosts
 
 
-def _register(spec: LaunchSpec, conf: Mapping[str, str]) -> "LeaderLock":
+def _register(spec: LaunchSpec, conf: Mapping[str, str]) -> LeaderLock:
     from relight.rendezvous import backends
 
     endpoint = str(spec.rdzv_endpoint)

@@ -11,7 +11,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from relight.base.errors import UsageError
@@ -83,13 +83,7 @@ class EtcdMembers:
         """
         self._timeout_s = min(self._most_timeout_s, max(_MIN_TIMEOUT_S, ttl_s / 2))
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> EtcdAnswer:
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> EtcdAnswer:
         """Return the first response that doesn't report a fault in the member that sent it.
 
         Raises:
@@ -100,7 +94,7 @@ class EtcdMembers:
         hopeless: list[UsageError] = []
         for _ in self._addresses:
             try:
-                answer = self._request_member(method, path, body, headers or {})
+                answer = self._post_to_member(path, body, headers)
             except UsageError as error:
                 hopeless.append(error)
                 failures.append(error.message)
@@ -132,13 +126,11 @@ class EtcdMembers:
         host, port = self._addresses[self._turn]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def _request_member(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> EtcdAnswer:
+    def _post_to_member(self, path: str, body: bytes, headers: dict[str, str]) -> EtcdAnswer:
         kept, self._connection = self._connection, None
         if kept is not None:
             try:
-                return self._exchange(kept, method, path, body, headers)
+                return self._exchange(kept, path, body, headers)
             except TimeoutError:
                 kept.close()
                 raise OSError(f"no response within {self._timeout_s:g} s") from None
@@ -147,7 +139,7 @@ class EtcdMembers:
         connection = self._new_connection()
         try:
             connection.connect()
-            return self._exchange(connection, method, path, body, headers)
+            return self._exchange(connection, path, body, headers)
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             raise self._explained(error) from None
@@ -163,10 +155,9 @@ class EtcdMembers:
     def _exchange(
         self,
         connection: http.client.HTTPConnection,
-        method: str,
         path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
+        body: bytes,
+        headers: dict[str, str],
     ) -> EtcdAnswer:
         sock: socket.socket = connection.sock
         sock.settimeout(self._timeout_s)
@@ -177,7 +168,7 @@ class EtcdMembers:
             return http.client.HTTPResponse(_Timed(sock, until), *args, **options)  # type: ignore[arg-type]
 
         connection.response_class = timed  # type: ignore[assignment]
-        connection.request(method, path, body, dict(headers))
+        connection.request("POST", path, body, headers)
         with connection.getresponse() as response:
             data = response.read(_LONGEST_ANSWER + 1)
             reusable = response.isclosed() and not response.will_close

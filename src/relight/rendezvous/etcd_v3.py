@@ -54,12 +54,10 @@ class _Stored(NamedTuple):
 class _KeyContent(NamedTuple):
     """The key's content. The `revision` field is 0 if the key is missing."""
 
-    token: str = ""
-    value: str = ""
+    stored: _Stored = _Stored("", "")
     revision: int = 0
     modified: int = 0
     lease: int = 0
-    doubted: bool = False
 
 
 class _Pair(NamedTuple):
@@ -112,7 +110,8 @@ class EtcdRegister:
             self.own_address = self._members.own_address
         if not found.revision:
             return NOBODY
-        return Record(found.value, str(found.revision), found.token == self._token)
+        stored = found.stored
+        return Record(stored.value, str(found.revision), stored.token == self._token)
 
     def close(self) -> None:
         """Close the connection."""
@@ -125,13 +124,13 @@ class EtcdRegister:
         if not patience_s:
             return not self._remove(_if_created(int(record.revision))).revision
         found = self._read_key()
-        if str(found.revision) == record.revision and not found.doubted:
-            record_of_it = _Stored(found.token, found.value, doubted=True)
+        if str(found.revision) == record.revision and not found.stored.doubted:
+            marked = found.stored._replace(doubted=True)
             try:
-                found = self._put(_if_modified(found.modified), record_of_it, found.lease)
+                found = self._put(_if_modified(found.modified), marked, found.lease)
             except _LeaseEnded:
                 return True  # the record expired with its lease
-        if str(found.revision) != record.revision or not found.doubted:
+        if str(found.revision) != record.revision or not found.stored.doubted:
             return False
         time.sleep(patience_s)
         return not self._remove(_if_modified(found.modified)).revision
@@ -146,7 +145,7 @@ class EtcdRegister:
         # The new record must therefore share neither the key's revision nor the lease.
         self._held, self._lease, self._token = False, 0, _new_token()
         try:
-            if found.token == token:
+            if found.stored.token == token:
                 self._remove(_if_created(found.revision))
         finally:
             self._revoke(lease)  # a request still in flight finds no lease
@@ -157,13 +156,13 @@ class EtcdRegister:
         renewed = self._renewed(seconds) if self._held else 0
         found = self._read_key()
         for _ in range(_TRIES):
-            if found.revision and found.token != self._token:
+            if found.revision and found.stored.token != self._token:
                 self._held = False
                 return found
             try:
                 renewed = renewed or self._renewed(seconds) or self._grant(seconds)
-                as_meant = found[:2] == (self._token, value) and found.lease == renewed
-                if found.revision and as_meant and not found.doubted:
+                as_meant = found.stored == _Stored(self._token, value) and found.lease == renewed
+                if found.revision and as_meant:
                     self._held = True
                     if old not in (0, renewed):
                         self._revoke(old)
@@ -247,10 +246,7 @@ class EtcdRegister:
                 f"etcd at {answer.member}: the key {self._key} contains a value that is not a "
                 "record"
             )
-        lease = _number(pair.lease)
-        return _KeyContent(
-            stored.token, stored.value, revision, modified, lease, doubted=stored.doubted
-        )
+        return _KeyContent(stored, revision, modified, _number(pair.lease))
 
     # Calls to etcd.
 
@@ -282,7 +278,7 @@ class EtcdRegister:
         if self._session and path != "/auth/authenticate":
             headers["Authorization"] = self._session
         body = json.dumps(request).encode()
-        answer = self._members.ask("POST", "/v3" + path, body, headers)
+        answer = self._members.post("/v3" + path, body, headers)
         if answer.status == 404 and not answer.body:
             raise UsageError(
                 f"etcd at {answer.member} has no JSON gateway at /v3",
