@@ -29,7 +29,7 @@ from relight.events.event_lines import Line
 from relight.events.event_types import GroupBegan, GroupStep, Tick
 
 _MAX_SHOWN = 160
-Seen = NodeSilent | NodeHeard | NodeLost | PredecessorPossible | Slept
+Seen = NodeSilent | NodeHeard | NodeLost | PredecessorPossible | Slept | Tick
 """A coordinator's inputs other than messages from nodes."""
 
 
@@ -157,13 +157,10 @@ def _in_line(message: Message) -> str:
 
 
 def _input_record(event: Event) -> Message:
-    match event:
-        case Received(node, message):
-            return {"type": "received", "node": node, "message": fields.to_json(message)}
-        case NodeSilent() | NodeHeard() | NodeLost() | PredecessorPossible() | Slept():
-            return fields.to_json(event)
-        case Tick():
-            return {"type": "tick"}
+    if isinstance(event, Received):
+        message = fields.to_json(event.message)
+        return {"type": "received", "node": event.node, "message": message}
+    return fields.to_json(event)
 
 
 def _effect_record(effect: Effect) -> Message:
@@ -186,8 +183,6 @@ def _parse_step(line: Line, number: int) -> tuple[float, Event, list[Any]]:
 
 def _parse_input(found: Message) -> Event:
     match found:
-        case {"type": "tick"}:
-            return Tick()
         case {"type": "received", "node": str(node), "message": dict(message)}:
             return Received(node, fields.message(FromAgent, message))
     seen: Seen = fields.message(Seen, found)

@@ -402,14 +402,7 @@ class Membership:
             case WorkerFailed(_, reason, suspects_peer) if current:
                 self.live.teardown.fail(reason, node, now, suspects_peer=suspects_peer)
                 if self.state is GroupState.RUNNING:
-                    stop = StopWorkers(
-                        self.live.id,
-                        reason,
-                        checkpoint_first=False,
-                        capture_stacks=suspects_peer,
-                        may_stay=True,
-                    )
-                    self._stop(Reason.WORKER_FAILED, reason, now, stop)
+                    self._stop(Reason.WORKER_FAILED, reason, now)
             case NodeIdle(_, quiet_s, limit_s) if current:
                 self.live.roster.set_quiet(node, now - quiet_s, limit_s if quiet_s else 0.0)
             case WaitSamples() if current:
@@ -425,10 +418,9 @@ class Membership:
                 self.live.agreement.answer(node, limit, calls)
             case NodesGone(_, gone) if current:
                 self.live.roster.mark_gone(gone)
-            case NodeLeaving(reason) if self.end is not None:
-                self._lose(member, f"left: {reason}", now, orderly=True)
             case NodeLeaving(reason, waits):
-                self.members.leaving[node] = waits
+                if self.end is None:
+                    self.members.leaving[node] = waits
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
     def _compare_pace(self, node: str, pace: WaitSamples, now: float) -> None:

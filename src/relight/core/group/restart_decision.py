@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from relight.base.errors import EXIT_FAILED, EXIT_HUNG
 from relight.core.diagnosis import failure_text as failures
-from relight.core.diagnosis.causes import Role, role
+from relight.core.diagnosis.causes import Role, Verdict, role
 from relight.core.diagnosis.failure_text import Diagnosis
 from relight.core.failure import Failure
 from relight.core.group.messages import JobEnded
@@ -90,31 +90,29 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
     if diagnosis is None:
         code = EXIT_HUNG if ended.hung else EXIT_FAILED
         return JobEnded(code, cause, (f"{cause}; {reason}",), None, verdict=reason)
-    root = diagnosis.root
-    first = diagnosis.first_sign if isinstance(diagnosis, Diagnosis) else root
+    root = symptom = first = diagnosis.root
+    found: Verdict | Hang
+    if isinstance(diagnosis, Diagnosis):
+        found, symptom, first = diagnosis.verdict, diagnosis.verdict.symptom, diagnosis.first_sign
+    else:
+        found = diagnosis
     report = diagnosis.render(formed_at=ended.formed_at, ended=first.when, verdict=reason)
-    root = root._replace(at=root.at - now)  # relative, because nodes don't share a clock
-    same = tuple(failure.rank for failure in diagnosis.same[:_MAX_SAME])
-    if not isinstance(diagnosis, Diagnosis):
-        return JobEnded(
-            diagnosis.exit_code, cause, tuple(report), root, same_ranks=same, verdict=reason,
-            ranks=diagnosis.ranks[:_MAX_SAME], certainty=diagnosis.certainty.value,
-            why=diagnosis.why,
-        )  # fmt: skip
-    found = diagnosis.verdict
-    symptom = found.symptom._replace(at=found.symptom.at - now)
     return JobEnded(
         exit_code=diagnosis.exit_code,
         reason=cause if ended.hung else "the workers failed",
         report=tuple(report),
-        root=root,
-        same_ranks=same,
+        root=_relative(root, now),
+        same_ranks=tuple(failure.rank for failure in diagnosis.same[:_MAX_SAME]),
         verdict=reason,
         ranks=diagnosis.ranks[:_MAX_SAME],
         certainty=found.certainty.value,
         why=found.why,
-        symptom=None if found.symptom is found.root else symptom,
+        symptom=None if symptom is root else _relative(symptom, now),
     )
+
+
+def _relative(failure: Failure, now: float) -> Failure:
+    return failure._replace(at=failure.at - now)  # because nodes don't share a clock
 
 
 def _diagnose(ended: GenerationEnd) -> "Diagnosis | Hang | None":
