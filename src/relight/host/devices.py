@@ -131,10 +131,7 @@ def _nvidia(root: str) -> list[Device]:
     folder = os.path.join(root, "proc/driver/nvidia/gpus")
     listed = []
     for pci in entries(folder):
-        facts = {}
-        for line in content(os.path.join(folder, pci, "information")).splitlines():
-            key, _, value = line.partition(":")
-            facts[key.strip()] = value.strip()
+        facts = values(os.path.join(folder, pci, "information"), ":")
         minor = facts.get("Device Minor", "")
         if minor.isdecimal() and facts.get("GPU Excluded") != "Yes":
             uuid = facts.get("GPU UUID", "")
@@ -157,18 +154,15 @@ def _amd(root: str) -> list[Device]:
         # CPUs are also nodes, with id 0. Nodes that a container may not use can't be read.
         if content(os.path.join(folder, str(node), "gpu_id")) in ("", "0"):
             continue
-        facts = dict.fromkeys(("domain", "location_id", "unique_id", "drm_render_minor"), 0)
-        for line in content(os.path.join(folder, str(node), "properties")).splitlines():
-            key, _, value = line.partition(" ")
-            if key in facts:
-                facts[key] = int(value)
-        if not _usable(os.path.join(root, f"dev/dri/renderD{facts['drm_render_minor']}")):
+        facts = values(os.path.join(folder, str(node), "properties"), " ")
+        names = "domain", "location_id", "unique_id", "drm_render_minor"
+        # The location consists of bus, device and function; the higher bits are the partition.
+        domain, place, unique, minor = (int(facts.get(name, 0)) for name in names)
+        if not _usable(os.path.join(root, f"dev/dri/renderD{minor}")):
             continue
-        place = facts["location_id"]  # bus, device and function; the higher bits are the partition
         bus, slot, function = place >> 8 & 0xFF, place >> 3 & 0x1F, place & 7
-        pci = f"{facts['domain']:04x}:{bus:02x}:{slot:02x}.{function:x}"
-        uuid = f"GPU-{facts['unique_id']:016x}" if facts["unique_id"] else ""
-        found.append(Device(node, pci, uuid))
+        pci = f"{domain:04x}:{bus:02x}:{slot:02x}.{function:x}"
+        found.append(Device(node, pci, f"GPU-{unique:016x}" if unique else ""))
     return found
 
 
@@ -309,3 +303,9 @@ def content(path: str) -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def values(path: str, separator: str) -> dict[str, str]:
+    """Return the values by name in a system file that has one name and value in each line."""
+    parts = (line.partition(separator) for line in content(path).splitlines())
+    return {name.strip(): value.strip() for name, _, value in parts}

@@ -7,13 +7,10 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
-
-if TYPE_CHECKING:
-    from typing import BinaryIO
 
 _CHUNK = 1 << 14
 _MAX_OWN = 10
@@ -144,7 +141,7 @@ def replace(path: str, content: str | bytes, mode: int = 0o600) -> None:
         raise
 
 
-def opened(path: str) -> "BinaryIO":
+def opened(path: str) -> BinaryIO:
     """Open a regular file for reading. Reject anything whose reads may block or never end, such as
     a FIFO or a device.
 

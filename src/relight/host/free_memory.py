@@ -7,7 +7,7 @@ import os
 from typing import NamedTuple
 
 from relight.base.values import NO_LIMIT
-from relight.host.devices import cgroups, content
+from relight.host.devices import cgroups, content, values
 
 PLENTY = 2 << 30
 """A number of bytes that is more than twice the memory of a process that has imported torch, its
@@ -44,12 +44,11 @@ def available(root: str = "/") -> int:
     """Return how many bytes of memory are available to new processes on this machine and in this
     process's cgroup, or `NO_LIMIT`.
     """
-    left = [each for each in (cgroup_left(root, MEMORY),) if each != NO_LIMIT]
-    for line in content(os.path.join(root, "proc/meminfo")).splitlines():
-        words = line.split()
-        if words[:1] == ["MemAvailable:"] and words[1].isdecimal():
-            left.append(int(words[1]) * 1024)
-    return min(left, default=NO_LIMIT)
+    left = [cgroup_left(root, MEMORY)]
+    size = values(os.path.join(root, "proc/meminfo"), ":").get("MemAvailable", "")
+    if (number := size.partition(" ")[0]).isdecimal():
+        left.append(int(number) * 1024)
+    return min((each for each in left if each != NO_LIMIT), default=NO_LIMIT)
 
 
 def why_scarce(root: str = "/") -> str:
@@ -81,10 +80,6 @@ def cgroup_left(root: str, kind: Limit) -> int:
 
 
 def _in_stat(folder: str, name: str) -> int:
-    if not name:
-        return 0
-    for line in content(os.path.join(folder, "memory.stat")).splitlines():
-        key, _, value = line.partition(" ")
-        if key in (name, f"total_{name}") and value.isdecimal():
-            return int(value)
-    return 0
+    stat = values(os.path.join(folder, "memory.stat"), " ") if name else {}
+    cached = stat.get(name) or stat.get(f"total_{name}") or ""
+    return int(cached) if cached.isdecimal() else 0

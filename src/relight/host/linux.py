@@ -410,9 +410,15 @@ def adopt_orphans() -> None:
         become_subreaper()
 
 
-def inotify_open() -> int:
-    """Return a new nonblocking inotify descriptor, or -1 if no descriptor is left."""
-    return int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+def inotify_open(*watched: tuple[str, int]) -> int:
+    """Return a new nonblocking inotify descriptor that watches paths, each for the events in a
+    mask. Return -1 if no descriptor is left or a path can't be watched.
+    """
+    fd = int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    if fd >= 0 and any(inotify_watch(fd, path, mask) < 0 for path, mask in watched):
+        os.close(fd)
+        return -1
+    return fd
 
 
 def inotify_watch(fd: int, path: str, mask: int) -> int:

@@ -14,6 +14,7 @@ evidence, with the most reliable source first:
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,8 +23,6 @@ from relight.host.files import read_small
 from relight.host.loop import Alarm, Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from relight.host.kernel_log import Kill
 
 _ROOT = "/sys/fs/cgroup"
@@ -75,18 +74,12 @@ class OomKills:
 
     def watch(self, loop: Loop) -> None:
         """Record the times of kills from now until `close`, if the kernel reports them."""
-        if not self._counter.endswith("memory.events"):
-            return
-        self._inotify = system.inotify_open()
-        if self._inotify < 0:
-            return
-        if system.inotify_watch(self._inotify, self._counter, system.IN_MODIFY) < 0:
-            os.close(self._inotify)
-            self._inotify = -1
-            return
-        self._times, self._loop = [], loop
-        self._alarm = Alarm(loop, self._listen)
-        self._listen()
+        if self._counter.endswith("memory.events"):
+            self._inotify = system.inotify_open((self._counter, system.IN_MODIFY))
+        if self._inotify >= 0:
+            self._times, self._loop = [], loop
+            self._alarm = Alarm(loop, self._listen)
+            self._listen()
 
     def close(self) -> None:
         """Stop watching, but keep the findings so far."""

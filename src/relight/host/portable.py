@@ -592,8 +592,9 @@ def max_open_files(hard: int) -> int:
     return _MAX_FILES if hard < 0 else min(hard, _MAX_FILES)
 
 
-def inotify_open() -> int:
+def inotify_open(*watched: tuple[str, int]) -> int:
     """Return -1, because macOS doesn't have inotify. Files are polled instead."""
+    del watched
     return -1
 
 

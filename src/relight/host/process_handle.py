@@ -17,12 +17,9 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from relight.host.files import read_small
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
 """The system call numbers, which since Linux 5.1 are the same on all architectures except Alpha and

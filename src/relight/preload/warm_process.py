@@ -309,13 +309,8 @@ def _watch(path: str) -> int:
     """Return a descriptor that becomes readable when a file is removed, or -1 if no descriptor is
     left.
     """
-    fd = linux.inotify_open()
-    folder = os.path.dirname(path)
     events = linux.IN_DELETE | linux.IN_MOVED_FROM | linux.IN_DELETE_SELF | linux.IN_MOVE_SELF
-    if fd >= 0 and linux.inotify_watch(fd, folder, events) < 0:
-        os.close(fd)
-        return -1
-    return fd
+    return linux.inotify_open((os.path.dirname(path), events))
 
 
 def _pressure() -> int:

@@ -53,12 +53,7 @@ def _watch(path: str, directory: str) -> int:
     """
     from relight.host import system
 
-    fd = system.inotify_open()
-    watched = ((path, system.IN_MODIFY), (directory, system.IN_MOVED_TO))
-    if fd >= 0 and any(system.inotify_watch(fd, *each) < 0 for each in watched):
-        os.close(fd)
-        return -1
-    return fd
+    return system.inotify_open((path, system.IN_MODIFY), (directory, system.IN_MOVED_TO))
 
 
 def _wait_for_more(watch: int) -> None:
