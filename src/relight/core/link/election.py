@@ -41,7 +41,6 @@ from relight.base.text import format_names
 from relight.core.link.votes import (
     ALONE,
     LEAD,
-    MARGIN,
     PROBE,
     STAGGER,
     VOTE,
@@ -95,12 +94,14 @@ class _Sightings:
     """When each of the other hosts, and the coordinator, was last seen alive.
 
     Args:
-        now: the current time, before which no coordinator has been seen.
+        now: the current time.
+        none_until: the time until which no coordinator counts as seen.
         vote_s: how long a host may be silent before it counts as lost.
     """
 
-    def __init__(self, now: float, vote_s: float) -> None:
-        self.coordinator_at = now - vote_s
+    def __init__(self, now: float, none_until: float, vote_s: float) -> None:
+        self.last_step = self.listening_since = now
+        self.coordinator_at = none_until - vote_s
         """When this host last knew that a coordinator was alive."""
         self._vote_s = vote_s
         self._coordinator = -1
@@ -109,6 +110,20 @@ class _Sightings:
         """The coordinator from which this host last received a message directly, and when the
         message arrived.
         """
+
+    def step(self, now: float) -> None:
+        """Record that this process is running."""
+        if now - self.last_step > 1.5 * self._vote_s:  # was suspended, so receive messages first
+            self.listening_since = now
+        self.last_step = now
+
+    def lost_at(self) -> float:
+        """Return when the coordinator counts as lost, unless it is seen before then."""
+        return self.coordinator_at + self._vote_s
+
+    def silent_since(self) -> float:
+        """Return since when this host has been listening without seeing a coordinator."""
+        return max(self.coordinator_at, self.listening_since)
 
     def host(self, host: int, now: float) -> None:
         """Record that a host is alive."""
@@ -233,17 +248,12 @@ class Election:
         self.state = ElectionState.FOLLOWER
         self.hosts = tuple(hosts)
         self.me = me
-        self._incarnation = incarnation
-        self._vote_s = vote_s
-        self._may_stand_alone = alone
         # If there is only one host, it can't have voted for another candidate.
         votes_from = now + vote_s if len(self.hosts) > 1 else now
         self._voter = Voter(votes_from, vote_s)
-        self._campaign = Campaign(me, len(self.hosts), vote_s)
-        self._sightings = _Sightings(votes_from, vote_s)
-        self._listening_since = now
-        self._last_step = now
-        self._send_at = now
+        self._campaign = Campaign(me, incarnation, len(self.hosts), vote_s)
+        self._sightings = _Sightings(now, votes_from, vote_s)
+        self._alone_after_s = (ALONE_AFTER + me * STAGGER) * vote_s if alone else float("inf")
         self._alone = False
         self._earlier = _EarlierCoordinators()
         self._effects: list[Effect] = []
@@ -261,16 +271,14 @@ class Election:
         incarnation, outdated requests, replies about votes that were given back, and early Ticks.
         """
         self._effects = []
-        if now - self._last_step > 1.5 * self._vote_s:  # was suspended, so receive messages first
-            self._listening_since = now
-        self._last_step = now
+        self._sightings.step(now)
         if self.state is ElectionState.COORDINATOR and self.lease_until() <= now:
             self._step_down(now)
         match event:
             case BallotReceived(VoteRequest() as request) if self._is_other(request.candidate):
                 self._on_request(request, now)
             case BallotReceived(VoteReply() as reply) if self._is_other(reply.voter):
-                if (reply.candidate, reply.incarnation) == (self.me, self._incarnation):
+                if self._campaign.has_requested(reply):
                     self._on_reply(reply, now)
             case BallotReceived(VoteRelease() as release) if self._is_other(release.candidate):
                 self._on_release(release, now)
@@ -280,9 +288,9 @@ class Election:
     def deadline(self) -> float:
         """Return the time when the next Tick is due."""
         if self.state is ElectionState.COORDINATOR:
-            return min(self._send_at, self.lease_until())
+            return min(self._campaign.send_at, self.lease_until())
         if self.state is ElectionState.CANDIDATE:
-            return self._send_at
+            return self._campaign.send_at
         return self._stands_at()
 
     def coordinates(self, now: float) -> bool:
@@ -331,10 +339,11 @@ class Election:
         assert not asking or self.state is ElectionState.CANDIDATE
         assert self._voter.is_for(self.me) == (asking or is_coordinator)
         assert self._campaign.has_votes == (asking or is_coordinator)
-        assert not self._alone or (self._may_stand_alone and is_coordinator)
-        assert not is_coordinator or self._last_step < self.lease_until()
-        self._campaign.check(self._last_step)
-        assert self.deadline() > self._last_step
+        assert not self._alone or (self._alone_after_s < float("inf") and is_coordinator)
+        last_step = self._sightings.last_step
+        assert not is_coordinator or last_step < self.lease_until()
+        self._campaign.check(last_step)
+        assert self.deadline() > last_step
 
     def _is_other(self, index: int) -> bool:
         return 0 <= index < len(self.hosts) and index != self.me
@@ -374,7 +383,7 @@ class Election:
         if not campaign.add(reply, now):
             return
         if is_coordinator and reply.granted and self.lease_until() == campaign.own_vote_until:
-            self._send_at = campaign.own_vote_until + (0.25 - MARGIN) * self._vote_s
+            campaign.renew_later()
         if reply.granted or is_coordinator or not self._is_other(holder):
             return
         if reply.leads:
@@ -389,8 +398,8 @@ class Election:
 
     def _see(self, coordinator: int, at: float, now: float) -> None:
         """Record a live coordinator and stop being a candidate."""
-        is_news = self._sightings.see(coordinator, at)
-        if is_news and self.state is ElectionState.CANDIDATE and now - at < self._vote_s:
+        is_news = self._sightings.see(coordinator, at) and self._sightings.coordinator(now) >= 0
+        if is_news and self.state is ElectionState.CANDIDATE:
             self._return_votes(now)
             self.state = ElectionState.FOLLOWER
 
@@ -399,26 +408,25 @@ class Election:
         campaign = self._campaign
         if self.state is ElectionState.FOLLOWER and now >= self._stands_at():
             self.state = ElectionState.CANDIDATE
-            self._send_at = now
+            campaign.send_at = now
             self._earlier.stand(now)
         if self.state is ElectionState.CANDIDATE:
             is_free = self._voter.is_free_for(self.me, now)
             if not campaign.is_asking and campaign.is_ready(now, own_vote_is_free=is_free):
                 campaign.ask(now)
                 self._take_own_vote(now)
-                self._send_at = now
             if campaign.is_asking:
                 if campaign.majority_until > now:
-                    self._become_coordinator()
+                    self._become_coordinator(now)
                 elif campaign.has_failed(now):
                     self._return_votes(now)
         if self.state is ElectionState.CANDIDATE and self._may_go_alone(now):
             self._alone = True
             self._take_own_vote(now)
-            self._become_coordinator()
+            self._become_coordinator(now)
         elif self._alone and campaign.majority_until > now:
             self._alone = False
-        if self.state is ElectionState.FOLLOWER or now < self._send_at:
+        if self.state is ElectionState.FOLLOWER or now < campaign.send_at:
             return
         stage = PROBE
         if self.state is ElectionState.COORDINATOR:
@@ -427,48 +435,42 @@ class Election:
             stage = VOTE
         if stage != PROBE:
             self._take_own_vote(now)
-        self._send_at = now + self._vote_s / 10  # repeat until replied to; packets get lost
-        self._broadcast(VoteRequest(self.me, self._incarnation, now, stage))
+        campaign.send_later(now)
+        self._broadcast(campaign.request(now, stage))
 
     def _stands_at(self) -> float:
         """Return the time when this host becomes a candidate, unless it sees a coordinator before
         then.
         """
-        return max(self._sightings.coordinator_at + self._vote_s, self._voter.votes_from)
+        return max(self._sightings.lost_at(), self._voter.votes_from)
 
     def _may_go_alone(self, now: float) -> bool:
-        silent_since = max(self._sightings.coordinator_at, self._listening_since)
-        limit_s = (ALONE_AFTER + self.me * STAGGER) * self._vote_s
-        return (
-            self._may_stand_alone
-            and now >= silent_since + limit_s
-            and self._voter.is_free_for(self.me, now)
-        )
+        is_time = now >= self._sightings.silent_since() + self._alone_after_s
+        return is_time and self._voter.is_free_for(self.me, now)
 
     def _take_own_vote(self, now: float) -> None:
-        self._voter.grant(VoteRequest(self.me, self._incarnation, now, VOTE), now)
+        self._voter.grant(self._campaign.request(now, VOTE), now)
         self._campaign.add_own(now)
 
-    def _become_coordinator(self) -> None:
+    def _become_coordinator(self, now: float) -> None:
         self.state = ElectionState.COORDINATOR
         self._earlier.was_self = True
-        self._campaign.win()
-        self._send_at = self._last_step
+        self._campaign.win(now)
         self._sightings.forget_coordinator()
         self._effects.append(BecomeCoordinator())
 
     def _return_votes(self, now: float) -> None:
         """Return all votes and promises to their voters, including this host's own vote."""
-        if self._campaign.end(now):
+        release = self._campaign.end(now)
+        if release is not None:
             self._voter.revoke(self.me)
-            self._broadcast(VoteRelease(self.me, self._incarnation, now))
-        self._send_at = now + self._vote_s / 10
+            self._broadcast(release)
 
     def _step_down(self, now: float) -> None:
         self.state = ElectionState.FOLLOWER
         self._alone = False
         self._return_votes(now)
-        self._listening_since = now
+        self._sightings.listening_since = now
 
     def _broadcast(self, message: Ballot) -> None:
         self._effects += [SendBallot(i, message) for i in range(len(self.hosts)) if i != self.me]

@@ -261,6 +261,8 @@ class _Session:
         """Whether a coordinator has sent a message over this connection or the previous one."""
         self.late = 0
         """The number of consecutive heartbeats that were sent while an echo was late."""
+        self.awake_at = now
+        """When this process last resumed after a suspension."""
         self.over_connection_at = now
         """The time of the last echo over the connection."""
         self.redial_at = now + REDIAL_S
@@ -340,8 +342,6 @@ class Link:
         self.settings = settings
         self.echoed_at = float("-inf")
         """When the most recent echoed heartbeat was sent."""
-        self._awake_at = float("-inf")
-        """When this process last resumed after a suspension."""
         self._job_over = False
         self._lease = Lease(settings.lease_s)
         self._session: _Session | None = None
@@ -532,9 +532,9 @@ class Link:
         if self._due is not None and now > self._due + STALL_S:
             # It is not known whether the coordinator was silent in the meantime, so it gets more
             # time, but at most twice the time in total.
-            self._awake_at = min(now, self.echoed_at + settings.lost_after_s)
+            session.awake_at = min(now, self.echoed_at + settings.lost_after_s)
         silent_s = now - self.echoed_at
-        if now - max(self.echoed_at, self._awake_at) > settings.lost_after_s:
+        if now - max(self.echoed_at, session.awake_at) > settings.lost_after_s:
             self._effects.append(Disconnect())
             self._break(Broken(f"no heartbeat from it for {silent_s:.1f} s"), now)
             return

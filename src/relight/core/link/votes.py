@@ -132,17 +132,23 @@ class Voter:
 
 
 class Campaign:
-    """The votes that this host has been promised, the votes that it has received, and how long it
-    has been requesting votes.
+    """The votes that this host has been promised, the votes that it has received, how long it has
+    been requesting votes, and when it sends the next request.
 
     Args:
         me: the index of this host.
+        incarnation: a random string that identifies this process.
         hosts: the number of voting hosts.
         vote_s: how long a vote counts.
     """
 
-    def __init__(self, me: int, hosts: int, vote_s: float) -> None:
+    def __init__(self, me: int, incarnation: str, hosts: int, vote_s: float) -> None:
+        self.send_at = 0.0
+        """When the next request is due. Requests are repeated until they are replied to, because
+        packets get lost.
+        """
         self._me = me
+        self._incarnation = incarnation
         self._hosts = hosts
         self._vote_s = vote_s
         self._promised_at: dict[int, float] = {}
@@ -199,9 +205,17 @@ class Campaign:
         lower = sum(1 for voter in fresh if voter < self._me)
         return now >= self._ready_since + lower * STAGGER * self._vote_s
 
+    def request(self, now: float, stage: str) -> VoteRequest:
+        """Return a request that is sent now."""
+        return VoteRequest(self._me, self._incarnation, now, stage)
+
+    def has_requested(self, reply: VoteReply) -> bool:
+        """Return whether this process, not an earlier one, sent the request for a reply."""
+        return (reply.candidate, reply.incarnation) == (self._me, self._incarnation)
+
     def ask(self, now: float) -> None:
         """Start asking for votes."""
-        self._asking_since = now
+        self._asking_since = self.send_at = now
         self._ready_since = None
         self._promised_at.clear()
 
@@ -229,20 +243,31 @@ class Campaign:
             self._until[voter] = max(until, self._until.get(voter, until))
         return True
 
-    def win(self) -> None:
-        """Record that this host has been elected."""
-        self._asking_since = None
+    def send_later(self, now: float) -> None:
+        """Schedule the next request, unless a reply arrives before then."""
+        self.send_at = now + self._vote_s / 10
 
-    def end(self, now: float) -> bool:
-        """Give up all votes and promises. Return whether there were any votes."""
-        had_votes = bool(self._until)
+    def renew_later(self) -> None:
+        """Schedule the next request, because a majority has renewed its votes."""
+        self.send_at = self.own_vote_until + (0.25 - MARGIN) * self._vote_s
+
+    def win(self, now: float) -> None:
+        """Record that this host has been elected."""
+        self._asking_since, self.send_at = None, now
+
+    def end(self, now: float) -> VoteRelease | None:
+        """Give up all votes and promises. Return the message that releases the votes, or None if
+        there were none.
+        """
+        self.send_later(now)
         self._promised_at.clear()
         self._ready_since = None
-        if had_votes:
-            self._until.clear()
-            self._asking_since = None
-            self._void_until = now
-        return had_votes
+        if not self._until:
+            return None
+        self._until.clear()
+        self._asking_since = None
+        self._void_until = now
+        return VoteRelease(self._me, self._incarnation, now)
 
     def check(self, now: float) -> None:
         """Assert the invariants."""
