@@ -334,19 +334,19 @@ MUTANTS = (
     Mutant(
         "survivors join only the next generation, never a later one",
         "core/group/survivors.py",
-        "if ready.generation != last or member.node not in before:",
-        "if member.node not in before:",
+        "if ready.generation != last.id or member.node not in last.roster:",
+        "if member.node not in last.roster:",
     ),
     Mutant(
         "workers don't survive twice without a step in between",
         "core/group/survivors.py",
-        "elif before.survivors and not progressed:",
+        "elif last.roster.survivors and not last.reports.progressed:",
         "elif False:",
     ),
     Mutant(
         "workers don't survive a hang if it is unknown which of them hung",
         "core/group/survivors.py",
-        "elif not knows_culprit:",
+        "elif not is_known:",
         "elif False:",
     ),
     Mutant(

@@ -292,9 +292,7 @@ class Membership:
         if possible and nothing_known and self._outranks(announce):
             self._adopt(announce, now)
         live, roster = self.live, self.live.roster
-        known = possible and self.state in (
-            GroupState.RUNNING, GroupState.RECOVERING, GroupState.STOPPING
-        )  # fmt: skip
+        known = possible and self.state is not GroupState.GATHERING
         known = known and (generation, size) == (live.id, len(roster))
         known = known and not live.teardown.has_dropped(node)
         if not known or not roster.take(node, place):
@@ -512,15 +510,8 @@ class Membership:
             self._wait_for_lost(self.live.recovery.until, now)
         if self.state is GroupState.RUNNING:
             self._while_running(now)
-        order = self.live.teardown.order
-        if self.state is GroupState.STOPPING and self.live.roster.active and order is not None:
-            self._watch_stop(order, now)
-        if (
-            self.state is GroupState.STOPPING
-            and not self.live.roster.active
-            and self.live.recovery.until is None
-        ):
-            self._after_stop(now)
+        if self.state is GroupState.STOPPING:
+            self._while_stopping(now)
         if self.state not in (GroupState.STOPPING, GroupState.RECOVERING):
             self._release_departed()
         if self.state is GroupState.GATHERING:
@@ -631,11 +622,7 @@ class Membership:
         """Stop idle workers in the same way as after a failure."""
         cause = f"no rank has made progress for {format_duration(quiet_s)}"
         self.live.teardown.hung, self.live.teardown.failure_cause = True, cause
-        stop = StopWorkers(
-            self.live.id, cause, checkpoint_first=False, capture_stacks=True,
-            limit_s=_STACKS_S if len(self.live.roster) > 1 else 0.0, may_stay=True,
-        )  # fmt: skip
-        self._stop(Reason.HANG, cause, now, stop)
+        self._stop(Reason.HANG, cause, now)
 
     def _agree(self, cause: str, limit_s: float, now: float) -> None:
         """Start an agreement between the workers on when they save and exit."""
@@ -675,7 +662,8 @@ class Membership:
             live.id,
             cause,
             checkpoint_first,
-            capture_stacks=teardown.blamed_at is not None,
+            limit_s=_STACKS_S if teardown.hung and len(live.roster) > 1 else 0.0,
+            capture_stacks=teardown.hung or teardown.blamed_at is not None,
             may_stay=not checkpoint_first,
         )
         self._change(reason)
@@ -700,9 +688,16 @@ class Membership:
             # releases workers that are held while their calls are counted.
             self._confirm([node])
 
-    def _watch_stop(self, order: StopOrder, now: float) -> None:
+    def _while_stopping(self, now: float) -> None:
+        if self.live.roster.active:
+            self._watch_stop(now)
+        if not self.live.roster.active and self.live.recovery.until is None:
+            self._after_stop(now)
+
+    def _watch_stop(self, now: float) -> None:
         """Report which nodes a stop is waiting for, and drop overdue nodes."""
-        roster = self.live.roster
+        roster, order = self.live.roster, self.live.teardown.order
+        assert order is not None
         if order.must_report(now, others_wait=len(self.members) > len(roster.active)):
             self._broadcast(self.explain(now))
         if not order.must_drop(now):
@@ -775,7 +770,11 @@ class Membership:
         assert first.ready is not None
         if note := self.members.note_on(members):
             self._send(first.node, Note(note))
-        stay, refused = self._select_survivors(members)
+        stay, refused = set[str](), dict[str, str]()
+        if any(member.ready is not None and member.ready.survivors for member in members):
+            from relight.core.group import survivors
+
+            stay, refused = survivors.choose(members, last)
         self._change(Reason.GENERATION_FORMED)
         nodes = [NodeSize(m.join.local_world_size, m.join.role) for m in members]
         self.live = LiveGeneration(
@@ -798,22 +797,6 @@ class Membership:
                 self._send(member.node, Note(why))
             stays = member.node in stay
             self._send(member.node, GenerationFormed(generation, place, survivors_stay=stays))
-
-    def _select_survivors(self, members: list[Member]) -> tuple[set[str], dict[str, str]]:
-        """Return the nodes whose survivors stay, and the reason why the survivors on other nodes
-        don't.
-        """
-        if not any(member.ready is not None and member.ready.survivors for member in members):
-            return set(), {}
-        from relight.core.group import survivors
-
-        reports = self.live.reports
-        is_hang = self.live.teardown.hung or reports.waiting  # a new coordinator has the latter
-        known = not is_hang or survivors.knows_culprit(reports.failures, reports.waiting)
-        return survivors.choose(
-            members, self.live.roster, self.live.id,
-            progressed=bool(reports.progressed), knows_culprit=known,
-        )  # fmt: skip
 
     def _start_probe_if_needed(self, members: list[Member], now: float) -> bool:
         """Return whether these nodes must probe each other first, and start the probes if needed.

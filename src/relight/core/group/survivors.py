@@ -20,63 +20,50 @@ The decision may differ between nodes, because new ranks receive their state fro
 (worker/replicas).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from relight.core.diagnosis import hang_text
-from relight.core.failure import Failure
+from relight.core.group.live_generation import LiveGeneration
 from relight.core.group.members import Member
-from relight.core.group.roster import Roster
-from relight.core.ranks import GenerationId
+from relight.core.group.teardown import WorkerReports
 
 NO_STEP = "all ranks restart: no rank has reported a new step since the last recovery"
 STALE = "all ranks on this node restart: the next generation does not directly follow theirs"
 UNKNOWN_CULPRIT = "all ranks restart: the rank that hangs is unknown"
 
 
-def knows_culprit(failures: Iterable[Failure], waiting: Sequence[Failure]) -> bool:
-    """Return whether the rank that is to blame for a hang is among the ranks that their nodes have
-    ended.
-
-    Args:
-        failures: the workers that have ended.
-        waiting: the survivors of a hang.
-    """
-    hang = hang_text.diagnose([*(each for each in failures if each.exitcode), *waiting], "")
-    if hang is None or hang.is_unknown:
-        return False
-    return not {each.rank for each in waiting}.intersection(hang.ranks)
-
-
-def choose(
-    members: Iterable[Member],
-    before: Roster,
-    last: GenerationId,
-    *,
-    progressed: bool,
-    knows_culprit: bool,
-) -> tuple[set[str], dict[str, str]]:
+def choose(members: Iterable[Member], last: LiveGeneration) -> tuple[set[str], dict[str, str]]:
     """Return the nodes whose survivors stay in the next generation, and the reason why the
     survivors on other nodes don't.
 
     Args:
         members: the nodes of the next generation.
-        before: the nodes of the last generation.
         last: the last generation.
-        progressed: whether the ranks in the last generation advanced beyond all earlier ranks.
-        knows_culprit: whether it is known which rank hung, if the last generation ended because of
-            a hang.
     """
     stay, refused = set[str](), dict[str, str]()
+    is_hang = last.teardown.hung or last.reports.waiting  # a new coordinator has the latter
+    is_known = not is_hang or _knows_culprit(last.reports)
     for member in members:
         ready = member.ready
         if ready is None or not ready.survivors:
             continue
-        if ready.generation != last or member.node not in before:
+        if ready.generation != last.id or member.node not in last.roster:
             refused[member.node] = STALE
-        elif not knows_culprit:
+        elif not is_known:
             refused[member.node] = UNKNOWN_CULPRIT
-        elif before.survivors and not progressed:
+        elif last.roster.survivors and not last.reports.progressed:
             refused[member.node] = NO_STEP
         else:
             stay.add(member.node)
     return stay, refused
+
+
+def _knows_culprit(reports: WorkerReports) -> bool:
+    """Return whether the rank that is to blame for a hang is among the ranks that their nodes have
+    ended.
+    """
+    ends = [failure for failure in reports.failures if failure.exitcode]
+    hang = hang_text.diagnose([*ends, *reports.waiting], "")
+    if hang is None or hang.is_unknown:
+        return False
+    return not {each.rank for each in reports.waiting}.intersection(hang.ranks)
