@@ -12,7 +12,8 @@ from relight.base.errors import UsageError
 
 
 def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return the TLS contexts for the listening side and the connecting side.
+    """Return the TLS contexts for the listening side and the connecting side. `flags/rdzv_conf`
+    has checked that the files can be read.
 
     Args:
         cert: the file with this node's certificate. It may include the chain up to the certificate
@@ -21,10 +22,8 @@ def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLConte
         ca: the file with the certificates of the authority that has signed all nodes' certificates.
 
     Raises:
-        UsageError: if a file is missing, unreadable or malformed.
+        UsageError: if a file is malformed.
     """
-    for option, path in (("tls_cert", cert), ("tls_key", key), ("tls_ca", ca)):
-        _check_readable(option, path)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for context in (server, client):
@@ -124,14 +123,6 @@ def no_password() -> str:
         KeyLocked: always.
     """
     raise KeyLocked
-
-
-def _check_readable(option: str, path: str) -> None:
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise UsageError(f"{option}: can't read {path}: {error.strerror}") from None
 
 
 def _why_no_pair(cert: str, key: str, error: OSError) -> str:

@@ -33,12 +33,7 @@ def _login(conf: Conf) -> Login:
     if not conf.etcd_user:
         return Login()
     path = conf.etcd_password_file
-    try:
-        password = rdzv_conf.read_file(path).rstrip(b"\r\n").decode(errors="surrogateescape")
-    except OSError as error:
-        raise UsageError(
-            f"--rdzv-conf: etcd_password_file={path}: {error.strerror or error}"
-        ) from None
+    password = rdzv_conf.read_file(path).rstrip(b"\r\n").decode(errors="surrogateescape")
     if not password:
         raise UsageError(f"--rdzv-conf: etcd_password_file={path}: the file is empty")
     return Login(conf.etcd_user, password)
