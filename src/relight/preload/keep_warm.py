@@ -122,7 +122,7 @@ class Lasting:
         warm_sockets.unlock(self.lock)
         return process.run(control, agent)
 
-    def _describe(self) -> Description:
+    def _describe(self, **progress: Any) -> Description:
         return Description(
             pid=os.getpid(),
             script=self._setup["keep"]["script"],
@@ -133,11 +133,7 @@ class Lasting:
             facts=fork_compat.collect(),
             variables=self._variables,
             why_not=self.inputs.changed() or self._shadow(),
-            age_s=0.0,
-            idle_s=0.0,
-            stays_s=0.0,
-            jobs=0,
-            uses=0,
+            **progress,
         )
 
     def _shadow(self) -> str:
