@@ -82,17 +82,14 @@ class WarmProcesses:
     def _fitting(
         self, asked: Sequence[str], record: Callable[[Event], None]
     ) -> Iterator[FoundProcess]:
-        questions = _Questions(self._paths())  # the processes check their files in the meantime
-        try:
-            facts = fork_compat.collect() if questions else {}
-            for found in questions.answers():
-                if reason := _difference(found.description, self._worker, facts, asked):
-                    found.connection.close()
-                    record(WarmProcessUnfit(found.description.pid, reason))
-                else:
-                    yield found
-        finally:
-            questions.close()
+        connections = _connect(self._paths())  # the processes check their files in the meantime
+        facts = fork_compat.collect() if connections else {}
+        for found in _answers(connections):
+            if reason := _difference(found.description, self._worker, facts, asked):
+                found.connection.close()
+                record(WarmProcessUnfit(found.description.pid, reason))
+            else:
+                yield found
 
     def are_being_made(self) -> tuple[bool, BeingMade | None]:
         """Return whether any process is still importing its modules, and the state of that
@@ -151,83 +148,56 @@ class WarmProcesses:
             return []  # the directory doesn't exist, or belongs to another user
 
 
-class _Questions:
-    """Connections for receiving the descriptions of warm processes.
+def _connect(paths: Sequence[str]) -> dict[str, socket]:
+    """Connect to warm processes, each of which then begins to describe itself."""
+    found = ((path, user_sockets.connect(path, ANSWER_S)) for path in paths)
+    return {path: connection for path, connection in found if connection is not None}
 
-    Args:
-        paths: the paths of the processes' sockets.
+
+def _answers(connections: dict[str, socket]) -> Iterator[FoundProcess]:
+    """Yield each process as soon as its description arrives. Processes whose descriptions arrive at
+    the same time are in the order of their paths. A slow or unresponsive process does not delay the
+    others. All other connections are closed at the end.
     """
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self._until = time.monotonic() + ANSWER_S
-        self._open = {path: user_sockets.connect(path, ANSWER_S) for path in paths}
-        self._texts = dict.fromkeys(paths, b"")
-
-    def __bool__(self) -> bool:
-        return any(self._open.values())
-
-    def answers(self) -> Iterator[FoundProcess]:
-        """Yield each process as soon as its description arrives. Processes whose descriptions
-        arrive at the same time are in the order of their paths. A slow or unresponsive process does
-        not delay the others.
-        """
-        poll, paths = select.poll(), dict[int, str]()
-        for path, connection in self._open.items():
-            if connection is not None:
-                if linux.is_stopped(user_sockets.peer(connection).pid):
-                    continue
+    until = time.monotonic() + ANSWER_S
+    poll, paths, texts = select.poll(), dict[int, str](), dict.fromkeys(connections, b"")
+    try:
+        for path, connection in connections.items():
+            if not linux.is_stopped(user_sockets.peer(connection).pid):
                 connection.setblocking(False)
                 paths[connection.fileno()] = path
                 poll.register(connection, select.POLLIN)
-        while paths and (left := self._until - time.monotonic()) > 0:
+        while paths and (left := until - time.monotonic()) > 0:
             ready = {fd for fd, _ in poll.poll(left * 1000)}
-            for fd, path in list(paths.items()):
-                if fd in ready and self._has_ended(path):
-                    poll.unregister(fd)
-                    del paths[fd]
-                    if (found := self._probe(path)) is not None:
-                        yield found
-
-    def close(self) -> None:
-        """Close the connections to processes that have not responded."""
-        for connection in self._open.values():
-            if connection is not None:
-                connection.close()
-        self._open.clear()
-
-    def _has_ended(self, path: str) -> bool:
-        """Read the data that is available, and return whether it is complete."""
-        connection = self._open[path]
-        assert connection is not None
-        more = receive(connection, 1 << 16)
-        if more is None:
-            return False
-        self._texts[path] += more
-        text = self._texts[path]
-        return not more or text.endswith(b"\n") or len(text) > _LONGEST
-
-    def _probe(self, path: str) -> FoundProcess | None:
-        """Return a process along with its connection if it has sent a description. Otherwise, close
-        the connection.
-        """
-        connection = self._open.pop(path)
-        assert connection is not None
-        try:
-            description = fields.record(Description, fields.decode(self._texts[path]))
-        except fields.Malformed:
+            for fd, path in [each for each in paths.items() if each[0] in ready]:
+                more = receive(connections[path], 1 << 16)
+                texts[path] += more or b""
+                if not _is_complete(texts[path], more):
+                    continue
+                poll.unregister(fd)
+                del paths[fd]
+                try:
+                    description = fields.record(Description, fields.decode(texts[path]))
+                except fields.Malformed:
+                    continue
+                connection = connections.pop(path)
+                connection.settimeout(ANSWER_S)
+                yield FoundProcess(path, connection, description)
+    finally:
+        for connection in connections.values():
             connection.close()
-            return None
-        connection.settimeout(ANSWER_S)
-        return FoundProcess(path, connection, description)
+
+
+def _is_complete(text: bytes, latest: bytes | None) -> bool:
+    """Return whether a description is complete. `latest` is empty at the end of the connection, and
+    None if nothing has arrived.
+    """
+    return latest == b"" or text.endswith(b"\n") or len(text) > _LONGEST
 
 
 def ask(path: str) -> FoundProcess | None:
     """Return the warm process that listens on a socket, or None if it does not respond."""
-    questions = _Questions([path])
-    try:
-        return next(questions.answers(), None)
-    finally:
-        questions.close()
+    return next(_answers(_connect([path])), None)
 
 
 def stop(path: str) -> None:
