@@ -8,6 +8,7 @@ from operator import index
 from typing import Any
 
 from relight.preload.env_tracer import importing_module
+from relight.preload.speculative_import import UnfitError
 
 _READS = (
     "__add__", "__contains__", "__eq__", "__ge__", "__gt__", "__iter__", "__le__", "__len__",
@@ -24,9 +25,6 @@ class Arguments:
         script: the first element, as the interpreter sets it.
     """
 
-    is_lasting = True
-    """Whether this tracer's findings also apply to the next job."""
-
     def __init__(self, script: str) -> None:
         self._real = sys.argv
         self._read_by = ""
@@ -37,12 +35,11 @@ class Arguments:
         """Restore the list."""
         sys.argv = self._real
 
-    def problem(self) -> tuple[str, str]:
-        """Return the name and a description of a module that has read the command line since the
-        last call, or two empty strings.
-        """
+    def check(self) -> None:
+        """Raise UnfitError if a module has read the command line since the last call."""
         module, self._read_by = self._read_by, ""
-        return (module, f"{module} reads the script's arguments") if module else ("", "")
+        if module:
+            raise UnfitError(module, f"{module} reads the script's arguments")
 
     def _note(self) -> None:
         self._read_by = self._read_by or importing_module(sys._getframe(2))

@@ -11,11 +11,13 @@ import os
 import random
 import re
 import sys
-from collections.abc import Callable, Collection, ItemsView, Iterator, ValuesView
+from collections.abc import Collection, ItemsView, Iterator, ValuesView
 from itertools import chain, compress, filterfalse, repeat
 from operator import is_
 from types import CodeType
 from typing import Any
+
+from relight.preload.speculative_import import UnfitError
 
 _TRANSPARENT_MODULES = ("os", "collections.abc", "_collections_abc")
 _NAME = re.compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*")
@@ -38,9 +40,6 @@ class Watch:
         prefixes: name prefixes, grouped by the modules that iterated over all variables.
     """
 
-    is_lasting = True
-    """Whether this tracer's findings also apply to the next job."""
-
     def __init__(self, own: Collection[str]) -> None:
         self.reads: dict[str, set[str]] = {}
         self.prefixes: dict[str, set[str]] = {}
@@ -54,7 +53,7 @@ class Watch:
         self._yielded = ""
         self._seen: set[Any] = set()
         self._kind: Any = type(os.environ)
-        watched = _watched(self._kind, self._note_read, self._note_search, self._note_iteration)
+        watched = _watched(self._kind, self)
         for environment in (os.environ, os.environb):
             environment.__class__ = watched
         self._had = self._set_marks()
@@ -71,13 +70,13 @@ class Watch:
         """Begin a new check."""
         self._first, self._iterated_by = ("", ""), ""
 
-    def problem(self) -> tuple[str, str]:
-        """Return a module that depends on a variable that differs between workers, with a
-        description, or two empty strings. Only imports since the last `begin` count.
+    def check(self) -> None:
+        """Raise UnfitError if a module depends on a variable that differs between workers. Only
+        imports since the last `begin` count.
         """
         if self._first[0]:
             module, name = self._first
-            return module, f"{module} reads {name} when it is imported"
+            raise UnfitError(module, f"{module} reads {name} when it is imported")
         if self._iterated_by:
             self._iteration = (None, 0)  # a frame that has ended holds the last value that it read
             self._remove_marks()
@@ -86,11 +85,8 @@ class Watch:
                 found = _search(self._marks)
             self._set_marks()
             if found:
-                return (
-                    self._iterated_by,
-                    f"{self._iterated_by} reads all variables and keeps {found}",
-                )
-        return "", ""
+                by = self._iterated_by
+                raise UnfitError(by, f"{by} reads all variables and keeps {found}")
 
     def _set_marks(self) -> dict[Any, Any]:
         # The C library's copy of the environment is not changed, so programs that an import runs
@@ -151,31 +147,25 @@ class Watch:
             yield name
 
 
-def _watched(
-    kind: Any,
-    note: Callable[[str], None],
-    note_search: Callable[[str], None],
-    note_iteration: Callable[..., Any],
-) -> Any:
+def _watched(kind: Any, watch: Watch) -> Any:
     class Watched(kind):  # type: ignore[misc]
         def __getitem__(self, name: Any) -> Any:
             if isinstance(name, (str, bytes)):
-                note(os.fsdecode(name))
+                watch._note_read(os.fsdecode(name))
             return super().__getitem__(name)
 
         def __contains__(self, name: Any) -> bool:
             # Whether a variable exists may differ between jobs, or depend on whether the script has
             # set it.
             if isinstance(name, (str, bytes)):
-                note_search(os.fsdecode(name))
+                watch._note_search(os.fsdecode(name))
             try:
                 return self.encodekey(name) in self._data
             except TypeError:
                 return bool(super().__contains__(name))
 
         def __iter__(self) -> Iterator[Any]:
-            names: Iterator[Any] = note_iteration(super().__iter__())
-            return names
+            return watch._note_iteration(super().__iter__())
 
     return Watched
 

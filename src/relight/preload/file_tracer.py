@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from relight.host.devices import entries
 from relight.preload.env_tracer import importing_module
+from relight.preload.speculative_import import UnfitError
 
 _SYSTEM = ("/proc/", "/dev/", "/sys/")
 _WRITES = os.O_WRONLY | os.O_RDWR
@@ -69,15 +70,12 @@ class Inputs:
             that `.pth` files import.
     """
 
-    is_lasting = False
-    """Whether this tracer's findings also apply to the next job."""
-
     def __init__(self, began_ns: int) -> None:
         self.variables: set[str] = {"COVERAGE_"}
         self.words = _module_words()
         self._began_ns = began_ns - _CLOCK_NS
         self._opened: set[str] = set()
-        self._new: dict[str, str] = {}  # data files opened since `problem`, each with its module
+        self._new: dict[str, str] = {}  # data files opened since `check`, each with its module
         self._files: dict[str, _File | None] = {}
         self._contents: dict[str, str] = {}
         self._libraries = ""
@@ -108,9 +106,9 @@ class Inputs:
                 return f"{path} changed while it was being imported"
         return ""
 
-    def problem(self) -> tuple[str, str]:
-        """Return a module that opened a file that has changed since this process started, with a
-        description, or two empty strings. Only files opened since the last call count.
+    def check(self) -> None:
+        """Raise UnfitError if a module opened a file that has changed since this process started.
+        Only files opened since the last call count.
         """
         new, self._new = self._new, {}
         for path, module in new.items():
@@ -119,8 +117,8 @@ class Inputs:
                 continue
             self._contents.setdefault(path, _content(path))
             if file.modified_ns > self._began_ns:
-                return module, f"{module} reads {path}, which has changed in the meantime"
-        return "", ""
+                reason = f"{module} reads {path}, which has changed in the meantime"
+                raise UnfitError(module, reason, lasting=False)
 
     def changed(self) -> str:
         """Describe the first file or directory that has changed, or return an empty string if
@@ -184,21 +182,13 @@ def _is_data(path: str) -> bool:
 
 def _content(path: str) -> str:
     """Return a digest of a small file, or a unique value for a large file."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_DATA + 1)
-    except OSError:
-        data = b""
+    data = _read(path, _MAX_DATA + 1)
     return hashlib.sha256(data).hexdigest() if len(data) <= _MAX_DATA else os.urandom(16).hex()
 
 
 def _linked() -> str:
     """Return a digest of the entries in the linker's cache for the libraries that are in use."""
-    try:
-        with open(_CACHE, "rb") as file:
-            words = file.read().split(b"\0")
-    except OSError:
-        return ""
+    words = _read(_CACHE).split(b"\0")
     used = {os.fsencode(os.path.basename(path)) for path in _mapped()}
     found = [word for word in words if word[:1] == b"/" and os.path.basename(word) in used]
     return hashlib.sha256(b"\0".join(found)).hexdigest()
@@ -275,10 +265,8 @@ def _file(path: str) -> _File | None:
 
 
 def _modified_ns(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
+    file = _file(path)
+    return 0 if file is None else file.modified_ns
 
 
 def _directory(path: str) -> tuple[int, frozenset[str]]:
@@ -299,8 +287,12 @@ def _importable(names: Iterable[str]) -> Iterator[str]:
 
 
 def _text(path: str) -> str:
+    return _read(path, 1 << 16).decode(errors="replace")
+
+
+def _read(path: str, size: int = -1) -> bytes:
     try:
-        with open(path, errors="replace") as file:
-            return file.read(1 << 16)
+        with open(path, "rb") as file:
+            return file.read(size)
     except OSError:
-        return ""
+        return b""

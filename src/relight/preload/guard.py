@@ -41,11 +41,6 @@ class AgentProcess(NamedTuple):
     process: ProcessHandle
     control: int
 
-    @property
-    def pid(self) -> int:
-        """The pid of the agent."""
-        return self.process.pid
-
     @classmethod
     def parent(cls, control: int) -> "AgentProcess":
         """Return the agent that is this process's parent. Exit if the agent has already exited."""
@@ -54,10 +49,6 @@ class AgentProcess(NamedTuple):
         if os.getppid() != pid:
             os._exit(1)
         return agent
-
-    def has_ended(self) -> bool:
-        """Return whether the agent has exited."""
-        return self.process.has_ended()
 
 
 class Guard:
@@ -162,7 +153,9 @@ def _watch(
     """
     begin = time.monotonic()
     try:
-        linux.rename_process(f"warm guard of {agent.pid}" if agent else "warm guard", exactly=True)
+        linux.rename_process(
+            f"warm guard of {agent.process.pid}" if agent else "warm guard", exactly=True
+        )
         if agent is None:
             linux.show_environment({})  # the environment belongs to the job that started it
             kept = {fd for other in others for fd in other.descriptors}
@@ -179,14 +172,13 @@ def _watch(
             poll.register(agent.control, 0)  # the other end was closed
         else:
             poll.register(from_child, select.POLLIN)
-        raise_at = priority.raise_step_by_step(pid, 0.0, stays_low=stays_low)
         limit = None if agent else IMPORT_LIMIT_S
-        while True:
-            passed = time.monotonic() - begin
-            times = [at - passed for at in (raise_at, limit) if at is not None]
-            ready = dict(poll.poll(max(0.0, min(times)) * 1000 if times else None))
+        ready = dict[int, int]()
+        while limit is None or time.monotonic() - begin < limit:
             passed = time.monotonic() - begin
             raise_at = priority.raise_step_by_step(pid, passed, stays_low=stays_low)
+            times = [at - passed for at in (raise_at, limit) if at is not None]
+            ready = dict(poll.poll(max(0.0, min(times)) * 1000 if times else None))
             if from_child in ready:
                 requests.read()
                 if requests.are_imports_done:
@@ -194,9 +186,7 @@ def _watch(
                     poll.unregister(from_child)
                     for other in others:  # it no longer needs to be watched from here
                         poll.unregister(other)
-            if ready.keys() - {child.fileno(), from_child} or (
-                limit is not None and passed >= limit
-            ):
+            if ready.keys() - {child.fileno(), from_child}:
                 break
             if child.fileno() in ready:
                 status = linux.reap(pid, linux.END_LIMIT_S) or 0
@@ -208,8 +198,6 @@ def _watch(
                 child.close()
                 child = ProcessHandle(pid)
                 poll.register(child, select.POLLIN)
-                passed = time.monotonic() - begin
-                raise_at = priority.raise_step_by_step(pid, passed, stays_low=stays_low)
                 os.write(to_child, b"\n")
         if agent is not None and not ready.keys() & {other.fileno() for other in others}:
             linux.let_end(child)  # it also notices that the agent ended, and cleans up
@@ -270,6 +258,6 @@ def _is_child(pid: int) -> bool:
 
 
 def _leave(agent: AgentProcess | None, scratch: str, status: int) -> NoReturn:
-    if scratch and agent is not None and agent.has_ended():
+    if scratch and agent is not None and agent.process.has_ended():
         remove_tree(scratch)
     linux.end_as(status)

@@ -19,18 +19,13 @@ from contextlib import suppress
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relight.host import linux
 from relight.host.files import open_descriptors
 from relight.preload.env_tracer import Watch
 from relight.preload.guard import Guard
 from relight.preload.speculative_import import UnfitError, attempt
-from relight.preload.temp_dirs import Temporary
-
-if TYPE_CHECKING:
-    from relight.preload.argv_tracer import Arguments
-    from relight.preload.file_tracer import Inputs
 
 Tell = Callable[[str], None]
 """Sends a line to the agent."""
@@ -57,7 +52,7 @@ def preload(
     loaded: set[str],
     tell: Tell,
     watch: Watch,
-    others: "Sequence[Temporary | Arguments | Inputs]",
+    checks: Sequence[Callable[[], None]],
     guard: Guard,
     descriptors: Collection[int],
 ) -> tuple[tuple[bytes, bytes], dict[str, set[str]]]:
@@ -76,9 +71,8 @@ def preload(
         loaded: the modules that every worker has loaded by this time.
         tell: sends the agent a line.
         watch: finds modules that depend on a variable that differs between workers.
-        others: tracers that find modules that created a temporary file that workers would share,
-            that read the script's arguments, or that read a file which changed after this process
-            started.
+        checks: raise UnfitError if a module created a temporary file that workers would share, read
+            the script's arguments, or read a file which changed after this process started.
         guard: the guard of this process.
         descriptors: the open descriptors, apart from the guard's.
 
@@ -87,7 +81,7 @@ def preload(
     """
     outputs = [linux.anonymous_file("printed") for _ in range(2)]
     known = {0, 1, 2, *descriptors, *guard.descriptors, *outputs}
-    baseline = _Baseline(known, setup, loaded, watch, others)
+    baseline = _Baseline(known, setup, loaded, watch, checks)
     baseline.check("the start of the interpreter", 0)
     for fd, output in enumerate(outputs, 1):
         os.dup2(output, fd)
@@ -256,7 +250,7 @@ class _Baseline:
         setup: dict[str, Any],
         loaded: set[str],
         watch: Watch,
-        others: "Sequence[Temporary | Arguments | Inputs]",
+        checks: Sequence[Callable[[], None]],
     ) -> None:
         self._descriptors = descriptors
         self._directory = os.readlink("/proc/self/cwd")
@@ -265,7 +259,7 @@ class _Baseline:
         self.is_asked = not setup["learned"]
         self._known = set(loaded)
         self._watch = watch
-        self._others = others
+        self._checks = *checks, watch.check
 
     def load(self, name: str, imports: _DependencyFinder, child: int) -> None:
         """Import a module, or raise UnfitError if it can't be preloaded."""
@@ -315,10 +309,8 @@ class _Baseline:
             raise UnfitError(name, f"{name} changes sys.path other than by appending to it")
         if signal.getsignal(signal.SIGCHLD) is None:
             raise UnfitError(name, f"{name} installs its own SIGCHLD handler")
-        for watched in (*self._others, self._watch):
-            culprit, reason = watched.problem()
-            if reason:
-                raise UnfitError(culprit, reason, lasting=watched.is_lasting)
+        for check in self._checks:
+            check()
         new = sys.modules.keys() - self._known
         check_shadows(self.argv, new)
         if not self.is_asked:

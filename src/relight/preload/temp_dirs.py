@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from relight.host.files import remove_tree
 from relight.preload.env_tracer import importing_module
+from relight.preload.speculative_import import UnfitError
 
 
 class _Made(NamedTuple):
@@ -33,9 +34,6 @@ class Temporary:
     created.
     """
 
-    is_lasting = True
-    """Whether this tracer's findings also apply to the next job."""
-
     def __init__(self) -> None:
         self._made: dict[str, _Made] = {}
         self._renewed: list[tuple[Any, _Made]] = []
@@ -53,9 +51,9 @@ class Temporary:
             made = _Made(importing_module(frame), known("suffix"), known("prefix"), known("dir"))
             self._made[os.fsdecode(arguments[0])] = made
 
-    def problem(self) -> tuple[str, str]:
-        """Remove the files that were created since the last call. Return a module that created
-        something that can't be recreated, with a description, or two empty strings.
+    def check(self) -> None:
+        """Remove the files that were created since the last call. Raise UnfitError if a module
+        created something that can't be recreated.
         """
         made = {path: by for path, by in self._made.items() if os.path.lexists(path)}
         self._made.clear()
@@ -64,9 +62,9 @@ class Temporary:
             remove_tree(path) if os.path.isdir(path) else os.unlink(path)
         for path, by in made.items():
             if path not in directories:
-                return by.module, f"{by.module} creates a temporary file or directory: {path}"
+                reason = f"{by.module} creates a temporary file or directory: {path}"
+                raise UnfitError(by.module, reason)
             self._renewed.append((directories[path], by))
-        return "", ""
 
     def renew(self) -> None:
         """Recreate the temporary directories in a worker."""

@@ -38,14 +38,11 @@ from relight.preload.importer import preload
 from relight.preload.lazy_modules import Deferred, Imports, references, third_party
 from relight.preload.random_state import RandomState
 from relight.preload.speculative_import import UnfitError
-from relight.preload.temp_dirs import Temporary
 from relight.processes import generation_pipe
 from relight.processes.generation_pipe import GenerationPlan, WorkerPlan
 from relight.processes.spawner import Spawner
 
 if TYPE_CHECKING:
-    from relight.preload.argv_tracer import Arguments
-    from relight.preload.file_tracer import Inputs
     from relight.preload.keep_warm import Lasting
 
 _END_LIMIT_S = 10.0
@@ -151,8 +148,12 @@ def serve(
     # pages. When a worker is about to exit, the collector must see every object, so that
     # destructors run.
     atexit.register(gc.unfreeze)
+    lasting: Lasting | None = None
     try:
-        lasting = _lasting(setup, loaded)
+        if setup["keep"]:
+            from relight.preload import keep_warm
+
+            lasting = keep_warm.Lasting(setup, loaded)
         agent = None if lasting else AgentProcess.parent(control_fd)
         guard = stand_guard(
             agent,
@@ -167,20 +168,20 @@ def serve(
         )
         random_state = RandomState()
         descriptors: list[int] = [control_fd]
-        watches: list[Temporary | Arguments | Inputs] = [random_state.temporary]
+        checks = [random_state.temporary.check]
         if agent is not None:
             descriptors += agent.process.descriptors
         if lasting is not None:
             descriptors.append(lasting.lock)
             descriptors += (fd for each in lasting.until for fd in each.descriptors)
-            watches += (lasting.arguments, lasting.inputs)
+            checks += (lasting.arguments.check, lasting.inputs.check)
 
         def tell(line: str) -> None:
             if lasting is not None:
                 lasting.show_progress()
             _send(control, line, must_arrive=lasting is None)
 
-        printed, needs = preload(setup, loaded, tell, watch, watches, guard, descriptors)
+        printed, needs = preload(setup, loaded, tell, watch, checks, guard, descriptors)
         random_state.end()
         hidden = third_party(loaded)
         for name, others in references(hidden).items():
@@ -205,7 +206,7 @@ def serve(
         if lasting is not None:
             control, agent, guard = _begin_job(lasting, control, setup["agent"])
         assert agent is not None
-        linux.rename_process(f"warm spawner of {agent.pid}", exactly=True)
+        linux.rename_process(f"warm spawner of {agent.process.pid}", exactly=True)
         # From here on, this process cleans up when the guard ends, even if it is stopped.
         guard.outlive_guard()
         raise_limit()  # for the descriptors of all workers
@@ -226,14 +227,6 @@ def serve(
     except Exception as error:
         os.write(2, f"relight: this worker could not be forked: {error!r}\n".encode())
         os._exit(EXIT_INTERNAL)
-
-
-def _lasting(setup: dict[str, Any], loaded: set[str]) -> "Lasting | None":
-    if not setup["keep"]:
-        return None
-    from relight.preload.keep_warm import Lasting
-
-    return Lasting(setup, loaded)
 
 
 def _begin_job(
@@ -276,7 +269,7 @@ def _serve_generations(
             break  # the agent no longer relies on this process
         spawner.end()
         linux.restore_signals(mask)
-        if scratch and (spawner.abandoned or agent.has_ended()):
+        if scratch and (spawner.abandoned or agent.process.has_ended()):
             remove_tree(scratch)
     os._exit(0)
 
