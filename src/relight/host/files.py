@@ -6,6 +6,7 @@ The layout is torchrun's: `<base>/<run id>_<random>/`. Each agent creates its ow
 import errno
 import os
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -171,6 +172,15 @@ def read_small(path: str) -> bytes:
     finally:
         os.close(fd)
     return b"".join(parts)
+
+
+def newest_first(paths: Iterable[str]) -> list[str]:
+    """Return the paths that exist, most recently modified first."""
+    ages = []
+    for path in paths:
+        with suppress(OSError):
+            ages.append((os.lstat(path).st_mtime_ns, path))
+    return [path for _, path in sorted(ages, reverse=True)]
 
 
 def open_descriptors(folder: str = "/proc/self/fd") -> dict[int, str]:

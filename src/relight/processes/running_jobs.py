@@ -9,18 +9,22 @@ process that lists jobs removes it.
 """
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from relight.base import fields
 from relight.base.package import __version__
 from relight.base.values import whole
+from relight.core.group import node_stacks
+from relight.core.group.node_stacks import NodeStacks
 from relight.core.status.snapshot import (
     ENDED,
     ClusterQuery,
     EventsAfter,
+    NodeAnswer,
     NodeAnswers,
     NodeSnapshot,
     Output,
@@ -31,9 +35,6 @@ from relight.core.status.snapshot import (
 from relight.host import files, user_sockets
 from relight.host.user_sockets import JOBS, OF_JOB
 from relight.processes import agent_processes
-
-if TYPE_CHECKING:
-    from relight.core.group.node_stacks import NodeStacks
 
 _ENDED, _TOKEN = ".json", ".token"
 _MAX_ENDED = 100
@@ -138,7 +139,7 @@ class JobDirectory:
         if own is None or own.nodes == 1 or own.state == ENDED:
             return None if own is None else WholeJob((own,))
         others, silent = list[NodeSnapshot](), list[str]()
-        for host, answer in self._query_all_nodes(job, "").nodes:
+        for host, answer in self._query_all_nodes(job, None):
             found = None if answer is None else read_snapshot(answer)
             if found is None:
                 silent.append(host)
@@ -152,8 +153,8 @@ class JobDirectory:
 
     def output_elsewhere(self, job: str, question: Output) -> str:
         """Return a rank's latest output, no matter which node the rank is on."""
-        found = self._query_all_nodes(job, _line(question).decode().strip())
-        return next((each.answer for each in found.nodes if each.answer), "")
+        found = self._query_all_nodes(job, question)
+        return next((each.answer for each in found if each.answer), "")
 
     def events(self, job: str, question: EventsAfter) -> Iterator[str]:
         """Return the lines of the events that an agent has in memory, followed by new events if the
@@ -174,23 +175,16 @@ class JobDirectory:
         """Return each node's host and the lines of the events in its agent's memory whose numbers
         are above the given one. The list is empty for a node that doesn't respond.
         """
-        question = _line(EventsAfter(number, follow=False)).decode().strip()
-        found = self._query_all_nodes(job, question).nodes
+        found = self._query_all_nodes(job, EventsAfter(number, follow=False))
         return [(each.host, (each.answer or "").splitlines()) for each in found]
 
-    def stacks(self, job: str) -> "list[tuple[str, NodeStacks | None]]":
+    def stacks(self, job: str) -> list[tuple[str, NodeStacks | None]]:
         """Return each node's name and the stacks of its workers, or None instead of the stacks if
         the node doesn't respond. The list is empty if this machine's agent doesn't respond.
         """
-        from relight.core.group import node_stacks
-
-        question = _line(Stacks())
-        found = [
-            (each.host, each.answer)
-            for each in self._query_all_nodes(job, question.decode().strip()).nodes
-        ]
+        found = [(each.host, each.answer) for each in self._query_all_nodes(job, Stacks())]
         if not found:  # a single-node job, or one without a coordinator
-            own = self._answer(job, question).decode(errors="replace")
+            own = self._answer(job, _line(Stacks())).decode(errors="replace")
             found = [(socket.gethostname(), own)] if own else []
         names = node_stacks.numbered(host for host, _ in found)
         return [
@@ -204,12 +198,10 @@ class JobDirectory:
         Raises:
             OSError: if it can't be written.
         """
-        import json
-
         path = os.path.join(self.path, snapshot.id + _ENDED)
         files.replace(path, json.dumps(fields.to_json(snapshot)))
         paths = [os.path.join(self.path, name + _ENDED) for name in self._names(_ENDED)]
-        for old in sorted(paths, key=_age)[:-_MAX_ENDED]:
+        for old in files.newest_first(paths)[_MAX_ENDED:]:
             with contextlib.suppress(OSError):
                 os.unlink(old)
 
@@ -240,13 +232,15 @@ class JobDirectory:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.path, job + ending))
 
-    def _query_all_nodes(self, job: str, question: str) -> NodeAnswers:
+    def _query_all_nodes(self, job: str, question: Question | None) -> tuple[NodeAnswer, ...]:
+        """Return the nodes' answers to a question, or their snapshots without a question."""
+        text = "" if question is None else _line(question).decode().strip()
         try:
-            found = fields.decode(self._answer(job, _line(ClusterQuery(question))))
+            found = fields.decode(self._answer(job, _line(ClusterQuery(text))))
             answers: NodeAnswers = fields.record(NodeAnswers, found)
         except fields.Malformed:
-            return NodeAnswers(())
-        return answers
+            return ()
+        return answers.nodes
 
     def _names(self, ending: str) -> list[str]:
         return [
@@ -282,8 +276,6 @@ def is_id(text: str) -> bool:
 
 
 def _line(question: Question) -> bytes:
-    import json
-
     return json.dumps(fields.to_json(question)).encode() + b"\n"
 
 
@@ -309,10 +301,3 @@ def _version_in(answer: bytes) -> str:
         return ""
     version = found.get("version") if isinstance(found, dict) else None
     return f"relight {fields.fit(version, 'name')}" if isinstance(version, str) and version else ""
-
-
-def _age(path: str) -> float:
-    try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return 0.0

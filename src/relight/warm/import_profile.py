@@ -298,10 +298,6 @@ def _files(folder: str) -> Iterator[str]:
 
 def _remove_oldest(folder: str) -> None:
     """Remove the least recently used profiles."""
-    ages = []
-    for path in _files(folder):
-        with contextlib.suppress(OSError):
-            ages.append((os.stat(path).st_mtime_ns, path))
-    for _, path in sorted(ages)[:-_MAX_FILES]:
+    for path in files.newest_first(_files(folder))[_MAX_FILES:]:
         with contextlib.suppress(OSError):
             os.unlink(path)

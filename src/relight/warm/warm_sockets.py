@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from relight.base import fields
-from relight.host import user_sockets
+from relight.host import files, user_sockets
 from relight.warm.fork_compat import Variables
 
 _LOCK = "lock-"
@@ -96,14 +96,13 @@ class SocketDirectory:
 
     def sockets(self, of: str = "") -> list[str]:
         """Return the paths of the sockets with this name, or of all sockets, newest first."""
-        ages = []
-        for name in os.listdir(self.path):
-            is_socket = not (name.startswith(_LOCK) or name.endswith(user_sockets.NEW))
-            if is_socket and name.startswith(f"{of}." if of else ""):
-                path = os.path.join(self.path, name)
-                with contextlib.suppress(OSError):
-                    ages.append((os.lstat(path).st_mtime_ns, path))
-        return [path for _, path in sorted(ages, reverse=True)]
+        names = [
+            name
+            for name in os.listdir(self.path)
+            if not (name.startswith(_LOCK) or name.endswith(user_sockets.NEW))
+            and name.startswith(f"{of}." if of else "")
+        ]
+        return files.newest_first(os.path.join(self.path, name) for name in names)
 
     def new(self, name: str) -> tuple[str, int]:
         """Return the path for a new socket, and the descriptor of a locked file. As long as any
