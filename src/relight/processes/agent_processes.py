@@ -7,7 +7,8 @@ users' agents are included only if the caller is root.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from relight.base.errors import UsageError
@@ -44,16 +45,6 @@ class Running(NamedTuple):
     slow_ranks: str = ""
 
 
-class _Process(NamedTuple):
-    pid: int
-    parent: int
-    session: int
-    flags: int
-    name: str
-    seconds: float
-    words: tuple[str, ...]
-
-
 def lives(pid: int) -> bool:
     """Return whether a process is alive, even if it is stopped."""
     return system.is_running(pid) or system.is_stopped(pid)
@@ -65,15 +56,20 @@ def running() -> list[Running]:
     Raises:
         UsageError: if proc(5) is missing.
     """
-    processes = {process.pid: process for process in _processes()}
-    children: dict[int, list[_Process]] = {}
-    for process in processes.values():
-        children.setdefault(process.parent, []).append(process)
-    return [
-        _describe(process, children)
-        for _, process in sorted(processes.items())
-        if arguments(process.words) is not None and not _is_fork(process, processes)
-    ]
+    since_boot = _read("/proc/uptime").split()
+    if not since_boot:
+        raise UsageError("can't list agents: this system has no /proc", hint="give a job")
+    user, found = os.geteuid(), []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        words = _words(pid)
+        if arguments(words) is None:
+            continue
+        with suppress(OSError, IndexError):  # it has exited in the meantime
+            stat = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+            if user in (0, os.stat(f"/proc/{pid}").st_uid) and not _is_fork(words, stat):
+                began = int(stat[19]) / os.sysconf("SC_CLK_TCK")
+                found.append(_describe(pid, words, max(0.0, float(since_boot[0]) - began)))
+    return found
 
 
 def arguments(words: Sequence[str]) -> list[str] | None:
@@ -96,79 +92,66 @@ def arguments(words: Sequence[str]) -> list[str] | None:
     return None
 
 
-def _is_fork(process: _Process, processes: Mapping[int, _Process]) -> bool:
+def _is_fork(words: tuple[str, ...], stat: Sequence[str]) -> bool:
     """Return whether a process was forked by an agent and still has the agent's command line. Both
     the process's flags and its parent are checked, because the parent may have exited, and because
     gVisor doesn't show flags.
     """
-    parent = processes.get(process.parent)
-    is_parents = parent is not None and parent.words == process.words
-    return is_parents or bool(process.flags & _PF_FORKNOEXEC)
+    return _words(int(stat[1])) == words or bool(int(stat[6]) & _PF_FORKNOEXEC)
 
 
-def _describe(agent: _Process, children: dict[int, list[_Process]]) -> Running:
-    own = children.get(agent.pid, [])
-    below = [child for guard in own for child in children.get(guard.pid, [])]  # `stand_guard`
-    own = [child for child in own + below if child.name in (_COLD, _WARM)]
-    holders = [child.pid for child in own]
-    # A worker's orphans are also children of the spawner, but most of them are not session leaders.
-    workers = [w for pid in holders for w in children.get(pid, []) if w.session == w.pid]
-    warm = next((child.pid for child in own if child.name == _WARM), 0)
-    known = next(filter(None, (_variables(worker.pid) for worker in workers)), {})
+def _describe(pid: int, words: tuple[str, ...], seconds: float) -> Running:
+    own = system.child_pids(pid)
+    own += [child for guard in own for child in system.child_pids(guard)]  # `stand_guard`
+    cold, warm = ([child for child in own if _name(child) == name] for name in (_COLD, _WARM))
+    workers = [
+        child
+        for spawner in (*cold, *warm)
+        for child in system.child_pids(spawner)
+        if _leads_session(child)
+    ]
+    known = next(filter(None, map(_variables, workers)), {})
     return Running(
-        pid=agent.pid,
+        pid=pid,
         run_id=known.get("TORCHELASTIC_RUN_ID", ""),
-        workers=tuple(sorted(worker.pid for worker in workers)),
-        seconds=agent.seconds,
-        memory=sum(system.memory(pid) for pid in _tree(agent.pid, children)),
-        warm_pid=warm,
-        warm_memory=system.memory(warm) if warm else 0,
-        command=agent.words,
+        workers=tuple(sorted(workers)),
+        seconds=seconds,
+        memory=sum(map(system.memory, (pid, *system.tree(pid)))),
+        warm_pid=warm[0] if warm else 0,
+        warm_memory=system.memory(warm[0]) if warm else 0,
+        command=words,
         job=known.get("RELIGHT_JOB_ID", ""),
-        slow_ranks=slow_ranks.shown_by(agent.pid),
+        slow_ranks=slow_ranks.shown_by(pid),
     )
 
 
-def _tree(pid: int, children: dict[int, list[_Process]]) -> Iterator[int]:
-    left = [pid]
-    while left:
-        yield (pid := left.pop())
-        left += [child.pid for child in children.get(pid, ())]
-
-
-def _processes() -> Iterator[_Process]:
-    user = os.geteuid()
+def _leads_session(pid: int) -> bool:
+    """Return whether a child of a spawner is a worker. A worker's orphans are also children of the
+    spawner, but most of them are not session leaders.
+    """
     try:
-        since_boot = float(_read("/proc/uptime").split()[0])
-    except FileNotFoundError:
-        raise UsageError("can't list agents: this system has no /proc", hint="give a job") from None
-    ticks = os.sysconf("SC_CLK_TCK")
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
-        try:
-            if user not in (0, os.stat(f"/proc/{name}").st_uid):
-                continue
-            stat, _, rest = _read(f"/proc/{name}/stat").rpartition(")")
-            words = _read(f"/proc/{name}/cmdline").rstrip("\0").split("\0")
-        except OSError:
-            continue  # it has exited in the meantime
-        state, parent, *fields = rest.split()
-        if state not in "ZX":
-            seconds = max(0.0, since_boot - int(fields[17]) / ticks)
-            short = stat.partition("(")[2]
-            session, flags = int(fields[1]), int(fields[4])
-            yield _Process(int(name), int(parent), session, flags, short, seconds, tuple(words))
+        return os.getsid(pid) == pid and lives(pid)
+    except OSError:
+        return False
+
+
+def _words(pid: int) -> tuple[str, ...]:
+    return tuple(_read(f"/proc/{pid}/cmdline").rstrip("\0").split("\0"))
+
+
+def _name(pid: int) -> str:
+    return _read(f"/proc/{pid}/comm").removesuffix("\n")
 
 
 def _variables(pid: int) -> dict[str, str]:
-    try:
-        pairs = [text.partition("=") for text in _read(f"/proc/{pid}/environ").split("\0")]
-    except OSError:
-        return {}
-    return {name: value for name, _, value in pairs}
+    pairs = [text.partition("=") for text in _read(f"/proc/{pid}/environ").split("\0")]
+    return {name: value for name, equals, value in pairs if equals}
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        return file.read()
+    """Return a file's content, or an empty string if the process has exited."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
