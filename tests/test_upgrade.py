@@ -270,7 +270,6 @@ LOADED_BEFORE = {
     "relight.agent.event_process": "--event-log-handler",
     "relight.host.env_fingerprint": "several nodes",
     "relight.output.file_tails": "--tee",
-    "relight.warm.import_profile": "--preload=auto",
     "relight.output.log_filters": "--tee",
     "relight.warm.preloading": "--preload",
     "relight.warm.background": "--max-restarts",

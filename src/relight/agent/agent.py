@@ -111,7 +111,6 @@ _END_LIMIT_S = 30.0
 _LOADED_FOR_RESTARTS = (
     "relight.host.free_memory",
     "relight.warm.preloading",
-    "relight.warm.import_profile",
 )
 """Modules for workers that are forked warm after a restart (--preload=background)."""
 

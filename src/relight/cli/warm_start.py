@@ -157,7 +157,7 @@ class _Start:
     def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
         """Do nothing, because there are no workers."""
 
-    def lost(self, reason: str, *, retry: bool) -> None:
+    def lost(self, spawner: WarmSpawner, reason: str, *, retry: bool) -> None:
         """Record that the warm process can't be used."""
-        del retry
+        del spawner, retry
         self._reason = reason or "it has ended"

@@ -17,11 +17,11 @@ from relight.events.event_types import Event, WorkersForked
 from relight.host.loop import Loop
 from relight.processes.generation_pipe import WorkerPlan
 from relight.processes.spawner import SpawnerProcess
+from relight.processes.worker_processes import Fork
 from relight.warm.watched_worker import WatchedWorker
 from relight.warm.worker_program import WorkerProgram, files
 
 if TYPE_CHECKING:
-    from relight.processes.worker_processes import Fork
     from relight.warm.preloading import Preload
 
 
@@ -97,7 +97,7 @@ class BackgroundPreload:
         self._watched.poll(self._poll)
         return held
 
-    def fork_beside(self) -> "Fork | None":
+    def fork_beside(self) -> Fork | None:
         """Return a function that starts workers while others are running, or None if that is not
         possible.
         """

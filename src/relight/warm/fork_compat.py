@@ -10,11 +10,12 @@ from a warm process must have the same attributes as a worker that its own job s
 
 import hashlib
 import os
+import resource
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from relight.base.errors import signal_name
-from relight.host import linux
+from relight.host import descriptors, linux
 from relight.host.devices import content, entries
 
 _STATUS = (
@@ -189,10 +190,6 @@ def _limits() -> dict[str, str]:
     """Return the limits that a worker has. They may differ from this process's own, because an
     agent may raise its open-file limit.
     """
-    import resource
-
-    from relight.host import descriptors
-
     found = {}
     for name in dir(resource):
         if name.startswith("RLIMIT_"):

@@ -6,13 +6,10 @@
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from relight.base.values import AUTO, BACKGROUND
+from relight.warm.import_profile import LearnedFile
 from relight.warm.worker_program import WorkerProgram
-
-if TYPE_CHECKING:
-    from relight.warm.import_profile import LearnedFile
 
 
 class ImportList:
@@ -29,13 +26,9 @@ class ImportList:
         self._worker_program = worker_program
 
     @cached_property
-    def learned(self) -> "LearnedFile | None":
+    def learned(self) -> LearnedFile | None:
         """The script's profile, if --preload=auto is used. It is read on first use."""
-        if not self.is_auto:
-            return None
-        from relight.warm.import_profile import LearnedFile
-
-        return LearnedFile(self._worker_program)
+        return LearnedFile(self._worker_program) if self.is_auto else None
 
     def add(self, imports: Iterable[str]) -> None:
         """Add the modules that workers have imported, except those that can't be preloaded."""

@@ -40,7 +40,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relight.base.errors import MachineError
 from relight.base.text import format_duration
@@ -66,23 +66,16 @@ from relight.host import linux
 from relight.host.loop import Alarm, Loop
 from relight.processes.generation_pipe import WorkerPlan
 from relight.processes.spawner import SpawnerProcess
+from relight.processes.worker_processes import Fork
 from relight.warm import script_scan, warm_processes, warm_spawner
 from relight.warm.import_list import ImportList
+from relight.warm.import_profile import LearnedFile
 from relight.warm.script_variables import ScriptVariables
 from relight.warm.warm_processes import WarmProcesses
 from relight.warm.warm_sockets import BeingMade
-from relight.warm.warm_spawner import (
-    ANSWER_S,
-    SpawnerHandle,
-    WarmSpawner,
-    WarmSpawnerOwner,
-)
+from relight.warm.warm_spawner import ANSWER_S, SpawnerHandle, WarmSpawner
 from relight.warm.watched_worker import WatchedWorker
 from relight.warm.worker_program import WorkerProgram, files
-
-if TYPE_CHECKING:
-    from relight.processes.worker_processes import Fork
-    from relight.warm.import_profile import LearnedFile
 
 _END_LIMIT_S = 1.0
 _GUARD_S = 1.0
@@ -97,49 +90,6 @@ _POLL_S = 0.02
 _LONG_S = 2.0
 _LONGEST_START_S = 120.0
 """If a cold start takes longer than this, its duration says nothing about the import time."""
-
-
-class _Leftovers:
-    """The processes that warm spawners leave behind and that this agent has to end. They are the
-    spawners' guards, and processes that imports have started.
-    """
-
-    def __init__(self) -> None:
-        linux.adopt_orphans()  # a process that an import started must not outlive the agent
-        self._guards: set[int] = set()  # guards of stopped warm spawners, to be reaped
-
-    def await_guard(self, guard: int) -> None:
-        """Record the guard of a stopped warm spawner."""
-        self._guards.add(guard)
-
-    def reap(self) -> None:
-        """Reap the guards of stopped warm spawners, unless a generation has already done so."""
-        while self._guards:
-            if guard := self._guards.pop():
-                with suppress(ChildProcessError):
-                    linux.reap(guard, _GUARD_S)
-
-    def end(self) -> None:
-        """Kill the processes that imports have started."""
-        linux.end_children(_END_LIMIT_S, linux.own_children)
-
-
-class _Successor:
-    """Receives messages from a new warm spawner that is meant to replace the current one."""
-
-    def __init__(self, preload: "Preload") -> None:
-        self._preload = preload
-        self.without, self.learned, self.wrote = preload.without, preload.learned, preload.wrote
-
-    def ready(self, event: PreloadReady) -> None:
-        """Record that the new warm spawner can fork workers."""
-        self._preload.ready(event)
-        self._preload.replace_if_ready()
-
-    def lost(self, reason: str, *, retry: bool) -> None:
-        """Stop the new warm spawner. The current one stays in use."""
-        del retry
-        self._preload.give_up_successor(reason)
 
 
 class Preload:
@@ -166,7 +116,8 @@ class Preload:
         say: Callable[[str], None],
         watched: WatchedWorker | None = None,
     ) -> None:
-        self._leftovers = _Leftovers()
+        linux.adopt_orphans()  # a process that an import started must not outlive the agent
+        self._guards: set[int] = set()  # guards of stopped warm spawners, to be reaped
         self._loop = loop
         self._worker_program = worker_program
         self._modules = ImportList(worker_program, modules)
@@ -238,10 +189,8 @@ class Preload:
         self._spawner = WarmSpawner(self._loop, origin, self)
         return True
 
-    def is_settled(self) -> bool:
+    def _is_settled(self) -> bool:
         """Return whether the first generation can start without waiting."""
-        if self._is_held_up:
-            return False
         return self._spawner is None or self._spawner.is_ready or bool(self._generations)
 
     def wait(self, otherwise: Callable[[], bool]) -> None:
@@ -251,12 +200,12 @@ class Preload:
         """
         if self._is_held_up:
             self._await_other(otherwise)
-        if self.is_settled():
+        if self._is_settled():
             return
         silent = self._loop.call_after(_SILENT_S, self._report_slow)
-        self._loop.run_until(lambda: self.is_settled() or otherwise(), _PATIENCE_S)
+        self._loop.run_until(lambda: self._is_settled() or otherwise(), _PATIENCE_S)
         silent.cancel()
-        if not self.is_settled() and not otherwise():
+        if not self._is_settled() and not otherwise():
             self._note_endless_import()
 
     def _await_other(self, otherwise: Callable[[], bool]) -> None:
@@ -305,7 +254,7 @@ class Preload:
             return
         if self._generations or not _sets_variables(self._worker_program, modules.learned):
             self._reclaim()
-            self._start(low_priority=True)  # a generation may begin before it is ready
+            self._start()  # at low priority, because a generation may begin before it is ready
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the environment variables that make a worker report its imports, if this worker is
@@ -329,7 +278,7 @@ class Preload:
         self._generations += 1
         if self._watched is not None:
             self._watched.begin()
-        self.replace_if_ready()
+        self._replace_if_ready()
         self._adopt_other()
         warm = self._spawner
         if warm is not None and warm.is_ready:
@@ -349,7 +298,7 @@ class Preload:
             self._watched.when_imports(self._modules.third_party(), self._learn)
         else:
             if self._generations > 1 and self._modules.names:
-                self._start_again()
+                self._start()
             self._learn_from_worker()
         return held
 
@@ -383,19 +332,19 @@ class Preload:
         self._modules.add(self._watched.imports())
         # The current one stays in use, and `_replaced` delays the next attempt.
         with suppress(OSError):
-            self._next = self._begin_spawner(_Successor(self), low_priority=True)
+            self._next = self._begin_spawner(low_priority=True)
 
-    def replace_if_ready(self) -> None:
+    def _replace_if_ready(self) -> None:
         """Replace the warm spawner with its successor, unless the current one has workers as
         children.
         """
         if self._next is not None and self._next.is_ready and not self._lent:
             successor, self._next = self._next, None
             self._stop()
-            self._leftovers.reap()
+            self._reap_guards()
             self._spawner = successor
 
-    def give_up_successor(self, reason: str) -> None:
+    def _give_up_successor(self, reason: str) -> None:
         """Stop a successor that turned out to be unusable."""
         if self._next is not None:
             self._record(PreloadUnfit(reason, not self._modules.is_auto))
@@ -412,7 +361,7 @@ class Preload:
                     lambda: self._spawner is None or self._spawner.is_ready, ANSWER_S
                 )
 
-    def fork_beside(self) -> "Fork | None":
+    def fork_beside(self) -> Fork | None:
         """Return a function that starts workers while workers from another spawner are running.
         Return None if the warm spawner is not ready, or if the running workers are its own.
         """
@@ -430,7 +379,7 @@ class Preload:
         if self._next is not None:
             self._end(self._next, is_kept=self._worker_program.keep is not None)
         self._reclaim()
-        self._leftovers.end()
+        self._end_orphans()
         watched, self._watched = self._watched, None
         if watched is not None:
             watched.close()
@@ -477,6 +426,7 @@ class Preload:
         if self._modules.learned is not None and not self._is_taken:
             self._modules.learned.note_seconds(event.seconds)
         self._record(event)
+        self._replace_if_ready()
 
     def without(self, module: str, reason: str, seconds: float) -> None:
         """Report a module that the warm spawner did not preload."""
@@ -514,8 +464,17 @@ class Preload:
         """
         self._script.report(name, value, by_library=by_library)
 
-    def lost(self, reason: str, *, retry: bool) -> None:
-        """Stop a warm spawner that can't be used. If `retry` is set, the next generation starts
+    def lost(self, spawner: WarmSpawner, reason: str, *, retry: bool) -> None:
+        """Stop a warm spawner that can't be used. If it is a successor, the current one stays in
+        use.
+        """
+        if spawner is self._next:
+            self._give_up_successor(reason)
+        else:
+            self._give_up(reason, retry=retry)
+
+    def _give_up(self, reason: str, *, retry: bool) -> None:
+        """Stop the current warm spawner, if any. If `retry` is set, the next generation starts
         another one.
         """
         self._why_not = reason
@@ -523,7 +482,7 @@ class Preload:
         self._stop()
         if not self._lent:
             self._reclaim()
-            self._leftovers.end()
+            self._end_orphans()
         if not retry:
             self._tries = 0
 
@@ -543,7 +502,7 @@ class Preload:
         )
 
     def _report_slow(self) -> None:
-        if self._spawner is not None and not self.is_settled():
+        if self._spawner is not None and not self._is_settled():
             importing = self._spawner.importing
             what = f"{importing} is being imported" if importing else "it is starting"
             left = format_duration(_PATIENCE_S - _SILENT_S)
@@ -563,14 +522,14 @@ class Preload:
         except OSError as error:
             warm.hear()  # it may have sent the reason why it closed the socket
             if not warm.is_stopped:
-                self.lost(
+                self._give_up(
                     f"can't send it the list of workers to fork: {error.strerror}", retry=True
                 )
             return None
         if warm.wait_forked(connection):
             return connection
         if not warm.is_stopped:
-            self.lost(f"it has not forked the workers within {ANSWER_S:.0f} s", retry=False)
+            self._give_up(f"it has not forked the workers within {ANSWER_S:.0f} s", retry=False)
         connection.close()  # an earlier close would tell the spawner that this process exited
         self._tries = 0
         return None
@@ -581,7 +540,7 @@ class Preload:
         if not modules.names and self._watched is not None:
             modules.add(self._watched.imports())
         if modules.names:
-            self._start_again(low_priority=low_priority)
+            self._start(low_priority=low_priority)
         else:
             self._why_not = "no worker could be observed"
         if self._generations == 1:
@@ -594,24 +553,23 @@ class Preload:
         reason, can_help = self._script.adopt()
         if reason:
             self._processes.discard()
-            self.give_up_successor(reason)
-            self.lost(reason, retry=can_help)
+            self._give_up_successor(reason)
+            self._give_up(reason, retry=can_help)
 
-    def _start_again(self, *, low_priority: bool = True) -> None:
-        if self._spawner is self._next is None and self._tries:
-            self._start(low_priority=low_priority)
-
-    def _start(self, *, low_priority: bool) -> None:
+    def _start(self, *, low_priority: bool = True) -> None:
+        """Start the warm spawner, unless there already is one or it has been given up."""
+        if (self._spawner or self._next) is not None or not self._tries:
+            return
         if self._watched is not None and self._asked is None:
             self._script.add(self._watched.writes())
             self._watched.stop()
         self._tries -= 1
         self._why_not = ""
         if self._is_upgraded():
-            self.lost("the files of relight have changed since this job started", retry=False)
+            self._give_up("the files of relight have changed since this job started", retry=False)
             return
         try:
-            self._spawner = self._begin_spawner(self, low_priority=low_priority)
+            self._spawner = self._begin_spawner(low_priority=low_priority)
         except BlockingIOError:
             self._why_not = "a warm process for another job is importing these modules"
             return
@@ -619,7 +577,7 @@ class Preload:
             self._why_not = f"it can't be started: {error.strerror or error}"
             self._record(PreloadUnfit(self._why_not, not self._modules.is_auto))
 
-    def _begin_spawner(self, owner: WarmSpawnerOwner, *, low_priority: bool) -> WarmSpawner:
+    def _begin_spawner(self, *, low_priority: bool) -> WarmSpawner:
         """Start a process that imports all known modules.
 
         Raises:
@@ -629,7 +587,7 @@ class Preload:
         """
         worker, names, learned = self._worker_program, self._modules.names, self._modules.learned
         setup = instructions(worker, names, learned, self._script.values, low_priority=low_priority)
-        spawner = WarmSpawner(self._loop, self._begin(setup), owner)
+        spawner = WarmSpawner(self._loop, self._begin(setup), self)
         self._asked = tuple(names)
         what = ",".join(names) if learned is None else f"{len(names)} modules"
         self._record(PreloadStarted(spawner.pid, what))
@@ -668,17 +626,29 @@ class Preload:
             while self._processes.are_being_made()[0] and self._loop.now() < end:
                 time.sleep(_POLL_S)
         spawner.stop()
-        self._leftovers.await_guard(spawner.guard)
+        if spawner.guard:
+            self._guards.add(spawner.guard)
 
     def _reclaim(self) -> None:
         self._lent = False
-        self._leftovers.reap()
+        self._reap_guards()
+
+    def _reap_guards(self) -> None:
+        """Reap the guards of stopped warm spawners, unless a generation has already done so."""
+        while self._guards:
+            with suppress(ChildProcessError):
+                linux.reap(self._guards.pop(), _GUARD_S)
+
+    @staticmethod
+    def _end_orphans() -> None:
+        """Kill the processes that imports have started."""
+        linux.end_children(_END_LIMIT_S, linux.own_children)
 
 
 def instructions(
     worker: WorkerProgram,
     modules: Sequence[str],
-    learned: "LearnedFile | None",
+    learned: LearnedFile | None,
     writes: Mapping[str, str | None],
     *,
     low_priority: bool,
@@ -709,7 +679,7 @@ def instructions(
     }
 
 
-def _waits(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
+def _waits(worker: WorkerProgram, learned: LearnedFile | None) -> bool:
     """Return whether it is faster to wait for the warm spawner than to import the modules in every
     worker, or whether the next job needs the warm spawner anyway.
 
@@ -719,7 +689,7 @@ def _waits(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
     return (crowded or worker.keep is not None) and not _sets_variables(worker, learned)
 
 
-def _sets_variables(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
+def _sets_variables(worker: WorkerProgram, learned: LearnedFile | None) -> bool:
     """Return whether the script sets environment variables, as far as this can be determined before
     the script runs.
     """

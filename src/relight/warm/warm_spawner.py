@@ -67,7 +67,7 @@ class WarmSpawnerOwner(Protocol):
         that a library has set during its own import. None means that the variable was removed.
         """
 
-    def lost(self, reason: str, *, retry: bool) -> None:
+    def lost(self, spawner: "WarmSpawner", reason: str, *, retry: bool) -> None:
         """Called when the spawner can no longer be used. The owner then stops the spawner. If
         `retry` is true, another spawner may work.
         """
@@ -110,7 +110,7 @@ class WarmSpawner:
         self._child = None if origin.is_lasting else linux.Child(origin.pid)
         self.is_lasting = origin.is_lasting
         self._control.setblocking(False)
-        loop.on_readable(self._control, self._receive)
+        loop.on_readable(self._control, self.hear)
 
     def send(self, plans: Sequence[WorkerPlan], scratch: str, held: Sequence[int]) -> socket.socket:
         """Send a generation's plans, and the descriptors to keep open as long as there are workers.
@@ -161,15 +161,11 @@ class WarmSpawner:
 
     def hear(self) -> None:
         """Process the messages that have arrived, without waiting for more."""
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        if poll.poll(0):
-            self._receive()
-
-    def _receive(self) -> None:
         data = receive(self._control, 65536)
+        if data is None:
+            return
         if not data:
-            self._owner.lost(self.describe_progress(self._describe_exit()), retry=True)
+            self._owner.lost(self, self.describe_progress(self._describe_exit()), retry=True)
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
@@ -178,7 +174,7 @@ class WarmSpawner:
                 try:
                     self._child = linux.Child(int(rest))
                 except OSError as error:
-                    self._owner.lost(f"its guard has ended: {error.strerror}", retry=True)
+                    self._owner.lost(self, f"its guard has ended: {error.strerror}", retry=True)
                     return
                 self.guard = int(rest)
             elif word == "ready":
@@ -203,7 +199,9 @@ class WarmSpawner:
                 name, seconds, reason = rest.split(" ", 2)
                 self._owner.without(name, reason, float(seconds))
             elif word == "unfit":
-                self._owner.lost(rest, retry=False)  # another spawner would fail in the same way
+                self._owner.lost(
+                    self, rest, retry=False
+                )  # another spawner would fail in the same way
                 return
 
     def _describe_exit(self) -> str:
