@@ -13,8 +13,10 @@ for step, batch in enumerate(batches):
 
 import os
 import time
+from collections.abc import Callable
+from functools import wraps
 from operator import index
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from relight.core.workers.shared_words import (
     CALLS,
@@ -32,18 +34,13 @@ from relight.worker import (
     replicas,
     shared_words_writer,  # not at the first call, because a job may outlive relight's files
 )
+from relight.worker.replicas import Generation
 from relight.worker.replicas import StateLostError as StateLostError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Concatenate, ParamSpec, TypeVar
+P = ParamSpec("P")
+R = TypeVar("R")
 
-    from relight.worker.replicas import Generation
-
-    P = ParamSpec("P")
-    R = TypeVar("R")
-
-_page: "memoryview | None" = None
+_page: memoryview | None = None
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """The variable with the path of the error file. The memory that is shared with the agent is next to
 this file.
@@ -180,11 +177,7 @@ def membership() -> Membership:
     """Return this worker's place in its job, as set by the launcher in the environment. Without a
     launcher, the result describes the only rank of a single-node job.
     """
-
-    def number(name: str, default: int) -> int:
-        text = os.environ.get(name, "")
-        return int(text) if text.isdecimal() else default
-
+    number = replicas.env_number
     attempt = number("AWS_BATCH_JOB_ATTEMPT", 1)
     return Membership(
         rank=number("RANK", 0),
@@ -199,9 +192,7 @@ def membership() -> Membership:
     )
 
 
-def recoverable(
-    function: "Callable[Concatenate[Generation, P], R]",
-) -> "Callable[P, R]":
+def recoverable(function: Callable[Concatenate[Generation, P], R]) -> Callable[P, R]:
     """Decorate the training function so that this process survives if another rank fails.
 
     The function receives the generation as its first argument. If another rank fails, this rank's
@@ -212,13 +203,10 @@ def recoverable(
 
     Without relight, or if the surviving processes can't be kept, the function is called only once.
     """
-    from functools import wraps
-
     from relight.worker import recovery
-    from relight.worker.replicas import Generation
 
     @wraps(function)
-    def run(*arguments: "P.args", **named: "P.kwargs") -> "R":
+    def run(*arguments: P.args, **named: P.kwargs) -> R:
         page = _page or _open()
         page[INSIDE] = 1
         try:
@@ -231,19 +219,17 @@ def recoverable(
     return run
 
 
-def record(function: "Callable[P, R]") -> "Callable[P, R]":
+def record(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate the script's main function so that an exception it raises is written to this
     worker's error file (`TORCHELASTIC_ERROR_FILE`) in torch's format.
 
     relight itself reads the traceback from stderr and does not need the error file, but other
     launchers may need it.
     """
-    from functools import wraps
-
     from relight.worker.error_file import write
 
     @wraps(function)
-    def recorded(*arguments: "P.args", **named: "P.kwargs") -> "R":
+    def recorded(*arguments: P.args, **named: P.kwargs) -> R:
         try:
             return function(*arguments, **named)
         except Exception as error:

@@ -63,9 +63,9 @@ class Generation:
         global _unshared
         self.has_survived = has_survived
         """Whether this process has already run the function, so that its model has been trained."""
-        self.rank = _number("RANK", 0)
-        self.world_size = _number("WORLD_SIZE", 1)
-        self.restart = _number("TORCHELASTIC_RESTART_COUNT", 0)
+        self.rank = env_number("RANK", 0)
+        self.world_size = env_number("WORLD_SIZE", 1)
+        self.restart = env_number("TORCHELASTIC_RESTART_COUNT", 0)
         """How often ranks have been restarted after a failure."""
         _unshared = self if has_survived else None
         self._objects: tuple[Stateful, ...] = ()
@@ -531,6 +531,7 @@ def _forget_meshes() -> None:
             raise
 
 
-def _number(name: str, default: int) -> int:
+def env_number(name: str, default: int) -> int:
+    """Return a number from the environment."""
     text = os.environ.get(name, "")
     return int(text) if text.isdecimal() else default
