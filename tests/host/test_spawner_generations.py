@@ -14,7 +14,6 @@ import pytest
 from conftest import LIMIT_S, Launch, long
 
 from relight.host import linux
-from relight.host.loop import Loop
 from relight.processes import generation_pipe
 from relight.processes.generation_pipe import WorkerPlan
 from relight.processes.spawner import SpawnerProcess
@@ -187,9 +186,7 @@ def test_stopped_idle_spawner_exits_when_it_is_closed() -> None:
     spawner, guard, own = idle_spawner()
     for pid in (own, guard):
         os.kill(pid, signal.SIGSTOP)
-    loop = Loop()
-    spawner.wait(loop, LIMIT_S)
-    loop.close()
+    spawner.wait(LIMIT_S)
     with pytest.raises(ProcessLookupError):
         os.kill(own, 0)
 

@@ -345,7 +345,7 @@ class Agent:
             workers.supervisor.workers.finish()
         if self._store is not None:  # bound for a generation that was never formed
             self._store.close()
-        self._spawner.wait(self.loop, _END_LIMIT_S)
+        self._spawner.wait(_END_LIMIT_S)
         self._services.consoles.close()
 
     def _leaving(self) -> "Leaving":

@@ -82,7 +82,6 @@ subprocess does.
 """
 
 if TYPE_CHECKING:
-    from relight.host.loop import Loop
     from relight.processes.freezer import Freezer
 
 
@@ -459,27 +458,14 @@ class SpawnerProcess:
         with suppress(ChildProcessError):  # it was reaped together with its last generation
             system.reap(self._pid, 0)  # in case it was killed while idle
 
-    def wait(self, loop: "Loop", limit_s: float) -> None:
+    def wait(self, limit_s: float) -> None:
         """Close the spawner, and wait until it has exited. This is for embedding programs that
         outlive the job.
         """
-        if self._control is None:
-            return
-        try:
-            child = system.Child(self._pid)
-        except OSError:
-            child = None  # it has exited and has been reaped
-        self.close()
-        if child is None:
-            return
-        ended: list[bool] = []
-        loop.on_readable(child, lambda: ended.append(True))
-        loop.run_until(lambda: bool(ended), limit_s)
-        loop.forget(child)
-        if ended:
-            with suppress(ChildProcessError):  # reaped by the search for orphans
-                child.reap()
-        child.close()
+        if self._control is not None:
+            self.close()
+            with suppress(ChildProcessError):  # it has been reaped
+                system.reap(self._pid, limit_s)
 
     def _continue_idle(self, control: socket.socket) -> bool:
         """Return whether the spawner is idle and both the spawner and its guard still exist. The

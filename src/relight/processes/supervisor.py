@@ -72,8 +72,8 @@ class Supervisor:
         on_event: OnEvent,
         fork: Fork | None = None,
         *,
-        before_stop: Callable[[WorkerExited], None] | None = None,
-        on_change: OnChange | None = None,
+        before_stop: Callable[[WorkerExited], None] = lambda _: None,
+        on_change: OnChange = lambda _: None,
         grace_for_all: bool = False,
     ) -> None:
         self.core = Supervision(len(plans), grace_s)
@@ -176,11 +176,9 @@ class Supervisor:
         return self.core.explain(self._loop.now())
 
     def _on_process(self, event: ProcessEvent, at: float) -> None:
-        is_first = self.core.state is SupervisionState.RUNNING  # the others will be stopped
-        look = self._before_stop if is_first else None
-        if look is not None and isinstance(event, WorkerExited) and event.exitcode:
-            look(event)
-        if is_first and isinstance(event, WorkerExited) and event.exitcode:
+        is_running = self.core.state is SupervisionState.RUNNING
+        if is_running and isinstance(event, WorkerExited) and event.exitcode:
+            self._before_stop(event)  # the others will be stopped
             leave = self.survivors_leave(event.local_rank)
             if leave is not None:
                 self.step(leave)
@@ -192,7 +190,7 @@ class Supervisor:
         before = self.core.state
         effects = self.core.step(event, now)
         after = self.core.state
-        if self._on_change is not None and after is not before:
+        if after is not before:
             self._on_change(changed("supervision", before.value, after.value, event))
         for effect in effects:
             match effect:
