@@ -10,7 +10,7 @@ from relight.base.errors import EXIT_OK, RelightError, UsageError
 from relight.base.text import did_you_mean
 from relight.cli import warm
 from relight.cli.jobs import nodes
-from relight.cli.jobs.common import HELP, Page, read_arguments
+from relight.cli.jobs.common import Page, read_arguments
 from relight.cli.main import COMMANDS, JOB_COMMANDS
 from relight.flags.spec import FLAGS, Flag
 from relight.job import components
@@ -25,7 +25,7 @@ SHELLS = ("bash", "zsh", "fish")
 PAGE = Page(
     "completion SHELL",
     ("Prints the completion of relight's commands, flags and jobs for bash, zsh or fish.",),
-    (HELP,),
+    (),
     (
         'eval "$(relight completion bash)"                  (in ~/.bashrc)',
         'eval "$(relight completion zsh)"                   (in ~/.zshrc, after compinit)',

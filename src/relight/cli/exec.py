@@ -16,7 +16,7 @@ from relight.base import env as environment
 from relight.base import package
 from relight.base.env import Environment
 from relight.base.errors import EXIT_OK, MachineError, UsageError
-from relight.cli.jobs.common import HELP, Page
+from relight.cli.jobs.common import Page
 from relight.flags.arguments import parse
 from relight.stacks import exit_evidence
 
@@ -29,7 +29,7 @@ PAGE = Page(
         "torch.distributed.launcher. Nothing is installed. For a permanent replacement, use",
         "relight shim install.",
     ),
-    (HELP,),
+    (),
     (
         "relight exec accelerate launch --multi_gpu train.py",
         "relight exec ./run_train.sh --steps 100",

@@ -11,7 +11,7 @@ from relight.base.env import Environment
 from relight.base.errors import EXIT_OK, UsageError
 from relight.base.text import pluralize
 from relight.base.values import parse_pattern, whole
-from relight.cli.jobs.common import HELP, Page
+from relight.cli.jobs.common import Page
 from relight.flags.arguments import parse, split, to_spec
 from relight.flags.spec import FLAGS, Flag, LaunchSpec, check
 from relight.host import system
@@ -40,7 +40,7 @@ PAGE = Page(
         "  kill, freeze, continue (host N or rank N), start, cut (host N), heal [host N],",
         "  delay 50ms [host N], loss 10% [host N]",
     ),
-    (*_OWN, HELP),
+    _OWN,
     (
         "relight sandbox 3 --nnodes=2:3 --max-restarts=3 -- train.py --epochs=3",
         "relight sandbox 2 --nproc-per-node=2 --faults=faults.txt -- train.py",

@@ -16,7 +16,7 @@ from relight.base.env import Environment
 from relight.base.errors import EXIT_OK, MachineError, UsageError
 from relight.base.text import did_you_mean
 from relight.cli.exec import SHIM
-from relight.cli.jobs.common import HELP, Page, read_arguments, say
+from relight.cli.jobs.common import Page, read_arguments, say
 from relight.flags.spec import Flag
 
 VERBS = ("install", "remove", "status")
@@ -29,10 +29,8 @@ PAGE = Page(
         "torch.distributed.launcher then start relight. `remove` undoes this.",
     ),
     (
-        Flag("venv", str, "", "DIR",
-             "the environment [the active one (VIRTUAL_ENV, CONDA_PREFIX), or otherwise relight's]",
-             from_env=False),
-        HELP,
+        Flag("venv", str, "", "DIR", "the environment [the active one (VIRTUAL_ENV, CONDA_PREFIX), "
+             "or otherwise relight's]"),
     ),
     ("relight shim install --venv .venv", "relight shim remove --venv .venv"),
     f"exit code: {EXIT_NOT_INSTALLED} if it is not installed (status)",

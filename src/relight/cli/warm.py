@@ -6,7 +6,7 @@ and of the imports that `--preload=auto` has learned.
 
 from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
-from relight.cli.jobs.common import HELP, JSON, Page, read_arguments
+from relight.cli.jobs.common import JSON, Page, read_arguments
 from relight.host import system
 
 PAGE = Page(
@@ -26,7 +26,7 @@ PAGE = Page(
         "                                   SCRIPT (for -m, the name of the module), or for all",
         "                                   scripts",
     ),
-    (JSON, HELP),
+    (JSON,),
     (
         "relight warm",
         "relight warm start --nproc-per-node=4 --preload=torch train.py",

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable
 
 from relight.base.errors import signal_name
-from relight.base.values import Endpoint, Nodes, RestartBudget, StreamChoice, parse_signals
+from relight.base.values import StreamChoice, parse_signals
 from relight.flags.spec import UNSET_RUN_ID, Flag
 
 _WIDTH = 34
@@ -63,8 +63,6 @@ def shown_default(flag: Flag) -> str:
         return ",".join(map(signal_name, value))
     if isinstance(value, StreamChoice):
         return str(value.default)
-    if isinstance(value, (Endpoint, Nodes, RestartBudget)):
-        return str(value)
     if isinstance(value, float):
         return f"{value:g}"
     if flag.name == "preload":

@@ -10,10 +10,10 @@ from typing import Any
 from relight.base import env
 from relight.base.errors import EXIT_OK, MachineError, UsageError
 from relight.base.fields import printable
-from relight.base.text import LineBuffer
+from relight.base.text import LineBuffer, format_names
 from relight.base.values import parse_count, whole
 from relight.cli.inspect import ranks
-from relight.cli.jobs.common import HANDLE, HELP, Page, read_arguments
+from relight.cli.jobs.common import HANDLE, Page, read_arguments
 from relight.core.diagnosis.stack_text import few_or_many
 from relight.flags import site
 from relight.flags.spec import Flag
@@ -31,8 +31,7 @@ PAGE = Page(
         "processes on this machine.",
     ),
     (
-        Flag("rank", parse_count, None, "K", "which rank, if several are waiting", from_env=False),
-        HELP,
+        Flag("rank", parse_count, None, "K", "which rank, if several are waiting"),
     ),
     (
         "relight debug 4711 --rank 3                        (the rank prints its PID)",
@@ -45,7 +44,6 @@ _SOON_S = 1.0
 """If a pdb command takes longer than this, a message is printed."""
 _NONE = -1
 """The rank number used for a process that is not a rank."""
-_MAX_LISTED = 8
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"
 """The characters that delimit words for completion, as in pdb."""
 
@@ -126,13 +124,12 @@ def _attaching() -> str:
 
 
 def _several(free: Sequence[tuple[int, int]], target: str) -> UsageError:
-    listed = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in free[:_MAX_LISTED])
-    more = f" and {len(free) - _MAX_LISTED} more" if len(free) > _MAX_LISTED else ""
+    listed = format_names([f"rank {rank} (pid {pid})" for rank, pid in free])
     rank, pid = free[0]
     differ = len({each for each, _ in free}) == len(free)
     choice = f"{target} --rank {rank}" if differ else str(pid)
     return UsageError(
-        f"{len(free)} processes are waiting at a breakpoint: {listed}{more}",
+        f"{len(free)} processes are waiting at a breakpoint: {listed}",
         hint=f"relight debug {choice}",
     )
 

@@ -11,7 +11,7 @@ from relight.base.errors import EXIT_MACHINE, EXIT_OK
 from relight.base.fields import printable
 from relight.base.values import whole
 from relight.cli.inspect import ranks
-from relight.cli.jobs.common import HANDLE, HELP, JSON, Page, print_json, read_arguments
+from relight.cli.jobs.common import HANDLE, JSON, Page, print_json, read_arguments
 from relight.core.diagnosis import stack_text
 from relight.core.diagnosis.stack_text import ProcessStack, RankGroup, ThreadStack
 from relight.core.group import node_stacks
@@ -34,12 +34,9 @@ PAGE = Page(
         "functions, using py-spy, which stops each process for a moment.",
     ),
     (
-        Flag("all", None, False, "", "the stacks of all ranks and all their threads",
-             from_env=False),
-        Flag("native", None, False, "", "include C and C++ functions (needs py-spy)",
-             from_env=False),
+        Flag("all", None, False, "", "the stacks of all ranks and all their threads"),
+        Flag("native", None, False, "", "include C and C++ functions (needs py-spy)"),
         JSON,
-        HELP,
     ),
     (
         "relight stacks 4711                                (relight status shows the pids)",

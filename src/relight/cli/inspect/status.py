@@ -10,7 +10,6 @@ from relight.base.text import format_duration, pluralize
 from relight.base.values import Endpoint, PageAddress, parse_page
 from relight.cli.jobs.common import (
     HANDLE,
-    HELP,
     JSON,
     Page,
     print_json,
@@ -40,15 +39,8 @@ PAGE = Page(
         "page and metrics for a job of relight run until ctrl-C.",
     ),
     (
-        Flag("roles", str, "", "A,B", "only these roles", from_env=False),
-        Flag(
-            "web",
-            None,
-            False,
-            "",
-            "serve a status page for the job and print its address",
-            from_env=False,
-        ),
+        Flag("roles", str, "", "A,B", "only these roles"),
+        Flag("web", None, False, "", "serve a status page for the job and print its address"),
         Flag(
             "listen",
             parse_page,
@@ -56,11 +48,9 @@ PAGE = Page(
             "[HOST:]PORT[,public]",
             "address of the page; port 0 means any free port; public: no token is needed to view "
             "it",
-            from_env=False,
         ),
-        Flag("until-end", None, False, "", "stop serving when the job ends", from_env=False),
+        Flag("until-end", None, False, "", "stop serving when the job ends"),
         JSON,
-        HELP,
     ),
     (
         "relight status",

@@ -3,7 +3,6 @@
 from relight.base.errors import EXIT_OK
 from relight.cli.jobs.common import (
     HANDLE,
-    HELP,
     JSON,
     Page,
     print_json,
@@ -18,7 +17,7 @@ _MANY = 1000
 PAGE = Page(
     "cancel [flags] JOB …",
     ("Stops running jobs; their logs and records are kept. JOB is a handle, an id or a name.",),
-    (JSON, HELP),
+    (JSON,),
     (f"relight cancel {HANDLE}",),
     "exit code: 0 even if a job had already ended; 2 if a job does not exist, or if all jobs of a\n"
     "name have already ended",

@@ -16,15 +16,15 @@ from relight.base.fields import plain
 from relight.core.status.charts import numbers_in
 from relight.core.status.snapshot import RankUse
 from relight.flags.arguments import ParsedFlags, parse
-from relight.flags.spec import Flag
+from relight.flags.spec import FLAG_BY_NAME, Flag
 from relight.flags.usage import flag_lines
 from relight.host.descriptors import raise_limit
 from relight.job.handles import Handle, shown_replica
 from relight.runner.runner import Runner
 from relight.schedulers.api import AppStatus
 
-HELP = Flag("help", None, False, "", "show this help", short="h", from_env=False)
-JSON = Flag("json", None, False, "", "print JSON", from_env=False)
+HELP = FLAG_BY_NAME["help"]
+JSON = Flag("json", None, False, "", "print JSON")
 HANDLE = "SCHEDULER://SESSION/JOB"
 EXIT_TIMEOUT = 124
 """The exit code that timeout(1) uses."""
@@ -36,13 +36,18 @@ _GATHER_S = 0.05
 
 
 class Page(NamedTuple):
-    """A command's help: its usage line, description, flags, examples and exit codes."""
+    """A command's help: its usage line, description, own flags, examples and exit codes."""
 
     usage: str
     about: tuple[str, ...]
-    flags: tuple[Flag, ...]
+    own_flags: tuple[Flag, ...]
     examples: tuple[str, ...]
     footer: str = ""
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """All flags that the command accepts."""
+        return (*self.own_flags, HELP)
 
     def text(self) -> str:
         """Return the help text."""
@@ -54,8 +59,8 @@ class Page(NamedTuple):
 
 
 def read_arguments(argv: list[str], page: Page, least: int, most: int, what: str) -> ParsedFlags:
-    """Parse a command's flags and arguments, in any order. If help was requested, print it and
-    exit.
+    """Parse a command's flags and arguments, in any order. No variable sets a flag. If help was
+    requested, print it and exit.
 
     Raises:
         UsageError: if a flag is invalid, or the number of arguments is wrong.

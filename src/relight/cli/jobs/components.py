@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from relight.base.errors import EXIT_OK, UsageError
-from relight.cli.jobs.common import HELP, JSON, Page, print_json, read_arguments, table
+from relight.cli.jobs.common import JSON, Page, print_json, read_arguments, table
 from relight.flags.spec import Flag
 from relight.job import components
 from relight.job.components import arguments, loading
@@ -18,15 +18,9 @@ PAGE = Page(
     ("Lists all components, or the flags of one component.",),
     (
         Flag(
-            "print",
-            None,
-            False,
-            "",
-            "print its source code, as a template for your own component",
-            from_env=False,
+            "print", None, False, "", "print its source code, as a template for your own component"
         ),
         JSON,
-        HELP,
     ),
     (
         "relight components",

@@ -1,7 +1,7 @@
 """`relight delete`: stops jobs and removes their logs, state and records."""
 
 from relight.base.errors import EXIT_OK
-from relight.cli.jobs.common import HANDLE, HELP, Page, read_arguments, say
+from relight.cli.jobs.common import HANDLE, Page, read_arguments, say
 from relight.runner.lookup import Purpose
 from relight.runner.runner import Runner
 
@@ -12,7 +12,7 @@ PAGE = Page(
         "Stops jobs and removes their logs, state and record.",
         "JOB is a handle, an id or a name.",
     ),
-    (HELP,),
+    (),
     (
         f"relight delete {HANDLE}",
         "relight list --json | jq -r '.[] | select(.state==\"FAILED\").handle' | "

@@ -6,7 +6,7 @@ from typing import Any
 
 from relight.base.errors import EXIT_OK, MachineError, RelightError
 from relight.base.text import pluralize
-from relight.cli.jobs.common import HANDLE, HELP, JSON, Page, print_json, read_arguments, shown_time
+from relight.cli.jobs.common import HANDLE, JSON, Page, print_json, read_arguments, shown_time
 from relight.job import macros
 from relight.runner.runner import Runner
 
@@ -16,7 +16,7 @@ PAGE = Page(
         "Shows a job's submission: time, origin, command, roles, options, commit. Values whose",
         "names suggest secrets are hidden. JOB is a handle, id or name.",
     ),
-    (JSON, HELP),
+    (JSON,),
     (
         f"relight describe {HANDLE}",
         "relight describe --json train-x3bk9qwz | jq .app > app.json",

@@ -5,7 +5,6 @@ from relight.base.fields import printable
 from relight.base.text import pluralize
 from relight.base.values import one_of
 from relight.cli.jobs.common import (
-    HELP,
     JSON,
     Page,
     print_json,
@@ -29,14 +28,11 @@ PAGE = Page(
     ),
     (
         Flag("scheduler", str, "", "NAME", "only jobs on this scheduler, including those "
-        "submitted from other machines",
-             short="s", from_env=False),
-        Flag("state", one_of(*AppState.__members__), "", "STATE", "only jobs in this state",
-             from_env=False),
+             "submitted from other machines", short="s"),
+        Flag("state", one_of(*AppState.__members__), "", "STATE", "only jobs in this state"),
         Flag("all", None, False, "", "list all finished jobs (implied by --state and --json)",
-             short="a", from_env=False),
+             short="a"),
         JSON,
-        HELP,
     ),
     (
         "relight list",

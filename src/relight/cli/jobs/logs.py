@@ -9,7 +9,7 @@ from typing import Any
 
 from relight.base.errors import EXIT_OK, EXIT_SIGNAL_BASE, RelightError, UsageError
 from relight.base.values import one_of, parse_count
-from relight.cli.jobs.common import HANDLE, HELP, JSON, Follower, Page, read_arguments, say
+from relight.cli.jobs.common import HANDLE, JSON, Follower, Page, read_arguments, say
 from relight.flags.spec import Flag
 from relight.job import handles
 from relight.job.app import AppState
@@ -59,30 +59,22 @@ PAGE = Page(
         "name of its replica. JOB is a handle, an id or a name.",
     ),
     (
-        Flag("follow", None, False, "", "keep printing until the job ends", short="f",
-             from_env=False),
-        Flag("tail", None, False, "", "the same as --follow; with a number, the same as "
-        "--lines", short="t",
-             from_env=False),
-        Flag("lines", parse_count, None, "N", "only the last N lines of each replica", short="n",
-             from_env=False),
-        Flag("role", str, "", "NAME", "only this role", from_env=False),
-        Flag("replica", str, "", "N,…", "only these replicas", from_env=False),
-        Flag("rank", parse_count, None, "N", "only this rank (its number in the whole job)",
-             from_env=False),
+        Flag("follow", None, False, "", "keep printing until the job ends", short="f"),
+        Flag("tail", None, False, "",
+             "the same as --follow; with a number, the same as --lines", short="t"),
+        Flag("lines", parse_count, None, "N", "only the last N lines of each replica", short="n"),
+        Flag("role", str, "", "NAME", "only this role"),
+        Flag("replica", str, "", "N,…", "only these replicas"),
+        Flag("rank", parse_count, None, "N", "only this rank (its number in the whole job)"),
         Flag("attempt", parse_attempt, "", "N|all",
-             "only output from after N restarts of the worker; all: from all "
-             "attempts", from_env=False),
-        Flag("grep", str, "", "TEXT", "only lines that contain this text", from_env=False),
-        Flag("regex", str, "", "R", "only lines that match this regular "
-        "expression", from_env=False),
-        Flag("since", parse_time, None, "T", "only lines since then: 10m, or a "
-        "time", from_env=False),
-        Flag("until", parse_time, None, "T", "only lines until then", from_env=False),
+             "only output from after N restarts of the worker; all: from all attempts"),
+        Flag("grep", str, "", "TEXT", "only lines that contain this text"),
+        Flag("regex", str, "", "R", "only lines that match this regular expression"),
+        Flag("since", parse_time, None, "T", "only lines since then: 10m, or a time"),
+        Flag("until", parse_time, None, "T", "only lines until then"),
         Flag("streams", one_of("stdout", "stderr", "combined"), "combined", "NAME",
-             "stdout, stderr or combined", from_env=False),
+             "stdout, stderr or combined"),
         JSON,
-        HELP,
     ),
     (
         f"relight logs -f {HANDLE}",

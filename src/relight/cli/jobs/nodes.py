@@ -8,7 +8,7 @@ from relight.base import env
 from relight.base.errors import EXIT_OK, MachineError, UsageError
 from relight.base.text import did_you_mean
 from relight.base.values import BadNodesDirectory
-from relight.cli.jobs.common import HELP, JSON, Page, print_json, read_arguments, say, table
+from relight.cli.jobs.common import JSON, Page, print_json, read_arguments, say, table
 from relight.flags import site
 from relight.health import bad_nodes
 
@@ -22,7 +22,7 @@ PAGE = Page(
         "  nodes [list]                     list the nodes that are currently remembered",
         "  nodes forget NODE …              let jobs use these nodes again, such as after a repair",
     ),
-    (JSON, HELP),
+    (JSON,),
     ("relight nodes", "relight nodes forget gpu-17"),
     "exit code: 0 even if there is no such node",
 )

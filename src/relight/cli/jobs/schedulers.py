@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from relight.base.errors import EXIT_OK, RelightError
-from relight.cli.jobs.common import HELP, JSON, Page, print_json, read_arguments, table
+from relight.cli.jobs.common import JSON, Page, print_json, read_arguments, table
 from relight.runner.plugin_guard import guarded
 from relight.schedulers import registry
 from relight.schedulers.api import Option, Scheduler
@@ -12,7 +12,7 @@ from relight.schedulers.api import Option, Scheduler
 PAGE = Page(
     "schedulers [flags] [SCHEDULER]",
     ("Lists the schedulers, or the options of one: -cfg NAME=VALUE,NAME2=A;B of relight submit.",),
-    (JSON, HELP),
+    (JSON,),
     (
         "relight schedulers",
         "relight schedulers slurm",

@@ -14,7 +14,6 @@ from relight.base.env import Environment
 from relight.base.errors import EXIT_OK, RelightError, UsageError, signal_exit_code
 from relight.base.text import did_you_mean
 from relight.cli.jobs.common import (
-    HELP,
     JSON,
     Follower,
     Page,
@@ -30,27 +29,6 @@ from relight.runner.prepared import Prepared
 from relight.runner.runner import HelpAskedError, Runner
 from relight.runner.validation import missing_script
 
-SUBMIT_FLAGS = (
-    Flag("scheduler", str, "", "NAME", "local, docker, slurm, ssh, auto … (default local)",
-         short="s", from_env=False),
-    Flag("scheduler-args", str, "", "K=V,…", "scheduler options; the same as -cfg K=V,…; -cfg "
-    "help lists them",
-         from_env=False),
-    Flag("dryrun", None, False, "", "print what would be submitted, then exit", from_env=False),
-    Flag("wait", None, False, "", "wait until the job ends; the exit code is the "
-    "job's", from_env=False),
-    Flag("log", None, False, "", "print the job's output while it runs, and wait until it "
-    "ends", from_env=False),
-    Flag("tee-logs", None, False, "", "the same as --log", from_env=False),
-    Flag("workspace", str, "", "DIR", "directory to copy for the job", from_env=False),
-    Flag("parent-run-id", str, "", "ID", "id of the parent run, for trackers", from_env=False),
-    Flag("launcher", str, "auto", "NAME", "auto, installed, travels (sent with the job), torchrun",
-         from_env=False),
-    Flag("stdin", None, False, "", "read flags and arguments from a JSON object on stdin",
-         from_env=False),
-    JSON,
-    HELP,
-)  # fmt: skip
 PAGE = Page(
     "submit [flags] COMPONENT [its flags] [-- arguments of the script]",
     (
@@ -61,7 +39,23 @@ PAGE = Page(
         "or --log is given. -h selects the resources per node, by TorchX's names (gpu.xlarge:",
         "64 CPUs, 8 GPUs, 256 GiB) or your own, from the module in RELIGHT_NAMED_RESOURCES.",
     ),
-    SUBMIT_FLAGS,
+    (
+        Flag("scheduler", str, "", "NAME", "local, docker, slurm, ssh, auto … (default local)",
+             short="s"),
+        Flag("scheduler-args", str, "", "K=V,…",
+             "scheduler options; the same as -cfg K=V,…; -cfg help lists them"),
+        Flag("dryrun", None, False, "", "print what would be submitted, then exit"),
+        Flag("wait", None, False, "", "wait until the job ends; the exit code is the job's"),
+        Flag("log", None, False, "",
+             "print the job's output while it runs, and wait until it ends"),
+        Flag("tee-logs", None, False, "", "the same as --log"),
+        Flag("workspace", str, "", "DIR", "directory to copy for the job"),
+        Flag("parent-run-id", str, "", "ID", "id of the parent run, for trackers"),
+        Flag("launcher", str, "auto", "NAME",
+             "auto, installed, travels (sent with the job), torchrun"),
+        Flag("stdin", None, False, "", "read flags and arguments from a JSON object on stdin"),
+        JSON,
+    ),
     (
         "relight submit dist.ddp -j 1x4 --script train.py -- --epochs 3",
         "relight submit -cfg detach=true dist.ddp -j 2x4 --script train.py",
@@ -71,7 +65,7 @@ PAGE = Page(
     ),
     "exit code: 0 if the job was submitted or, with --wait, succeeded; otherwise the job's; 2 "
     "wrong usage",
-)
+)  # fmt: skip
 _STDIN = {
     "component_name": str, "scheduler": str, "scheduler_args": dict, "scheduler_cfg": dict,
     "dryrun": bool, "wait": bool, "log": bool, "tee_logs": bool, "workspace": str,
@@ -89,7 +83,7 @@ def main(argv: list[str]) -> int:
     with Runner() as runner:
         default = runner.settings.command("component")
         words, rest = split(argv, bool(default))
-        values = dict(parse(words, Environment({}), SUBMIT_FLAGS).values)
+        values = dict(parse(words, Environment({}), PAGE.flags).values)
         if values["help"]:
             print(PAGE.text())
             return EXIT_OK
@@ -158,7 +152,7 @@ def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]
             misplaced = _misplaced(words, left)
             if misplaced is not None:
                 raise misplaced
-            parse([word], Environment({}), SUBMIT_FLAGS)  # raises an error with a suggestion
+            parse([word], Environment({}), PAGE.flags)  # raises an error with a suggestion
             raise UsageError(f"{word} is ambiguous", hint="relight submit --help")
         left.pop(0)
         if flag.name in seen:
@@ -181,10 +175,10 @@ def _flag(name: str) -> Flag | None:
     if name in ("-cfg", "--cfg"):
         name = "--scheduler-args"
     if not name.startswith("--"):
-        return next((flag for flag in SUBMIT_FLAGS if flag.short and flag.short == name[1]), None)
+        return next((flag for flag in PAGE.flags if flag.short and flag.short == name[1]), None)
     wanted = name[2:].replace("_", "-")
-    exact = [flag for flag in SUBMIT_FLAGS if flag.name == wanted]
-    found = exact or [flag for flag in SUBMIT_FLAGS if flag.name.startswith(wanted)]
+    exact = [flag for flag in PAGE.flags if flag.name == wanted]
+    found = exact or [flag for flag in PAGE.flags if flag.name.startswith(wanted)]
     return found[0] if len(found) == 1 else None
 
 

@@ -9,7 +9,7 @@ from relight.base.errors import EXIT_OK, MachineError, RelightError, UsageError
 from relight.base.fields import printable
 from relight.base.text import did_you_mean
 from relight.base.values import parse_trackers
-from relight.cli.jobs.common import HELP, JSON, Page, print_json, read_arguments, say, table
+from relight.cli.jobs.common import JSON, Page, print_json, read_arguments, say, table
 from relight.flags.arguments import ParsedFlags
 from relight.flags.spec import Flag
 from relight.job.handles import SESSION
@@ -32,16 +32,12 @@ PAGE = Page(
         "RUN_ID is a job's handle, or the last part of it.",
     ),
     (
-        Flag("tracker", parse_trackers, (), "NAME[=CONFIG]", "use this tracker, as in relight run",
-             from_env=False),
-        Flag("parent-run-id", str, "", "ID", "jobs: only descendants of this run",
-             from_env=False),
-        Flag("artifact", str, "", "NAME", "artifacts, lineage: only this one", from_env=False),
-        Flag("sources-only", None, False, "", "lineage: only its ancestors", from_env=False),
-        Flag("descendants-only", None, False, "", "lineage: only its descendants",
-             from_env=False),
+        Flag("tracker", parse_trackers, (), "NAME[=CONFIG]", "use this tracker, as in relight run"),
+        Flag("parent-run-id", str, "", "ID", "jobs: only descendants of this run"),
+        Flag("artifact", str, "", "NAME", "artifacts, lineage: only this one"),
+        Flag("sources-only", None, False, "", "lineage: only its ancestors"),
+        Flag("descendants-only", None, False, "", "lineage: only its descendants"),
         JSON,
-        HELP,
     ),
     (
         "relight tracker list jobs --parent-run-id slurm://torchx/1234",

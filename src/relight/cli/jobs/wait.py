@@ -3,7 +3,6 @@
 from relight.cli.jobs.common import (
     EXIT_TIMEOUT,
     HANDLE,
-    HELP,
     JSON,
     Page,
     print_json,
@@ -31,9 +30,8 @@ PAGE = Page(
     "wait [flags] JOB",
     ("Waits until a job ends. JOB is its handle, id or name.",),
     (
-        Flag("timeout", parse_seconds, None, "S", "wait at most this many seconds", from_env=False),
+        Flag("timeout", parse_seconds, None, "S", "wait at most this many seconds"),
         JSON,
-        HELP,
     ),
     (
         f"relight wait {HANDLE}",
