@@ -12,7 +12,7 @@ from fuzzing import EXAMPLES, Chance, fuzzed, kinds_of
 from relight.base import fields
 from relight.base.values import Nodes
 from relight.core.group.group_types import GroupSettings, Hello
-from relight.doctor.hosting import MeetingHost
+from relight.doctor.hosting import GatherSettings, MeetingHost
 from relight.health.doctor_messages import Clock, DoctorNode, FromHost, FromNode, ProbeReport
 from relight.host.loop import Loop
 from relight.net.connection import Security
@@ -40,6 +40,11 @@ class Peer:
         self.closed = True
 
 
+def settings(nodes: Nodes) -> GatherSettings:
+    meeting: Any = SimpleNamespace(job="j", security=Security())
+    return GatherSettings(meeting, nodes, 60.0, {})
+
+
 @partial(fuzzed, most=EXAMPLES // 4)
 def test_hostile_messages_never_break_the_check_between_nodes(chance: Chance) -> None:
     """Each message is accepted or `Malformed`, and all nodes get a readable verdict."""
@@ -47,7 +52,7 @@ def test_hostile_messages_never_break_the_check_between_nodes(chance: Chance) ->
     prober: Any = SimpleNamespace(start=lambda *_: None)  # doesn't probe any node
     own = DoctorNode("here", "10.0.0.1", 1, 1, 1500, (), {})
     sock = socket.create_server(("127.0.0.1", 0))
-    host = MeetingHost(loop, sock, Security(), "j", Nodes(2, 3), own, prober, 60.0, lambda _: None)
+    host = MeetingHost(loop, sock, settings(Nodes(2, 3)), own, prober, lambda _: None)
     peers: list[Any] = [Peer(), Peer()]
     try:
         stranger: Any = Peer()
@@ -92,7 +97,7 @@ def test_host_lets_nodes_close_their_connections_first() -> None:
     prober: Any = SimpleNamespace(start=lambda *_: None)
     own = DoctorNode("here", "10.0.0.1", 1, 1, 1500, (), {})
     sock = socket.create_server(("127.0.0.1", 0))
-    host = MeetingHost(loop, sock, Security(), "j", Nodes(2, 2), own, prober, 60.0, lambda _: None)
+    host = MeetingHost(loop, sock, settings(Nodes(2, 2)), own, prober, lambda _: None)
     peer: Any = Peer()
     try:
         host.opened(peer, fields.plain(Hello("doctor", "j", GroupSettings(2, 2, 0))))

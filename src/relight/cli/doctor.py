@@ -14,7 +14,8 @@ from relight.base.env import Environment
 from relight.base.errors import EXIT_OK, UsageError
 from relight.base.text import pluralize
 from relight.base.values import parse_interval
-from relight.doctor.gathering import GatherSettings, gather
+from relight.doctor.gathering import gather
+from relight.doctor.hosting import GatherSettings
 from relight.flags import site, suggestions
 from relight.flags.arguments import ParsedFlags, parse
 from relight.flags.site import Site

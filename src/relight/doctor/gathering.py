@@ -12,15 +12,13 @@ If the endpoint lists several hosts, only the first one is used.
 import socket
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from relight.base import fields
 from relight.base.errors import describe_bug
 from relight.base.fields import Malformed, Message
-from relight.base.values import Nodes
 from relight.core.group.group_types import GroupSettings, Hello
 from relight.core.group.messages import StartProbes
-from relight.doctor.hosting import REPORT_S, MeetingHost
+from relight.doctor.hosting import REPORT_S, GatherSettings, MeetingHost
 from relight.events.event_types import InternalErrorEvent
 from relight.health import endpoint
 from relight.health.doctor_messages import (
@@ -42,7 +40,6 @@ from relight.host.loop import Loop, Timer
 from relight.net.connection import Connection, dial
 from relight.net.dns import is_numeric
 from relight.net.ports import is_loopback
-from relight.rendezvous.config import Meeting
 from relight.rendezvous.discovery import CoordinatorAt, NotFound, SearchResult, Seeker
 from relight.rendezvous.endpoint_finder import EndpointFinder
 
@@ -54,20 +51,6 @@ _LAST_CLOCK_S = 0.5
 _VERDICT_S = REPORT_S + 1.0
 _MAX_HOSTS = 4
 _MAX_MISTAKES = 3
-
-
-class GatherSettings(NamedTuple):
-    """The settings for the meeting.
-
-    The `nodes` field is the number of nodes. The `wait_s` field is how long to wait for more nodes
-    after the last one has joined. The `facts` field contains the values that should be equal on all
-    nodes.
-    """
-
-    meeting: Meeting
-    nodes: Nodes
-    wait_s: float
-    facts: dict[str, str]
 
 
 def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdict:
@@ -142,17 +125,12 @@ class _Participant(Seeker):
 
     def close(self) -> None:
         self._finder.close()
-        if self._host is not None:
-            self._host.close()
         for timer in (self._timer, self._limit):
             if timer is not None:
                 timer.cancel()
-        if self._connection is not None:
-            self._connection.close()
-        if self._examination is not None:
-            self._examination.close()
-        if self._prober is not None:
-            self._prober.close()
+        for each in (self._host, self._connection, self._examination, self._prober):
+            if each is not None:
+                each.close()
 
     def own_verdict(self) -> Verdict:
         """Return the findings that don't depend on other nodes."""
@@ -206,16 +184,12 @@ class _Participant(Seeker):
 
     def _dial(self, address: tuple[str, int]) -> None:
         self._dialled = address[0]
-        hello = fields.plain(
-            Hello(
-                DOCTOR,
-                self._settings.meeting.job,
-                GroupSettings(*self._settings.nodes, max_restarts=0),
-            )
-        )
+        meeting = self._settings.meeting
+        group = GroupSettings(*self._settings.nodes, max_restarts=0)
+        hello = fields.plain(Hello(DOCTOR, meeting.job, group))
         try:
             self._connection = dial(
-                self._loop, address, self, hello, self._settings.meeting.security, timeout_s=_DIAL_S
+                self._loop, address, self, hello, meeting.security, timeout_s=_DIAL_S
             )
         except OSError:
             self._seek_later()
@@ -225,19 +199,9 @@ class _Participant(Seeker):
 
     def listen(self, sock: socket.socket) -> None:
         """Host the meeting on this listening socket."""
-        meeting, settings = self._settings.meeting, self._settings
-        self._prober = Prober(self._loop, meeting.port)
-        self._host = MeetingHost(
-            self._loop,
-            sock,
-            meeting.security,
-            meeting.job,
-            settings.nodes,
-            self._own(self._prober, ""),
-            self._prober,
-            settings.wait_s,
-            self._say,
-        )
+        self._prober = Prober(self._loop, self._settings.meeting.port)
+        own = self._own(self._prober, "")
+        self._host = MeetingHost(self._loop, sock, self._settings, own, self._prober, self._say)
 
     def _own(self, prober: Prober, address: str) -> DoctorNode:
         """Return the description of this node that the other nodes receive. The node connects to

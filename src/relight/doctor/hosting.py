@@ -6,8 +6,9 @@ The message types are defined in health/doctor_messages.py.
 
 import socket
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from relight.base import fields
 from relight.base.fields import Malformed, Message
@@ -28,10 +29,11 @@ from relight.health.doctor_messages import (
 from relight.health.finding import ERROR, WARNING, Finding
 from relight.health.probes import Prober, mtu_to, new_cookie
 from relight.host.loop import Loop, Timer
-from relight.net.connection import Connection, Security
+from relight.net.connection import Connection
 from relight.net.dns import is_numeric
 from relight.net.listener import Listener
 from relight.net.ports import is_loopback
+from relight.rendezvous.config import Meeting
 
 REPORT_S = 3.5
 """All reports must have arrived this many seconds after the start of the probes."""
@@ -44,6 +46,21 @@ _MAX_REFUSED = 4
 _DRAIN_S = 1.0
 
 
+class GatherSettings(NamedTuple):
+    """The settings for the meeting.
+
+    The `nodes` field is the number of nodes. The `wait_s` field is how long to wait for more nodes
+    after the last one has joined. The `facts` field contains the values that should be equal on all
+    nodes.
+    """
+
+    meeting: Meeting
+    nodes: Nodes
+    wait_s: float
+    facts: dict[str, str]
+
+
+@dataclass(eq=False)
 class _Attendee:
     """A node that has joined the meeting. The first such node is the host itself.
 
@@ -54,10 +71,9 @@ class _Attendee:
         reported: whether the node has reported its probes.
     """
 
-    def __init__(self, node: DoctorNode, connection: Connection | None) -> None:
-        self.node = node
-        self.connection = connection
-        self.reported = False
+    node: DoctorNode
+    connection: Connection | None
+    reported: bool = False
 
 
 class MeetingHost:
@@ -66,12 +82,9 @@ class MeetingHost:
     Args:
         loop: the event loop.
         sock: a listening socket, bound to the endpoint.
-        security: the credentials that the other nodes must prove they have.
-        job: the job's id. Nodes with a different id, or a different value of `nodes`, are rejected.
-        nodes: the job's number of nodes.
+        settings: the settings. Nodes with a different job or number of nodes are rejected.
         own: the local node's description.
         prober: the local node's prober.
-        wait_s: how long to wait for more nodes after the last one has joined.
         say: called with messages for the user about the nodes that have joined.
     """
 
@@ -79,19 +92,16 @@ class MeetingHost:
         self,
         loop: Loop,
         sock: socket.socket,
-        security: Security,
-        job: str,
-        nodes: Nodes,
+        settings: GatherSettings,
         own: DoctorNode,
         prober: Prober,
-        wait_s: float,
         say: Callable[[list[str]], None],
     ) -> None:
         self.verdict: Verdict | None = None
         self._loop = loop
-        self._job, self._wanted = job, nodes
+        self._job, self._wanted = settings.meeting.job, settings.nodes
         self._prober = prober
-        self._wait_s = wait_s
+        self._wait_s = settings.wait_s
         self._say = say
         self._port = sock.getsockname()[1]
         self._attendees = [_Attendee(own, None)]
@@ -100,9 +110,10 @@ class MeetingHost:
         self._probes: dict[tuple[int, int], Probe] = {}
         self._began_at: float | None = None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT)
-        self._listener = Listener(loop, sock, self, fields.plain(Hello("doctor")), security)
+        hello = fields.plain(Hello("doctor"))
+        self._listener = Listener(loop, sock, self, hello, settings.meeting.security)
         self._listener.on_refused = self._on_refused
-        self._timer: Timer = loop.call_after(wait_s, self._start)
+        self._timer: Timer = loop.call_after(self._wait_s, self._start)
         self._announce_nodes()
 
     def close(self) -> None:
@@ -281,14 +292,14 @@ class MeetingHost:
         if len(nodes) > 1:
             findings = network.judge(nodes, self._probes, port=self._port, missing=missing)
         came = self._names()
-        findings += [*missing_nodes(came, self._wanted), *self._refused_hosts()]
+        findings += [*_missing_nodes(came, self._wanted), *self._refused_hosts()]
         seconds = self._loop.now() - (self._began_at or 0.0)
         self.verdict = Verdict(tuple(findings), came, seconds).bounded()
         self._send_to_all(self.verdict)
 
-    def _refused_hosts(self) -> list[Finding]:
-        return [
-            Finding(
+    def _refused_hosts(self) -> Iterator[Finding]:
+        for host, reason in self._refused.items():
+            yield Finding(
                 WARNING,
                 f"refused a connection from there: {reason}",
                 host,
@@ -296,17 +307,12 @@ class MeetingHost:
                 "if it belongs to the job, use the same version of relight, RELIGHT_TOKEN and "
                 "tls_ settings on all nodes",
             )
-            for host, reason in self._refused.items()
-        ]
 
 
-def missing_nodes(came: tuple[str, ...], wanted: Nodes) -> list[Finding]:
-    """Return findings about nodes that have not joined."""
-    missing = wanted.max_nodes - len(came)
-    if not missing:
-        return []
-    return [
-        Finding(
+def _missing_nodes(came: tuple[str, ...], wanted: Nodes) -> Iterator[Finding]:
+    """Yield a finding about nodes that have not joined."""
+    if missing := wanted.max_nodes - len(came):
+        yield Finding(
             ERROR if len(came) < wanted.min_nodes else WARNING,
             f"{missing} of {wanted} nodes did not join",
             "",
@@ -314,4 +320,3 @@ def missing_nodes(came: tuple[str, ...], wanted: Nodes) -> list[Finding]:
             "run the same command on the others within --timeout; it shows whether they can reach "
             "the endpoint",
         )
-    ]

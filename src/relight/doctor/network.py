@@ -16,7 +16,7 @@ which direction:
     mute                                       a device in between accepts the connection
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from relight.core.group import env_diff
 from relight.core.group.env_diff import by_value, format_hosts
@@ -41,24 +41,16 @@ def judge(
         port: the endpoint's port.
         missing: nodes that joined but sent no report.
     """
-    findings = _connections(nodes, probes, port, missing)
-    if missing:
-        findings.append(
-            Finding(
-                ERROR,
-                "reached the endpoint, but sent no report",
-                format_hosts(nodes[number].name for number in missing),
-                "its process or its connection ended",
-                "check the output of `relight doctor` there",
-            )
-        )
-    findings += _datagrams(nodes, probes, port)
-    findings += _mtus(nodes)
-    findings += _address_translation(nodes)
-    findings += _endpoint_names(nodes)
-    findings += _versions(nodes)
-    findings += _clocks(nodes)
-    return findings
+    return [
+        *_connections(nodes, probes, port, missing),
+        *_missing_reports(nodes, missing),
+        *_datagrams(nodes, probes, port),
+        *_mtus(nodes),
+        *_address_translation(nodes),
+        *_endpoint_names(nodes),
+        *_versions(nodes),
+        *_clocks(nodes),
+    ]
 
 
 def classify(there: Probe, back: Probe) -> str:
@@ -138,7 +130,7 @@ _KINDS: dict[str, tuple[str, str, str]] = {
 
 def _connections(
     nodes: Sequence[DoctorNode], probes: Probes, port: int, missing: Sequence[int]
-) -> list[Finding]:
+) -> Iterator[Finding]:
     by_kind: dict[str, list[tuple[int, int]]] = {}
     for (a, b), there in probes.items():
         if not there.tcp or a == b:
@@ -150,7 +142,6 @@ def _connections(
         if kind:
             by_kind.setdefault(kind, []).append((a, b))
     low, high = _port_range(nodes)
-    findings = []
     for kind, (what, why, remedy) in _KINDS.items():
         if kind not in by_kind:
             continue
@@ -159,8 +150,7 @@ def _connections(
             values.update(_packet_sizes(by_kind[kind], probes))
         pairs = [(nodes[a].name, nodes[b].name) for a, b in by_kind[kind]]
         where = format_pairs(pairs, [node.name for node in nodes])
-        findings.append(Finding(ERROR, what, where, why.format(**values), remedy.format(**values)))
-    return findings
+        yield Finding(ERROR, what, where, why.format(**values), remedy.format(**values))
 
 
 def _packet_sizes(pairs: Sequence[tuple[int, int]], probes: Probes) -> dict[str, str]:
@@ -183,88 +173,86 @@ def _port_range(nodes: Sequence[DoctorNode]) -> tuple[str, str]:
     return (low, high) if low and high else ("32768", "60999")
 
 
-def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[Finding]:
+def _missing_reports(nodes: Sequence[DoctorNode], missing: Sequence[int]) -> Iterator[Finding]:
+    if missing:
+        yield Finding(
+            ERROR,
+            "reached the endpoint, but sent no report",
+            format_hosts(nodes[number].name for number in missing),
+            "its process or its connection ended",
+            "check the output of `relight doctor` there",
+        )
+
+
+def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> Iterator[Finding]:
     """Check whether datagrams, which carry the heartbeats, reach the endpoint."""
     if nodes and nodes[0].udp_taken:
-        return [
-            Finding(
-                WARNING,
-                f"UDP port {port} is in use by another program",
-                nodes[0].name,
-                "heartbeats then use TCP only and may be delayed by packet loss",
-                "stop that program (ss -ulpn shows it), or use another port for the endpoint",
-            )
-        ]
+        yield Finding(
+            WARNING,
+            f"UDP port {port} is in use by another program",
+            nodes[0].name,
+            "heartbeats then use TCP only and may be delayed by packet loss",
+            "stop that program (ss -ulpn shows it), or use another port for the endpoint",
+        )
+        return
     lost = [
         (nodes[a].name, nodes[b].name)
         for (a, b), probe in probes.items()
         if b == 0 and a and probe.tcp == ProbeResult.PASSED and not probe.answered
     ]
-    if not lost:
-        return []
-    return [
-        Finding(
+    if lost:
+        yield Finding(
             WARNING,
             f"datagrams to the endpoint's UDP port {port} are lost",
             format_pairs(lost, [node.name for node in nodes]),
             "heartbeats then use TCP only and may be delayed by packet loss",
             f"open UDP port {port} too",
         )
-    ]
 
 
-def _mtus(nodes: Sequence[DoctorNode]) -> list[Finding]:
+def _mtus(nodes: Sequence[DoctorNode]) -> Iterator[Finding]:
     by_mtu = by_value((node.mtu, node.name) for node in nodes if node.mtu)
-    if len(by_mtu) < 2:
-        return []
-    values = ", ".join(f"{mtu} on {format_hosts(by_mtu[mtu])}" for mtu in sorted(by_mtu))
-    return [
-        Finding(
+    if len(by_mtu) > 1:
+        values = ", ".join(f"{mtu} on {format_hosts(by_mtu[mtu])}" for mtu in sorted(by_mtu))
+        yield Finding(
             WARNING,
             f"the MTU differs between the nodes: {values}",
             "",
             "TCP uses the smaller one; RDMA and datagrams may fail",
             "set the same MTU on all nodes",
         )
-    ]
 
 
-def _address_translation(nodes: Sequence[DoctorNode]) -> list[Finding]:
-    return [
-        Finding(
-            WARNING,
-            f"its address is {node.address}, but others see it as {node.seen_as}",
-            node.name,
-            "because of address translation, workers on other nodes can't connect to it",
-            "use the host network for containers, or --local-addr if the node is reachable at "
-            "another address",
-        )
-        for node in nodes
-        if node.seen_as and node.seen_as != node.address
-    ]
+def _address_translation(nodes: Sequence[DoctorNode]) -> Iterator[Finding]:
+    for node in nodes:
+        if node.seen_as and node.seen_as != node.address:
+            yield Finding(
+                WARNING,
+                f"its address is {node.address}, but others see it as {node.seen_as}",
+                node.name,
+                "because of address translation, workers on other nodes can't connect to it",
+                "use the host network for containers, or --local-addr if the node is reachable at "
+                "another address",
+            )
 
 
-def _endpoint_names(nodes: Sequence[DoctorNode]) -> list[Finding]:
+def _endpoint_names(nodes: Sequence[DoctorNode]) -> Iterator[Finding]:
     """Check whether the endpoint's name resolves to a different machine on some nodes."""
-    by_address = by_value(
+    found = by_value(
         (", ".join(sorted(node.resolved)), node.name) for node in nodes if node.resolved
     )
-    if len(by_address) < 2:
-        return []
-    values = "; ".join(f"{text} on {format_hosts(by_address[text])}" for text in sorted(by_address))
-    return [
-        Finding(
+    if len(found) > 1:
+        values = "; ".join(f"{text} on {format_hosts(found[text])}" for text in sorted(found))
+        yield Finding(
             WARNING,
             f"the endpoint's name resolves to different addresses: {values}",
             "",
             "nodes may look for the coordinator on different machines",
             "make DNS and /etc/hosts consistent, or use an IP address in --rdzv-endpoint",
         )
-    ]
 
 
-def _versions(nodes: Sequence[DoctorNode]) -> list[Finding]:
-    findings = []
+def _versions(nodes: Sequence[DoctorNode]) -> Iterator[Finding]:
     known = {node.name: node.facts for node in nodes}
     for fact in sorted({name for node in nodes for name in node.facts}):
         if fact == "port range":
@@ -278,8 +266,8 @@ def _versions(nodes: Sequence[DoctorNode]) -> list[Finding]:
         }
         lines = env_diff.compare(others, format_hosts(hosts[rarest]), {fact: rarest})
         remedy = _REMEDIES.get(fact, f"install the same {fact} on all nodes")
-        findings += [Finding(WARNING, line, "", "", remedy) for line in lines]
-    return findings
+        for line in lines:
+            yield Finding(WARNING, line, "", "", remedy)
 
 
 _REMEDIES = {
@@ -289,28 +277,24 @@ _REMEDIES = {
 }
 
 
-def _clocks(nodes: Sequence[DoctorNode]) -> list[Finding]:
+def _clocks(nodes: Sequence[DoctorNode]) -> Iterator[Finding]:
     known = sorted(
         ((node.clock_s, number) for number, node in enumerate(nodes) if node.clock_s is not None),
         key=lambda pair: (pair[0] or 0.0, pair[1]),
     )
     if len(known) < 2:
-        return []
+        return
     middle_s, middle = known[(len(known) - 1) // 2]
-    findings = []
     for clock_s, number in known:
         ahead = (clock_s or 0.0) - (middle_s or 0.0)
         error_s = nodes[number].clock_error_s + nodes[middle].clock_error_s
         if abs(ahead) - error_s > CLOCKS_S:
             word = "ahead of" if ahead > 0 else "behind"
-            findings.append(
-                Finding(
-                    WARNING,
-                    f"the clock is {abs(ahead):.1f} s {word} that of {nodes[middle].name}",
-                    nodes[number].name,
-                    "the nodes' log lines can't be ordered by time; relight itself does not "
-                    "depend on clocks",
-                    "synchronize the clock with chrony, ntpd or systemd-timesyncd (timedatectl)",
-                )
+            yield Finding(
+                WARNING,
+                f"the clock is {abs(ahead):.1f} s {word} that of {nodes[middle].name}",
+                nodes[number].name,
+                "the nodes' log lines can't be ordered by time; relight itself does not depend on "
+                "clocks",
+                "synchronize the clock with chrony, ntpd or systemd-timesyncd (timedatectl)",
             )
-    return findings
