@@ -64,7 +64,9 @@ JOB_COMMANDS = {
                      "components", "schedulers", "configure", "nodes")
     },
 }  # fmt: skip
-"""Maps each command to the module in this package that contains its `main`."""
+"""The module in this package with the `main` of each command that has a `Page`. The module of any
+other command has the command's name.
+"""
 _LAUNCHERS = ("run", "launch")
 _ON_NODES = ("run", "launch", "coordinator", "doctor")
 """Commands that run on training nodes."""
@@ -187,26 +189,12 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         return lambda _: command(["--help"])
     if name in _ON_NODES:
         from relight.host import system  # noqa: F401  # raises on systems without support
-    if name == "run":
-        from relight.cli import run
-
-        return run.main
-    if name == "launch":
-        from relight.cli import launch
-
-        return launch.main
-    if name == "coordinator":
-        from relight.cli import coordinator
-
-        return coordinator.main
-    if name in JOB_COMMANDS or name == "doctor":
-        from importlib import import_module
-
+    if name in COMMANDS and name != "version":
         # A shell waits for `completion jobs`, so skip the imports that `completion` needs.
         file = JOB_COMMANDS.get(name, name) if argv != ["completion", "jobs"] else "jobs.known_jobs"
         full = f"relight.cli.{file}"
         try:
-            module = import_module(full)
+            __import__(full)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{full}.".startswith(f"{error.name}."):
                 raise
@@ -214,7 +202,7 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
                 f"relight {name} is not included in the launcher that is sent with a job",
                 hint="install relight from a wheel or a clone (pip install .)",
             ) from None
-        main_of: Callable[[list[str]], int] = module.main
+        main_of: Callable[[list[str]], int] = sys.modules[full].main
         return main_of
     if name in ("version", "--version", "-V"):
         return _version
