@@ -1,16 +1,16 @@
 """`--rdzv-conf`: torchrun's keys and relight's are validated, and none is ignored silently."""
 
-import errno
-import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from conftest import RELIGHT, clean_environment
 
 from relight.base.errors import UsageError
 from relight.base.values import BACKENDS, parse_conf
+from relight.flags import rdzv_conf
 from relight.flags.rdzv_conf import KEYS, Conf, backend_keys, parse, read_token
 
 # The keys that torch 2.13 reads from the configuration, by backend.
@@ -35,7 +35,8 @@ SECONDS = [
 
 
 def conf(text: str, backend: str = "c10d") -> tuple[Conf, list[str]]:
-    return parse(parse_conf(text), backend, lambda path: b"content of " + path.encode())
+    with patch.object(rdzv_conf, "read_file", lambda path: b"content of " + path.encode()):
+        return parse(parse_conf(text), backend)
 
 
 @pytest.mark.parametrize("backend", TORCHRUN)
@@ -212,16 +213,15 @@ def test_last_duplicate_key_wins() -> None:
 
 
 @pytest.mark.parametrize("name", ["token_file", "tls_cert", "tls_key", "tls_ca"])
-def test_unreadable_token_or_certificate_file_is_rejected_before_start(name: str) -> None:
-    def missing(path: str) -> bytes:
-        if path == "/gone":
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return b"x"
-
+def test_unreadable_token_or_certificate_file_is_rejected_before_start(
+    name: str, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    there.write_text("x")
     others = [key for key in ("tls_cert", "tls_key", "tls_ca") if key != name]
-    pairs = ((name, "/gone"), *((key, "/there") for key in others))
+    pairs = ((name, "/gone"), *((key, str(there)) for key in others))
     with pytest.raises(UsageError, match="/gone: No such file"):
-        parse(pairs, "c10d", missing)
+        parse(pairs, "c10d")
 
 
 def test_trailing_newline_in_token_file_is_ignored(tmp_path: Path) -> None:

@@ -224,18 +224,13 @@ def read_file(path: str) -> bytes:
         return file.read(1 << 20)
 
 
-def parse(
-    pairs: tuple[tuple[str, str], ...],
-    backend: str,
-    read_file: Callable[[str], bytes] = read_file,
-) -> tuple[Conf, list[str]]:
+def parse(pairs: tuple[tuple[str, str], ...], backend: str) -> tuple[Conf, list[str]]:
     """Check the key-value pairs of `--rdzv-conf`. Return their values, and a note for each unused
     key.
 
     Args:
         pairs: the keys and values as written.
         backend: `--rdzv-backend`.
-        read_file: reads a file that is named by a key. It may raise OSError.
 
     Raises:
         UsageError: if a value is invalid, a file can't be read, or values contradict each other.
@@ -263,7 +258,7 @@ def parse(
         except ValueError as error:
             raise UsageError(f"--rdzv-conf: {name}={text}: {error}") from None
         if key.is_file:
-            _check_file(name, text, read_file)
+            _check_file(name, text)
         values[key.target] = value
     if "timeout" in values:
         if values.get("join_timeout", values["timeout"]) != values["timeout"]:
@@ -300,7 +295,7 @@ def merged(
     return (*missing, *pairs)
 
 
-def read_token(path: str, read_file: Callable[[str], bytes] = read_file) -> bytes:
+def read_token(path: str) -> bytes:
     """Return the secret in a file, without surrounding whitespace.
 
     Raises:
@@ -333,9 +328,9 @@ def _unknown(name: str, backend: str) -> str:
     return f"--rdzv-conf: {name} has no effect: unknown key; {remedy}"
 
 
-def _check_file(name: str, path: str, read_file: Callable[[str], bytes]) -> None:
+def _check_file(name: str, path: str) -> None:
     if name == "token_file":
-        read_token(path, read_file)
+        read_token(path)
         return
     try:
         read_file(path)

@@ -26,13 +26,12 @@ versions. `relight configure --show` lists them. `relight doctor` also reports u
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import MachineError, UsageError
-
-if TYPE_CHECKING:
-    from relight.flags.spec import Flag
+from relight.base.values import parse_conf
+from relight.flags.spec import FLAG_BY_NAME, Flag
 
 DIRECTORY_VARIABLE = "RELIGHT_CONFIG_DIR"
 PASSED = "RELIGHT_SITE"
@@ -139,8 +138,6 @@ def _passed(text: str) -> Site:
 
 
 def _checked(path: str, content: Mapping[str, Any]) -> Site:
-    from relight.flags.spec import FLAG_BY_NAME
-
     ignored = [name for name in content if name not in _SECTIONS]
     run, conf = {}, dict[str, str]()
     for written, value in _table(content, "run").items():
@@ -185,18 +182,12 @@ def _flag_or_key(name: str) -> str:
     """Return a locked name, with dashes if it is the name of a flag. Keys of `--rdzv-conf` have
     underscores.
     """
-    from relight.flags.spec import FLAG_BY_NAME
-
     flag = name.removeprefix("run.").replace("_", "-")
     return flag if flag in FLAG_BY_NAME else name
 
 
 def _pairs(value: Any) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    from relight.base.values import parse_conf
-
-    return dict(parse_conf(_text(f"run.{CONF}", value)))
+    return value if isinstance(value, dict) else dict(parse_conf(_text(f"run.{CONF}", value)))
 
 
 def _table(content: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -211,7 +202,7 @@ def _tables(content: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
     return {key: _table(tables, key) for key in tables}
 
 
-def _flag_text(name: str, value: Any, flag: "Flag") -> str:
+def _flag_text(name: str, value: Any, flag: Flag) -> str:
     """Return a flag's value in the form that a user would type on the command line."""
     if isinstance(value, list) and flag.repeats:
         return "\n".join(_word(name, each) for each in value)
