@@ -236,12 +236,15 @@ class Plan:
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self._faults = list(faults)
-        self._due = [f.moment.seconds if f.moment.word == "at" else None for f in faults]
-        self._done = [False] * len(faults)
+        self._due: dict[int, float | None] = {
+            number: fault.moment.seconds if fault.moment.word == "at" else None
+            for number, fault in enumerate(faults)
+        }
+        """The time of each fault that has not been triggered yet, if known, by its index."""
 
     def left(self) -> list[Fault]:
         """Return the faults that have not been triggered yet."""
-        return [fault for fault, done in zip(self._faults, self._done, strict=True) if not done]
+        return [self._faults[number] for number in self._due]
 
     @property
     def watches(self) -> bool:
@@ -252,37 +255,24 @@ class Plan:
         """Return the time when the next fault is due, or None if the times of all remaining faults
         are still unknown.
         """
-        times = [
-            due
-            for due, done in zip(self._due, self._done, strict=True)
-            if due is not None and not done
-        ]
-        return min(times, default=None)
+        return min((due for due in self._due.values() if due is not None), default=None)
 
     def printed(self, line: str, now: float) -> list[Fault]:
         """Return the faults that are triggered by this line of output."""
-        for index, fault in enumerate(self._faults):
-            if fault.moment.word == "when" and fault.moment.text in line:
-                self._due[index] = min(now, self._due[index] or now)
+        for number in self._due:
+            moment = self._faults[number].moment
+            if moment.word == "when" and moment.text in line:
+                self._due[number] = now
         return self.due(now)
 
     def due(self, now: float) -> list[Fault]:
         """Return the faults that are due, sorted by time."""
         found = []
         while (deadline := self.deadline()) is not None and deadline <= now:
-            index = next(
-                i
-                for i, due in enumerate(self._due)
-                if due is not None and not self._done[i] and due <= deadline
-            )
-            self._done[index] = True
-            found.append(self._faults[index])
-            following = index + 1
-            if following < len(self._faults) and self._faults[following].moment.word == "after":
+            number = next(each for each, due in self._due.items() if due == deadline)
+            del self._due[number]
+            found.append(self._faults[number])
+            following = number + 1
+            if following in self._due and self._faults[following].moment.word == "after":
                 self._due[following] = deadline + self._faults[following].moment.seconds
         return found
-
-    def check(self) -> None:
-        """Assert the invariant that every injected fault was due."""
-        for due, done in zip(self._due, self._done, strict=True):
-            assert due is not None or not done

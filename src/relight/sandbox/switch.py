@@ -34,7 +34,8 @@ from typing import Any
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from relight.host.process_handle import ProcessHandle
+from relight.base.text import LineBuffer
+from relight.host import system
 
 MTU = 9000
 BATCH = 64
@@ -178,15 +179,8 @@ def processes_in(networks: set[int]) -> set[int]:
 
 def send(pid: int, number: int, networks: set[int]) -> None:
     """Send a signal to a process, but only if the process is in one of these namespaces."""
-    try:
-        process = ProcessHandle(pid)
-    except ProcessLookupError:
-        return
-    # The pid may have been reused before the pidfd was opened, so check its namespace again.
-    if network_namespace(pid) in networks:
-        with suppress(ProcessLookupError):
-            process.send(number)
-    process.close()
+    with suppress(ProcessLookupError):
+        system.signal_if(pid, number, lambda: network_namespace(pid) in networks)
 
 
 def kill_all(networks: set[int]) -> None:
@@ -214,7 +208,7 @@ class Switch:
 
     def __init__(self, control: socket.socket, hosts: list[dict[str, str]]) -> None:
         self.control = control
-        self.received = b""
+        self.received = LineBuffer()
         self.ports = build(hosts)
         self.by_address = {
             socket.inet_pton(family, host[key]): self.ports[host["name"]]
@@ -234,10 +228,7 @@ class Switch:
     def obey(self) -> bool:
         """Handle requests from the owner. Return False once the owner has disconnected."""
         data = self.control.recv(1 << 16)
-        # LineBuffer can't be used, because this file is run by its path and relight may not be
-        # importable.
-        *lines, self.received = (self.received + data).split(b"\n")
-        for line in lines:
+        for line in self.received.feed(data):
             self.carry_out(json.loads(line))
             self.answer()
         return bool(data)
