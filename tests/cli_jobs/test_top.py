@@ -155,17 +155,17 @@ def test_filter_words_match_text_in_any_cell() -> None:
     ("printed", "shown"),
     [
         (
-            "0, NVIDIA H100, 97, 62641, 81559\n1, NVIDIA H100, 0, 4, 81559\n",
+            "GPU-a, 0, NVIDIA H100, 97, 62641, 81559\nGPU-b, 1, NVIDIA H100, 0, 4, 81559\n",
             "GPUs here (NVIDIA H100): 0: 97% 61/80 GiB, 1: 0% 0/80 GiB",
         ),
         (
-            "0, A, 97, 62641, 81559\n1, B, 0, 4, 81559\n",
+            "GPU-a, 0, A, 97, 62641, 81559\nGPU-b, 1, B, 0, 4, 81559\n",
             "GPUs here: 0 (A): 97% 61/80 GiB, 1 (B): 0% 0/80 GiB",
         ),
-        ("0, A, [N/A], 512, 81559\n", "GPUs here (A): 0: 0/80 GiB"),
-        ("0, A, 3, [N/A], [N/A]\n", "GPUs here (A): 0: 3%"),
+        ("GPU-a, 0, A, [N/A], 512, 81559\n", "GPUs here (A): 0: 0/80 GiB"),
+        ("GPU-a, 0, A, 3, [N/A], [N/A]\n", "GPUs here (A): 0: 3%"),
         ("No devices were found\n", ""),
-        ("0, 97\n\n", ""),
+        ("GPU-a, 0, 97\n\n", ""),
     ],
 )
 def test_top_shows_local_gpus(
@@ -186,8 +186,7 @@ def test_rank_row_shows_gpu_usage_of_its_processes(
     program.write_text(f"""#!/bin/sh
 case "$1" in
 *compute-apps*) printf 'GPU-b, {os.getpid()}, 4096\\nGPU-b, 1, 100\\nGPU-a, 1, [N/A]\\n' ;;
-*uuid*) printf 'GPU-a, 0\\nGPU-b, 1\\n' ;;
-*) printf '0, A, 10, 1, 81559\\n1, A, 97, 2, 81559\\n' ;;
+*) printf 'GPU-a, 0, A, 10, 1, 81559\\nGPU-b, 1, A, 97, 2, 81559\\n' ;;
 esac
 """)
     program.chmod(0o755)

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from relight.host import system
 
-_QUERY = "--query-gpu=index,name,utilization.gpu,memory.used,memory.total"
-_IDS = "--query-gpu=uuid,index"
+_QUERY = "--query-gpu=uuid,index,name,utilization.gpu,memory.used,memory.total"
 _PROCESSES = "--query-compute-apps=gpu_uuid,pid,used_memory"
 _LIMIT_S, _AFTER_KILL_S = 5.0, 0.5
 
@@ -49,8 +48,6 @@ class Gpus:
 
     def __init__(self) -> None:
         self._works = True
-        self._numbers: dict[str, int] = {}
-        """Maps GPU ids to GPU numbers, because `nvidia-smi` lists processes by GPU id."""
 
     def look(self) -> list[Gpu]:
         """Return the current state of each GPU. The result is empty on a machine without GPUs or if
@@ -59,17 +56,12 @@ class Gpus:
         text = _output(_QUERY) if self._works else None
         self._works = text is not None
         gpus = _parsed(text or "")
-        processes = _rows(_output(_PROCESSES), 3) if gpus else []
-        if processes and not self._numbers:
-            self._numbers = {
-                uuid: int(number) for uuid, number in _rows(_output(_IDS), 2) if number.isdecimal()
-            }
-        own: dict[int, list[tuple[int, int | None]]] = {}
-        for uuid, pid, mib in processes:
-            if uuid in self._numbers and pid.isdecimal():
-                using = int(pid), int(mib) if mib.isdecimal() else None
-                own.setdefault(self._numbers[uuid], []).append(using)
-        return [gpu._replace(processes=tuple(own.get(gpu.number, ()))) for gpu in gpus]
+        own: dict[str, list[tuple[int, int | None]]] = {}
+        for line in (_output(_PROCESSES) or "").splitlines() if gpus else ():
+            uuid, pid, mib = (*line.split(", "), "", "")[:3]
+            if pid.isdecimal():
+                own.setdefault(uuid, []).append((int(pid), int(mib) if mib.isdecimal() else None))
+        return [gpu._replace(processes=tuple(own.get(uuid, ()))) for uuid, gpu in gpus]
 
 
 def gpu_use(gpus: Sequence[Gpu], pid: int) -> GpuUse:
@@ -103,18 +95,13 @@ def _output(query: str) -> str | None:
     return None if process.returncode else text.decode(errors="replace")
 
 
-def _parsed(text: str) -> list[Gpu]:
+def _parsed(text: str) -> list[tuple[str, Gpu]]:
+    """Return each GPU with its id, by which `nvidia-smi` lists the processes."""
     found = []
     for line in text.splitlines():
-        number, _, rest = line.partition(", ")
+        uuid, number, rest = (*line.split(", ", 2), "", "")[:3]
         model, *words = rest.rsplit(", ", 3)
         if number.isdecimal() and len(words) == 3:
             busy, used, total = (int(word) if word.isdecimal() else None for word in words)
-            found.append(Gpu(int(number), model, busy, used, total))
+            found.append((uuid, Gpu(int(number), model, busy, used, total)))
     return found
-
-
-def _rows(text: str | None, size: int) -> list[list[str]]:
-    """Return the values in each line with exactly `size` values."""
-    rows = (line.split(", ") for line in (text or "").splitlines())
-    return [row for row in rows if len(row) == size]

@@ -138,45 +138,34 @@ def _serve(job: handles.Handle, where: PageAddress, until_end: bool, on_terminal
         signal.signal(number, lambda *_: stop.set())
     variables = env.read().variables
     jobs = JobDirectory(variables)
-    with _token(variables, jobs, job.app_id, where, on_terminal) as token:
-        return _serve_until(stop, token, jobs, job, where, until_end)
-
-
-def _serve_until(
-    stop: threading.Event,
-    token: _Token,
-    jobs: JobDirectory,
-    job: handles.Handle,
-    where: PageAddress,
-    until_end: bool,
-) -> int:
     actions = _actions(jobs, job)
-    watched = WatchedJob(jobs, job.app_id, actions if token.text else ())
-    metrics = partial(exposition, watched.reading, Gpus().look)
-    served = Served(watched.look, watched.output, metrics, actions)
-    server = _listening(where, token.text, served)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    host = where.endpoint.host
-    address = f"http://{_shown(host)}:{server.port}/{token.fragment}"
-    if until_end:
-        say(f"status page: {address}" + (token.where and f" ({token.where})"))
-    else:
-        print(address, flush=True)
-        if token.where:
-            say(token.where)
-    if host not in _LOCAL:
-        who = "can connect to this port" if where.is_public else "sees the token on the network"
-        say(f"note: anyone who {who} can read the page; the connection is not encrypted")
-    with contextlib.suppress(RelightError):
-        metrics()  # load the modules for scrapes now, because an upgrade may remove or replace them
-    end_sending = otel.start(watched.reading, env.read().variables, say)
-    if until_end:
-        _wait_for_end(watched, stop)
-    else:
-        stop.wait()
-    server.finish()
-    if end_sending is not None:
-        end_sending()
+    with _token(variables, jobs, job.app_id, where, on_terminal) as token:
+        watched = WatchedJob(jobs, job.app_id, actions if token.text else ())
+        metrics = partial(exposition, watched.reading, Gpus().look)
+        served = Served(watched.look, watched.output, metrics, actions)
+        server = _listening(where, token.text, served)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host = where.endpoint.host
+        address = f"http://{_shown(host)}:{server.port}/{token.fragment}"
+        if until_end:
+            say(f"status page: {address}" + (token.where and f" ({token.where})"))
+        else:
+            print(address, flush=True)
+            if token.where:
+                say(token.where)
+        if host not in _LOCAL:
+            who = "can connect to this port" if where.is_public else "sees the token on the network"
+            say(f"note: anyone who {who} can read the page; the connection is not encrypted")
+        with contextlib.suppress(RelightError):
+            metrics()  # load the modules for scrapes now, as an upgrade may remove or replace them
+        end_sending = otel.start(watched.reading, variables, say)
+        if until_end:
+            _wait_for_end(watched, stop)
+        else:
+            stop.wait()
+        server.finish()
+        if end_sending is not None:
+            end_sending()
     return EXIT_OK
 
 

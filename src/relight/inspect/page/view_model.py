@@ -37,6 +37,9 @@ _STOPPED = (signal_exit_code(SIGTERM), signal_exit_code(SIGINT))
 _MAX_EVENTS = 1000
 _MAX_BARS, _MAX_MARKS, _MAX_FAILURES, _MAX_GENERATIONS = 2000, 500, 50, 200
 _MAX_TEXT = 2000
+_OF_NODE = ("id", "name", "host", "pid", "directory", "started", "taken", "generation", "restart",
+            "max_restarts", "nodes", "world_size")  # fmt: skip
+"""What the page shows of its own node's snapshot."""
 _RECOVERED_S = 60.0
 """A restarted job that doesn't report steps counts as recovered after this many seconds."""
 
@@ -136,19 +139,8 @@ def _job(reading: Reading) -> dict[str, Any]:
     state = shown_state(reading)
     notice, mood = _notice(reading, state)
     return {
-        "id": own.id,
-        "name": own.name,
-        "host": own.host,
-        "pid": own.pid,
+        **{name: getattr(own, name) for name in _OF_NODE},
         "command": " ".join(own.command),
-        "directory": own.directory,
-        "started": own.started,
-        "taken": own.taken,
-        "generation": own.generation,
-        "restart": own.restart,
-        "max_restarts": own.max_restarts,
-        "nodes": own.nodes,
-        "world_size": own.world_size,
         **_progress(reading.job),
         "shown_state": state,
         "over": reading.is_over,
