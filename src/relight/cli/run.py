@@ -1,18 +1,14 @@
 """`relight run`: launches the workers on a node, as torchrun does."""
 
+from collections.abc import Iterable
+
 from relight.agent.start import make_agent
 from relight.base import env as environment
 from relight.base.env import Environment
 from relight.base.errors import EXIT_OK
 from relight.flags import site
 from relight.flags.arguments import ParsedFlags, parse, to_spec
-from relight.flags.spec import FLAGS, LaunchSpec
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from relight.flags.spec import Flag
+from relight.flags.spec import FLAGS, Flag, LaunchSpec
 
 
 def main(argv: list[str]) -> int:
@@ -28,7 +24,7 @@ def main(argv: list[str]) -> int:
     return launch(to_spec(parsed), parsed.given, env)
 
 
-def answered(parsed: ParsedFlags, command: str, flags: "Iterable[Flag]") -> bool:
+def answered(parsed: ParsedFlags, command: str, flags: Iterable[Flag]) -> bool:
     """If the command line requests help or completion, print it. Return whether anything was
     printed.
     """
@@ -46,7 +42,7 @@ def answered(parsed: ParsedFlags, command: str, flags: "Iterable[Flag]") -> bool
 
 
 def launch(
-    spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
+    spec: LaunchSpec, given: set[str], env: Environment, *, local_rank_argument: bool = False
 ) -> int:
     """Run the agent and return the job's exit code. The arguments are the same as for
     `agent.start.make_agent`.

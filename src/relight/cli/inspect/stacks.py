@@ -50,6 +50,8 @@ _AT_ONCE = 8
 _ALONE = -1
 """The rank number used for a process that is not a rank."""
 Taken = Mapping[int, ProcessStack | str]
+Naming = Callable[[Sequence[int]], str]
+"""Formats the names of ranks."""
 
 
 def main(argv: list[str]) -> int:
@@ -85,7 +87,7 @@ def main(argv: list[str]) -> int:
     if values["json"]:
         print_json(_as_object(found, pids))
     else:
-        print(_text(found, pids, values["all"]))
+        print(_text(found, pids, every=values["all"]))
     return EXIT_OK if _is_any_taken(found) else EXIT_MACHINE
 
 
@@ -139,10 +141,9 @@ def _node_stacks(jobs: JobDirectory, job: str) -> tuple[str, bool]:
         return "", False
     by_rank = node_stacks.by_rank(nodes)
     found: Taken = {rank: each.stack for rank, each in by_rank.items()}
-    pids = {rank: each.pid for rank, each in by_rank.items()}
     is_one = len(nodes) == 1
     named = stack_text.few_or_many if is_one else partial(node_stacks.named, by_rank)
-    lines = list(_report(found, pids, False, named))
+    lines = list(_report(found, named))
     if not is_one or len(found) < own.world_size:
         told = node_stacks.lines_of_nodes(nodes, by_rank, own.nodes, own.world_size)
         lines += ["", *told] if lines else told
@@ -150,8 +151,8 @@ def _node_stacks(jobs: JobDirectory, job: str) -> tuple[str, bool]:
     return text, _is_any_taken(found)
 
 
-def _text(found: Taken, pids: Mapping[int, int], every: bool) -> str:
-    lines = _report(found, pids, every, _naming(pids))
+def _text(found: Taken, pids: Mapping[int, int], *, every: bool) -> str:
+    lines = _report(found, _naming(pids), every=every)
     return "\n".join(printable(line, lines=False) for line in lines)
 
 
@@ -171,39 +172,34 @@ def _with_native(found: Taken) -> Taken:
     return {**found, **stacks}
 
 
-def _report(
-    found: Taken,
-    pids: Mapping[int, int],
-    every: bool,
-    named: Callable[[Sequence[int]], str],
-) -> Iterator[str]:
+def _report(found: Taken, named: Naming, *, every: bool = False) -> Iterator[str]:
     groups = stack_text.groups(found)
     yield from stack_text.render(groups, named)
     for group in () if every else groups[: stack_text.MAX_LINES]:
-        yield from _format_group(group, found, pids, named)
+        yield from _format_group(group, found, named)
     if every:
         for rank in sorted(found):
             yield from _format_rank(named([rank]), found[rank])
 
 
-def _naming(pids: Mapping[int, int]) -> Callable[[Sequence[int]], str]:
+def _naming(pids: Mapping[int, int]) -> Naming:
     if _ALONE in pids:
         return lambda _: f"process {pids[_ALONE]}"
     return stack_text.few_or_many
 
 
-def _format_group(
-    group: RankGroup, found: Taken, pids: Mapping[int, int], named: Callable[[Sequence[int]], str]
-) -> Iterator[str]:
+def _format_group(group: RankGroup, found: Taken, named: Naming) -> Iterator[str]:
     """Yield the lines for a group of identical stacks, taken from its first rank."""
     rank = group.ranks[0]
     stack = found[rank]
-    thread = None if isinstance(stack, str) else stack_text.main_thread(stack)
-    if thread is None or not group.has_stack:
+    if isinstance(stack, str) or not group.has_stack:
+        return
+    thread = stack_text.main_thread(stack)
+    if thread is None:
         return
     yield ""
     which = f", here {named([rank])}" if len(group.ranks) > 1 else ""
-    pid = "" if rank == _ALONE else f", pid {pids[rank]}"
+    pid = "" if rank == _ALONE else f", pid {stack.pid}"
     yield f"{named(group.ranks)}{which}{pid}:"
     yield from _frames(thread)
 
