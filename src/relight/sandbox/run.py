@@ -261,25 +261,25 @@ class Sandbox:
             "continue": signal.SIGCONT,
         }[fault.action]
         for host in self.job.running:
-            find = partial(_pid_of, self._agents[host].pid, fault.number)
-            pid = find()
-            if pid is None:
-                continue
-            try:
-                system.signal_if(pid, number, partial(_returns, find, pid))
-            except ProcessLookupError:
-                continue
-            return ""
+            if _signal_rank(self._agents[host].pid, fault.number, number):
+                return ""
         running = pluralize(len(self.job.running), "host")
         return f"there is no such rank on {running}"
 
 
-def _pid_of(agent: int, rank: int) -> int | None:
-    return rank_processes.below(agent).get(rank)
+def _signal_rank(agent: int, rank: int, number: int) -> bool:
+    """Send a signal to a rank of an agent. Return False if the agent has no such rank."""
 
+    def find() -> int | None:
+        return rank_processes.below(agent).get(rank)
 
-def _returns(find: Callable[[], int | None], pid: int) -> bool:
-    return find() == pid
+    if (pid := find()) is None:
+        return False
+    try:
+        system.signal_if(pid, number, lambda: find() == pid)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 class _Output(ConsoleStream):
