@@ -11,12 +11,16 @@ __all__ = ["Host", "Lab", "LabError", "lab_unavailable"]
 
 
 class Lab(lab.Lab):
-    """Hosts on a network that also has firewalls and packet size limits."""
+    """Hosts on a network that also has firewalls and packet size limits. A host's hostname is its
+    name, unless `hostnames` specifies a different one.
+    """
 
     program = Path(__file__).with_name("switch.py")
 
     def __init__(self, hosts: Iterable[str], hostnames: Mapping[str, str] | None = None) -> None:
-        super().__init__(hosts, hostnames)
+        super().__init__(hosts)
+        for name, alias in (hostnames or {}).items():
+            self.hosts[name].hostname = alias
         self.limits: dict[str, int] = {}
         self.walls: dict[str, list[int]] = {}
 

@@ -30,7 +30,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -52,9 +52,8 @@ class LabError(MachineError):
 class Host:
     """A host in a Lab."""
 
-    def __init__(self, name: str, hostname: str, number: int) -> None:
-        self.name = name
-        self.hostname = hostname
+    def __init__(self, name: str, number: int) -> None:
+        self.name = self.hostname = name
         self.address = f"10.77.0.{number}"
         self.address6 = f"fd77::{number:x}"
         self.entrance: list[str] = []
@@ -89,20 +88,14 @@ class Lab:
     """Several virtual hosts and their network, all of which are removed at the end of the `with`
     block.
 
-    A host's hostname is its name, unless `hostnames` specifies a different one.
-
     Attributes:
         program: the path of the switch program.
     """
 
     program = Path(__file__).with_name("switch.py")
 
-    def __init__(self, hosts: Iterable[str], hostnames: Mapping[str, str] | None = None) -> None:
-        aliases = hostnames or {}
-        self.hosts = {
-            name: Host(name, aliases.get(name, name), number)
-            for number, name in enumerate(hosts, 1)
-        }
+    def __init__(self, hosts: Iterable[str]) -> None:
+        self.hosts = {name: Host(name, number) for number, name in enumerate(hosts, 1)}
         if len(self.hosts) > 254:
             raise ValueError(f"a Lab has at most 254 hosts, not {len(self.hosts)}")
         self.conditions = {name: {"delay": 0.0, "jitter": 0.0, "loss": 0.0} for name in self.hosts}
@@ -218,8 +211,7 @@ class Lab:
         }
         with self.lock:
             for name in self.hosts if host is None else [host]:
-                known = {key: value for key, value in given.items() if value is not None}
-                self.conditions[name].update(known)
+                self.conditions[name] |= {k: v for k, v in given.items() if v is not None}
             self.ask(
                 {"conditions": {name: list(c.values()) for name, c in self.conditions.items()}}
             )

@@ -18,16 +18,13 @@ from relight.output.console import Console, Consoles, ConsoleStream
 from relight.output.pipe_reader import PipeReader
 from relight.sandbox.faults import ALL, HOST, Fault, Plan
 from relight.sandbox.keys import Keys
-from relight.sandbox.lab import Host, Lab
+from relight.sandbox.lab import Lab
 from relight.sandbox.sandbox_job import SandboxJob
 from relight.stacks import rank_processes
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_LINE = 1 << 20
 _FLUSH_S = 10.0
-
-
-Popen = Callable[[Host, int, int], "subprocess.Popen[Any]"]
 
 
 def host_name(host: int) -> str:
@@ -48,26 +45,10 @@ def run(command: Sequence[str], hosts: int, variables: Mapping[str, str], plan: 
         MachineError: if the hosts can't be created, or their switch was killed.
     """
     loop = Loop()
-    start = partial(_popen, command, variables)
-    sandbox = Sandbox(loop, Lab(map(host_name, range(1, hosts + 1))), start, plan)
     try:
-        return sandbox.run()
+        return Sandbox(loop, command, hosts, variables, plan).run()
     finally:
         loop.close()
-
-
-def _popen(
-    command: Sequence[str], variables: Mapping[str, str], host: Host, stdout: int, stderr: int
-) -> "subprocess.Popen[Any]":
-    return host.start(
-        command,
-        env=variables,
-        stdout=stdout,
-        stderr=stderr,
-        # If this process and the switch are killed at the same time, nothing else would stop the
-        # agent.
-        preexec_fn=partial(system.die_with_parent, signal.SIGKILL),
-    )
 
 
 class Sandbox:
@@ -75,17 +56,25 @@ class Sandbox:
 
     Args:
         loop: waits for output, agent exits, key presses and signals.
-        lab: the hosts. `run` creates them.
-        popen: starts an agent on a host, with the given descriptors as stdout and stderr.
+        command: each agent's command line.
+        hosts: the number of hosts. `run` creates them.
+        variables: the agents' environment variables.
         plan: the faults to inject.
     """
 
-    def __init__(self, loop: Loop, lab: Lab, popen: Popen, plan: Plan) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        command: Sequence[str],
+        hosts: int,
+        variables: Mapping[str, str],
+        plan: Plan,
+    ) -> None:
         self.loop = loop
-        self.lab = lab
-        self.popen = popen
+        self.lab = Lab(map(host_name, range(1, hosts + 1)))
         self.plan = plan
-        self.job = SandboxJob(len(lab.hosts))
+        self.job = SandboxJob(hosts)
+        self._command, self._variables = command, variables
         self.consoles = Consoles.open(loop)
         self._agents: dict[int, subprocess.Popen[Any]] = {}
         self._readers: list[PipeReader] = []
@@ -161,7 +150,15 @@ class Sandbox:
             stream = _Output(console, f"[{host_name(host)}] ".encode(), self._on_line)
             self._readers.append(PipeReader(self.loop, ours, stream))
             ends.append(theirs)
-        agent = self._agents[host] = self.popen(self.lab[host_name(host)], *ends)
+        agent = self._agents[host] = self.lab[host_name(host)].start(
+            self._command,
+            env=self._variables,
+            stdout=ends[0],
+            stderr=ends[1],
+            # If this process and the switch are killed at the same time, nothing else would stop
+            # the agent.
+            preexec_fn=partial(system.die_with_parent, signal.SIGKILL),
+        )
         for end in ends:
             os.close(end)
         self.job.started(host)
