@@ -70,7 +70,7 @@ class Jobs:
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     jobs = Jobs()
-    monkeypatch.setattr(lookup, "_run_jobs", lambda: jobs)
+    monkeypatch.setattr(lookup, "run_jobs", lambda: jobs)
     return jobs
 
 

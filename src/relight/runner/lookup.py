@@ -88,10 +88,10 @@ def _is_in(name: str, text: str) -> bool:
 def _find(
     find: Callable[[str], Scheduler], jobs: list[Record], word: str, purpose: Purpose
 ) -> Handle:
-    directory = _run_jobs()
-    run_jobs = {} if directory is None else {job: job.rpartition("-") for job in directory.ids()}
+    directory = run_jobs()
+    run_parts = {} if directory is None else {job: job.rpartition("-") for job in directory.ids()}
     with_id = [job for job in jobs if word in (job["id"], job["app_id"])]
-    run_with_id = [job for job, (_, _, pid) in run_jobs.items() if word in (job, pid)]
+    run_with_id = [job for job, (_, _, pid) in run_parts.items() if word in (job, pid)]
     handles = [to_handle(job["handle"]) for job in with_id]
     handles += [Handle(RUN, SESSION, job) for job in run_with_id]
     if len(handles) == 1:
@@ -101,12 +101,12 @@ def _find(
         # A name with spaces can be given as it stands in the id.
         names = [(job, (job["name"], job["id"].rpartition("-")[0])) for job in jobs]
         matches = _matches(find, [job for job, both in names if word in both])
-        named = [job for job, (name, _, _) in run_jobs.items() if name == word]
+        named = [job for job, (name, _, _) in run_parts.items() if name == word]
         matches += _run_matches(find, directory, named)
     if matches:
         return _choose(word, matches, purpose)
     known = [str(job[key]) for job in jobs for key in ("id", "name")]
-    known += [text for job, (name, _, _) in run_jobs.items() for text in (job, name)]
+    known += [text for job, (name, _, _) in run_parts.items() for text in (job, name)]
     hint = did_you_mean(word, dict.fromkeys(known), "see relight list")
     raise UsageError(f"no such job: {word}", hint=hint)
 
@@ -141,13 +141,16 @@ def _matches(find: Callable[[str], Scheduler], found: list[Record]) -> list[_Mat
     return matches
 
 
-def _run_jobs() -> "JobDirectory | None":
+def run_jobs() -> "JobDirectory | None":
+    """Return the `relight run` jobs of this user on this machine, or None if the user doesn't have
+    a directory for them.
+    """
     from relight.processes.running_jobs import JobDirectory  # not on Windows
 
     try:
         return JobDirectory(env.read().variables)
     except OSError:
-        return None  # this user doesn't have such a directory
+        return None
 
 
 def _run_matches(

@@ -2,12 +2,11 @@
 
 import os
 
-from relight.base import env
 from relight.base.errors import MachineError, RelightError, UsageError
 from relight.base.values import whole
 from relight.job import handles
 from relight.job.status import AppStatus
-from relight.processes.running_jobs import JobDirectory
+from relight.runner.lookup import run_jobs
 from relight.runner.runner import Runner
 from relight.stacks import rank_processes
 
@@ -59,17 +58,6 @@ def _status(handle: handles.Handle) -> AppStatus:
         return runner.status(handle)
 
 
-def _is_over(handle: handles.Handle) -> bool:
-    try:
-        return JobDirectory(env.read().variables).is_over(handle.app_id)
-    except OSError:
-        return False  # the user's directory does not exist
-
-
-def _agent_pid(handle: handles.Handle) -> int:
-    return whole(handle.app_id.rpartition("-")[2]) or 0
-
-
 def _job_ranks(text: str, command: str) -> dict[int, int]:
     with Runner() as runner:
         handle = runner.find(text)
@@ -77,10 +65,11 @@ def _job_ranks(text: str, command: str) -> dict[int, int]:
         raise UsageError(f"{text} is only a part of a job", hint=f"relight {command} {handle}")
     if handle.scheduler != handles.RUN:
         found = rank_processes.find_job_ranks(str(handle))
-    elif _is_over(handle):  # the agent's pid may have been reused by another process
-        found = {}
+    elif (jobs := run_jobs()) is not None and jobs.is_over(handle.app_id):
+        found = {}  # the agent's pid may have been reused by another process
     else:
-        found = rank_processes.below(_agent_pid(handle))
+        agent = whole(handle.app_id.rpartition("-")[2]) or 0
+        found = rank_processes.below(agent)
     if found:
         return found
     status = _status(handle)

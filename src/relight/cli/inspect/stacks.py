@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from relight.base import env
 from relight.base.errors import EXIT_MACHINE, EXIT_OK
 from relight.base.fields import printable
 from relight.base.values import whole
@@ -18,6 +17,7 @@ from relight.core.group import node_stacks
 from relight.flags.spec import Flag
 from relight.job import handles
 from relight.processes.running_jobs import JobDirectory
+from relight.runner.lookup import run_jobs
 from relight.runner.runner import Runner
 from relight.stacks import py_spy, rank_processes
 from relight.stacks.dump import take, take_all
@@ -122,13 +122,11 @@ def _agent_stacks(target: str, *, nodes: int) -> tuple[str, bool]:
         handle = runner.find(target)
     if handle.scheduler != handles.RUN or handle.role:
         return "", False
-    try:
-        jobs = JobDirectory(env.read().variables)
-    except OSError:
+    jobs = run_jobs()
+    own = None if jobs is None else jobs.ask(handle.app_id)
+    if jobs is None or own is None or own.nodes < nodes:
         return "", False
-    own = jobs.ask(handle.app_id)
-    is_asked = own is not None and own.nodes >= nodes
-    return _node_stacks(jobs, handle.app_id) if is_asked else ("", False)
+    return _node_stacks(jobs, handle.app_id)
 
 
 def _node_stacks(jobs: JobDirectory, job: str) -> tuple[str, bool]:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from relight.base import env
 from relight.base.env import Environment
 from relight.base.errors import EXIT_OK, UsageError
 from relight.base.fields import printable
@@ -24,8 +23,8 @@ from relight.inspect.top_rows import gpus_line, number_lines
 from relight.job import handles
 from relight.processes import agent_processes
 from relight.processes.agent_processes import Running, arguments
-from relight.processes.running_jobs import JobDirectory
 from relight.runner import agent_reports, event_log
+from relight.runner.lookup import run_jobs
 from relight.runner.runner import Runner
 
 PAGE = Page(
@@ -187,10 +186,8 @@ def _print_agents(*, as_json: bool) -> int:
 
 def _names() -> dict[int, str]:
     """Return the agents' job names, keyed by pid."""
-    try:
-        return {job.pid: job.name for job in JobDirectory(env.read().variables).running()}
-    except OSError:
-        return {}
+    jobs = run_jobs()
+    return {} if jobs is None else {job.pid: job.name for job in jobs.running()}
 
 
 def _slow_ranks(job: handles.Handle) -> list[str]:
