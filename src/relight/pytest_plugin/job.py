@@ -186,7 +186,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _coverage() -> Mapping[str, Any] | None:
-    """Return the settings of coverage if it is measuring this process, or None otherwise."""
+    """Return the arguments of `Coverage` for the ranks if coverage is measuring this process, or
+    None otherwise.
+    """
     coverage = sys.modules.get("coverage")
     current = coverage and coverage.Coverage.current()
     if not current:
@@ -194,5 +196,5 @@ def _coverage() -> Mapping[str, Any] | None:
     names = ("branch", "source", "include", "omit", "data_file")
     settings = {name: current.get_option(f"run:{name}") for name in names}
     settings["data_file"] = os.path.abspath(current.get_data().base_filename())
-    settings["config_file"] = getattr(current.config, "config_file", None)
+    settings["config_file"] = getattr(current.config, "config_file", None) or False
     return settings

@@ -226,15 +226,7 @@ def _measure(settings: Mapping[str, Any] | None) -> Any:
         return None
     from coverage import Coverage
 
-    measured = Coverage(
-        data_file=settings["data_file"],
-        data_suffix=True,
-        config_file=settings["config_file"] or False,
-        branch=settings["branch"],
-        source=settings["source"],
-        include=settings["include"],
-        omit=settings["omit"],
-    )
+    measured = Coverage(data_suffix=True, **settings)
     measured.start()
     return measured
 
