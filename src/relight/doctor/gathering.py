@@ -199,9 +199,9 @@ class _Participant(Seeker):
 
     def listen(self, sock: socket.socket) -> None:
         """Host the meeting on this listening socket."""
-        self._prober = Prober(self._loop, self._settings.meeting.port)
-        own = self._own(self._prober, "")
-        self._host = MeetingHost(self._loop, sock, self._settings, own, self._prober, self._say)
+        prober = self._prober = Prober(self._loop, self._settings.meeting.port)
+        own = self._own(prober, "")
+        self._host = MeetingHost(self._loop, sock, self._settings, own, prober, self._say)
 
     def _own(self, prober: Prober, address: str) -> DoctorNode:
         """Return the description of this node that the other nodes receive. The node connects to

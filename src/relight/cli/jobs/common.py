@@ -99,11 +99,15 @@ def print_json(value: Any) -> None:
 
 def table(rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[str]:
     """Return the lines of a table whose columns are as wide as their contents."""
-    every = [tuple(heads), *(tuple(row) for row in rows)]
-    widths = [max(len(row[column]) for row in every) for column in range(len(heads))]
+    return aligned([heads, *rows])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each row, with columns as wide as their contents."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in every
+        for row in rows
     ]
 
 

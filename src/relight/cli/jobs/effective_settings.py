@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import RelightError
+from relight.cli.jobs.common import aligned
 from relight.flags import site as sites
 from relight.flags.arguments import parse
 from relight.flags.site import CONF, PER_JOB, Site
@@ -127,14 +128,5 @@ def _unknown_schedulers(site: Site) -> list[str]:
 
 
 def _table(title: str, rows: Sequence[Setting]) -> list[str]:
-    if not rows:
-        return []
-    names, values = max(len(row.name) for row in rows), max(len(row.value) for row in rows)
-    return [
-        title,
-        *(
-            f"  {row.name:{names}}  {row.value:{values}}  {row.origin}"
-            + (" (locked)" if row.locked else "")
-            for row in rows
-        ),
-    ]
+    lines = aligned([(row.name, row.value, row.origin + " (locked)" * row.locked) for row in rows])
+    return [title, *(f"  {line}" for line in lines)] if rows else []
