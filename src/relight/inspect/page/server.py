@@ -210,7 +210,7 @@ class _Request(BaseHTTPRequestHandler):
         if refused is None and url.path not in _ASSETS and not server.is_public:
             refused = access.refusal_without_token(headers, server.token)
         if refused is not None:
-            self._refuse(refused)
+            self.send_error(refused.status, refused.why)
         elif url.path in _ASSETS:
             self._answer(200, _ASSETS[url.path][1], self.server.assets[url.path])
         elif url.path == "/stream":
@@ -222,31 +222,30 @@ class _Request(BaseHTTPRequestHandler):
         elif url.path == "/output":
             self._output(parse_qs(url.query))
         else:
-            self._refuse(access.HttpRefusal(404, "there is no such page"))
+            self.send_error(404, "there is no such page")
 
     def do_HEAD(self) -> None:
         """Respond as to a GET request, but without a body."""
         if self._url.path == "/stream":
-            self._refuse(access.HttpRefusal(405, "GET only"))
+            self.send_error(405, "GET only")
         else:
             self.do_GET()
 
     def do_POST(self) -> None:
         """Perform an action on the job."""
-        name = self._url.path.removeprefix("/")
         refused = access.check_post(self._headers(), self.server.names, self.server.token)
-        action = self.server.served.actions.get(name)
+        action = self.server.served.actions.get(self._url.path.removeprefix("/"))
         length = self.headers.get("Content-Length", "0")
-        if refused is None and action is None:
-            refused = access.HttpRefusal(404, "there is no such action")
-        if refused is None and not (_LENGTH.fullmatch(length) and int(length) <= _MAX_BODY):
-            refused = access.HttpRefusal(413, f"the body must have at most {_MAX_BODY} bytes")
-        if refused is None and len(self._body(int(length))) < int(length):
-            refused = access.HttpRefusal(400, "the body is shorter than its Content-Length")
-        if refused is not None or action is None:
-            self._refuse(refused or access.HttpRefusal(404, ""))
-            return
-        self._attempt(lambda: self._answer(200, _TEXT, action().encode()))
+        if refused is not None:
+            self.send_error(refused.status, refused.why)
+        elif action is None:
+            self.send_error(404, "there is no such action")
+        elif not (_LENGTH.fullmatch(length) and int(length) <= _MAX_BODY):
+            self.send_error(413, f"the body must have at most {_MAX_BODY} bytes")
+        elif len(self._body(int(length))) < int(length):
+            self.send_error(400, "the body is shorter than its Content-Length")
+        else:
+            self._attempt(lambda: self._answer(200, _TEXT, action().encode()))
 
     def _body(self, length: int) -> bytes:
         try:
@@ -255,9 +254,12 @@ class _Request(BaseHTTPRequestHandler):
             return b""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Respond to a malformed request in plain text, with the usual headers."""
+        """Respond in plain text, with the usual headers. The base class calls this for malformed
+        requests.
+        """
         del explain
-        self._refuse(access.HttpRefusal(code, message or "this page can't be served"))
+        text = message or "this page can't be served"
+        self._answer(code, _TEXT, f"{text}\n".encode())
 
     def version_string(self) -> str:
         """Return this server's name, without versions."""
@@ -282,18 +284,14 @@ class _Request(BaseHTTPRequestHandler):
         rank = (query.get("rank") or [""])[0]
         stream = (query.get("stream") or ["combined"])[0]
         if not _RANK.fullmatch(rank) or stream not in _STREAMS:
-            self._refuse(
-                access.HttpRefusal(400, f"rank is a number, stream is {', '.join(_STREAMS)}")
-            )
+            self.send_error(400, f"rank is a number, stream is {', '.join(_STREAMS)}")
             return
         text = self.server.served.output(int(rank), stream)
         self._attempt(lambda: self._answer(200, _TEXT, text.encode()))
 
     def _stream(self) -> None:
         if not self.server.streams.acquire(blocking=False):
-            self._refuse(
-                access.HttpRefusal(503, f"{_MAX_STREAMS} browsers are already viewing this job")
-            )
+            self.send_error(503, f"{_MAX_STREAMS} browsers are already viewing this job")
             return
         try:
             self._head(200, "text/event-stream")
@@ -319,9 +317,6 @@ class _Request(BaseHTTPRequestHandler):
                 self.wfile.write(b": \n\n")
             if not closing:
                 self.server.closing.wait(_EVERY_S)
-
-    def _refuse(self, refused: access.HttpRefusal) -> None:
-        self._answer(refused.status, _TEXT, f"{refused.why}\n".encode())
 
     def _answer(self, status: int, kind: str, body: bytes) -> None:
         with contextlib.suppress(OSError):  # the browser has disconnected
