@@ -52,11 +52,7 @@ COMMANDS = {
 }
 
 JOB_COMMANDS = {
-    "exec": "exec",
-    "shim": "shim",
-    "sandbox": "sandbox",
-    "warm": "warm",
-    "completion": "completion",
+    **{name: name for name in ("exec", "shim", "sandbox", "warm", "completion")},
     **{name: f"inspect.{name}" for name in ("status", "top", "stacks", "debug", "events")},
     **{
         name: f"jobs.{name}"

@@ -17,8 +17,11 @@ from relight.cli.jobs.common import (
     status_object,
     table,
 )
+from relight.core.status import preload_status
+from relight.core.status.goodput import format_account, is_worth_telling
 from relight.flags.arguments import parse
 from relight.flags.spec import Flag
+from relight.inspect.gpus import Gpus
 from relight.inspect.top_rows import gpus_line, number_lines
 from relight.job import handles
 from relight.processes import agent_processes
@@ -88,9 +91,8 @@ def main(argv: list[str]) -> int:
             )
         if handle.role:
             part = set(runner.replicas(handle))
-            found = found._replace(
-                replicas=tuple(e for e in found.replicas if (e.role, e.replica) in part)
-            )
+            replicas = tuple(each for each in found.replicas if (each.role, each.replica) in part)
+            found = found._replace(replicas=replicas)
         wanted = [role for role in parsed.values["roles"].split(",") if role]
         if wanted:
             known = {role for role, _ in runner.replicas(handle._replace(role="", replicas=()))}
@@ -105,27 +107,17 @@ def main(argv: list[str]) -> int:
     if parsed.values["json"]:
         print_json({**status_object(handle, found), "slow_ranks": slow_ranks})
         return EXIT_OK
-    print(f"{handle} {found.state.name}")
-    if found.message:
-        print(f"  {found.message}")
-    for text in slow_ranks:
-        print(f"  {text}")
+    lines = [*filter(None, [found.message]), *slow_ranks]
     if found.restarts:
-        print(f"  restarted {pluralize(found.restarts, 'time')}")
-    for text in number_lines(found):
-        print(f"  {text}")
-    if found.account is not None:
-        from relight.core.status.goodput import format_account, is_worth_telling
-
-        for text in format_account(found.account) if is_worth_telling(found.account) else ():
-            print(f"  {text}")
+        lines.append(f"restarted {pluralize(found.restarts, 'time')}")
+    lines += number_lines(found)
+    if found.account is not None and is_worth_telling(found.account):
+        lines += format_account(found.account)
     if found.preload is not None:
-        from relight.core.status import preload_status
-
-        for text in preload_status.describe(found.preload):
-            print(f"  {printable(text)}")
+        lines += map(printable, preload_status.describe(found.preload))
     if found.url:
-        print(f"  {'logs' if found.url.startswith('file:') else 'URL'}: {found.url}")
+        lines.append(f"{'logs' if found.url.startswith('file:') else 'URL'}: {found.url}")
+    print(f"{handle} {found.state.name}", *(f"  {line}" for line in lines), sep="\n")
     by_topology = any(each.topology for each in found.replicas)
     rows = [
         (
@@ -143,11 +135,9 @@ def main(argv: list[str]) -> int:
         where = ("HOST", "TOPOLOGY") if by_topology else ("HOST",)
         print()
         print("\n".join(table(rows, ("REPLICA", "STATE", "EXIT", *where, last))))
-    if handle.scheduler in (handles.RUN, "local") and not found.state.is_over:
-        from relight.inspect.gpus import Gpus
-
-        if text := gpus_line(Gpus().look()):
-            print(f"\n{text}")
+    is_here = handle.scheduler in (handles.RUN, "local") and not found.state.is_over
+    if is_here and (text := gpus_line(Gpus().look())):
+        print(f"\n{text}")
     return EXIT_OK
 
 
@@ -156,14 +146,13 @@ def _print_agents(*, as_json: bool) -> int:
         agent._replace(run_id=agent.run_id or _requested_run_id(agent))
         for agent in agent_processes.running()
     ]
+    names = _names() if found else {}
     if as_json:
-        names = _names()
         print_json([{**_as_object(agent), "name": names.get(agent.pid)} for agent in found])
         return EXIT_OK
     if not found:
         say("you have no agents (relight run) on this machine")
         return EXIT_OK
-    names = _names()
     rows = [
         (
             str(agent.pid),

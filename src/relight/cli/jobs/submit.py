@@ -22,8 +22,12 @@ from relight.cli.jobs.common import (
     say,
     status_object,
 )
+from relight.cli.jobs.schedulers import option_lines
+from relight.flags import suggestions
 from relight.flags.arguments import parse
 from relight.flags.spec import Flag
+from relight.job import components
+from relight.job.components.dist import ddp
 from relight.job.handles import Handle
 from relight.runner.prepared import Prepared
 from relight.runner.runner import HelpAskedError, Runner
@@ -88,7 +92,9 @@ def main(argv: list[str]) -> int:
             print(PAGE.text())
             return EXIT_OK
         if values["scheduler_args"] in ("help", "?"):
-            return _print_options(runner, values["scheduler"])
+            scheduler = runner.scheduler(runner.scheduler_name(values["scheduler"]))
+            print("\n".join(option_lines(scheduler)))
+            return EXIT_OK
         args: Any = rest
         if values["stdin"]:
             _check_only_stdin(words, rest)
@@ -98,8 +104,6 @@ def main(argv: list[str]) -> int:
         elif rest:
             address, *args = rest
             if not address.strip():
-                from relight.flags import suggestions
-
                 raise suggestions.blank("the component", address)
         else:
             raise UsageError("no component given", hint=f"relight {PAGE.usage}; relight components")
@@ -119,13 +123,6 @@ def main(argv: list[str]) -> int:
         if values["dryrun"]:
             return _print_dry_run(runner, job, as_json=values["json"])
         return _submit(runner, job, values)
-
-
-def _print_options(runner: Runner, scheduler: str) -> int:
-    from relight.cli.jobs.schedulers import option_lines
-
-    print("\n".join(option_lines(runner.scheduler(runner.scheduler_name(scheduler)))))
-    return EXIT_OK
 
 
 def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]:
@@ -276,9 +273,6 @@ def _misplaced(given: Sequence[str], left: Sequence[str]) -> UsageError | None:
         given: the preceding flags of `relight submit`.
         left: the flag and all arguments after it.
     """
-    from relight.job import components
-    from relight.job.components.dist import ddp
-
     known = components.names()
     words = takewhile("--".__ne__, left)
     is_file = re.compile(r"[^-=][^=]*\.py:\w+").fullmatch
