@@ -17,13 +17,9 @@ from relight.pytest_plugin.rank_reports import RankReports, read
 _STRICT = "[XPASS(strict)]"
 _PHASES = ("setup", "call", "teardown")
 _MAX_LINES = 60
-_VERDICT = tuple(
-    f"relight: {likely}{rank} "
-    for likely in ("", "probably ", "perhaps ")
-    for rank in ("rank", "ranks")
-)
-"""The possible beginnings of the launcher's failure report."""
-_BLAMED = re.compile(r"relight: (?:probably |perhaps )?ranks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*):? ")
+_VERDICT = re.compile("relight: (?:probably |perhaps )?ranks? ")
+"""Matches the beginning of the launcher's failure report."""
+_BLAMED = re.compile(rf"{_VERDICT.pattern}(\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*):? ")
 """Matches the ranks that are named at the beginning of the launcher's failure report."""
 _UNTRUE = ("  it printed nothing to stderr",)
 """Notes from the launcher that don't apply here, because pytest captures the output."""
@@ -225,7 +221,7 @@ class ReportedTest:
     def _ended(self, missing: list[RankReports]) -> RanksRepr:
         """Describe how these ranks exited before the end of the test."""
         lines = [line for line in self._output.splitlines() if not line.startswith(_UNTRUE)]
-        titles = [line for line in lines if line.startswith(_VERDICT)]
+        titles = [line for line in lines if _VERDICT.match(line)]
         if titles:
             title = titles[0].removeprefix("relight: ")
             lines.remove(titles[0])

@@ -10,15 +10,22 @@ from typing import Any
 
 from relight.host.loop import Loop
 from relight.sandbox.faults import Fault
-from relight.sandbox.sandbox_job import SandboxJob
 from relight.sandbox.sandbox_keys import KeyReader
 
 _STDIN, _STDERR = 0, 2
 
 
+def has_terminal() -> bool:
+    """Return whether stdin and stderr are a terminal and this process runs in its foreground."""
+    try:
+        return os.isatty(_STDIN) and os.isatty(_STDERR) and os.tcgetpgrp(_STDIN) == os.getpgrp()
+    except OSError:  # it is not this process's controlling terminal
+        return False
+
+
 class Keys:
     """Reads single key presses without echoing them, until `close` is called. Ctrl-C still
-    interrupts the sandbox.
+    interrupts the sandbox. It requires a terminal (`has_terminal`).
 
     Args:
         loop: the event loop.
@@ -43,27 +50,7 @@ class Keys:
         now[3] &= ~(termios.ICANON | termios.ECHO)
         termios.tcsetattr(_STDIN, termios.TCSANOW, now)
         loop.on_readable(_STDIN, self._on_key)
-
-    @classmethod
-    def open(
-        cls,
-        loop: Loop,
-        hosts: int,
-        job: SandboxJob,
-        do: Callable[[Fault], None],
-        say: Callable[[str], None],
-    ) -> "Keys | None":
-        """Return a Keyboard, or None if there is no terminal."""
-        if not (os.isatty(_STDIN) and os.isatty(_STDERR)):
-            return None
-        try:
-            if os.tcgetpgrp(_STDIN) != os.getpgrp():
-                return None
-            keys = cls(loop, KeyReader(hosts, job), do, say)
-        except (OSError, termios.error):
-            return None
-        say(keys._reader.legend)
-        return keys
+        say(reader.legend)
 
     def close(self) -> None:
         """Restore the terminal settings."""

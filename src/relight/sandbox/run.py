@@ -17,9 +17,10 @@ from relight.host.process_handle import ProcessHandle
 from relight.output.console import Console, Consoles, ConsoleStream
 from relight.output.pipe_reader import PipeReader
 from relight.sandbox.faults import ALL, HOST, Fault, Plan
-from relight.sandbox.keys import Keys
+from relight.sandbox.keys import Keys, has_terminal
 from relight.sandbox.lab import Lab
 from relight.sandbox.sandbox_job import SandboxJob
+from relight.sandbox.sandbox_keys import KeyReader
 from relight.stacks import rank_processes
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -114,7 +115,8 @@ class Sandbox:
         hosts = len(self.lab.hosts)
         for host in range(1, hosts + 1):
             self._start(host)
-        self._keys = Keys.open(self.loop, hosts, self.job, self._do, self._say)
+        if has_terminal():
+            self._keys = Keys(self.loop, KeyReader(hosts, self.job), self._do, self._say)
         self._on_time()
         self.loop.run_until(self._is_over)
         if not self._signals and not self._broken:

@@ -143,11 +143,10 @@ class AppRun:
 
     def sources(self) -> list[AppRunTrackableSource]:
         """Return the sources that the first tracker has recorded for this run."""
-        if not self.backends:
-            return []
         return [
             AppRunTrackableSource(AppRun(each.source_run_id, self.backends), each.artifact_name)
-            for each in self.backends[0].sources(self.id)
+            for backend in self.backends[:1]
+            for each in backend.sources(self.id)
         ]
 
 
