@@ -292,9 +292,9 @@ class _Examination:
         self.began_at = loop.now()
         self._loop = loop
         self._connection = connection
-        self._requested_at: dict[int, float] = {}
-        self._clock: tuple[float, float] | None = None
-        self._clock_is_known = False
+        self._requested_at = 0.0
+        self._clocks: list[tuple[float, float | None]] = []
+        """The measured errors of this node's clock offset, each with the offset."""
         self._found: dict[int, Probe] | None = None
         self._timer: Timer | None = None
         self._request_time()
@@ -306,34 +306,31 @@ class _Examination:
     def take_probes(self, found: dict[int, Probe]) -> None:
         """Report these results, but first wait briefly for the clock comparison."""
         self._found = found
-        if self._clock_is_known:
+        if len(self._clocks) == _CLOCK_QUESTIONS:
             self._send_report()
         else:
             self._timer = self._loop.call_after(_LAST_CLOCK_S, self._send_report)
 
     def compare_clocks(self, number: int, time_s: float | None) -> None:
         """Record this node's clock offset. Its error is at most half the round-trip time."""
-        if number not in self._requested_at or time_s is None:
+        if number != len(self._clocks) or number == _CLOCK_QUESTIONS or time_s is None:
             raise Malformed("unexpected clock message")
-        half_s = (self._loop.now() - self._requested_at[number]) / 2
-        if self._clock is None or half_s < self._clock[1]:
-            self._clock = time.time() - half_s - time_s, half_s
-        if len(self._requested_at) < _CLOCK_QUESTIONS:
+        half_s = (self._loop.now() - self._requested_at) / 2
+        self._clocks.append((half_s, time.time() - half_s - time_s))
+        if len(self._clocks) < _CLOCK_QUESTIONS:
             self._request_time()
         else:
-            self._clock_is_known = True
             self._send_report()
 
     def _request_time(self) -> None:
-        number = len(self._requested_at)
-        self._requested_at[number] = self._loop.now()
-        self._connection.send(fields.to_json(Clock(number)))
+        self._requested_at = self._loop.now()
+        self._connection.send(fields.to_json(Clock(len(self._clocks))))
 
     def _send_report(self) -> None:
         """Send this node's results, unless they have already been sent."""
         found, self._found = self._found, None
         if found is None:
             return
-        ahead_s, error_s = self._clock or (None, 0.0)
+        error_s, ahead_s = min(self._clocks, default=(0.0, None))
         probes = tuple(TargetProbe(target, probe) for target, probe in found.items())
         self._connection.send(fields.to_json(ProbeReport(probes, ahead_s, error_s)))
