@@ -42,7 +42,7 @@ def show(words: Sequence[str], *, as_json: bool) -> int:
     rows = [
         (
             str(each.pid),
-            _name(each),
+            _NAMES.get(each.script, each.script),
             each.facts.get("working directory", "").rpartition(" (")[0],
             "auto" if each.learned else _shortened(each.asked),
             str(each.modules),
@@ -66,10 +66,6 @@ def show(words: Sequence[str], *, as_json: bool) -> int:
 def _report(silent: Iterable[int]) -> None:
     for pid in silent:
         say(f"{pid} is not responding; `kill -9 {pid}` kills it and the jobs that use it")
-
-
-def _name(each: Description) -> str:
-    return _NAMES.get(each.script, each.script)
 
 
 def _shortened(names: Sequence[str]) -> str:

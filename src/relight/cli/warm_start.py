@@ -2,12 +2,12 @@
 
 import os
 import signal
-from typing import NoReturn
+import sys
 
 from relight.agent.prepare import prepare
 from relight.base import env as environment
 from relight.base import exit_signals
-from relight.base.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError
+from relight.base.errors import EXIT_OK, MachineError, UsageError, signal_exit_code
 from relight.base.text import format_duration, pluralize
 from relight.base.values import AUTO, BACKGROUND, KEEP_WARM_S, KeepWarm
 from relight.cli.jobs.common import say
@@ -85,10 +85,6 @@ def _complete(spec: LaunchSpec) -> LaunchSpec:
     )
 
 
-def _interrupt(number: int) -> NoReturn:
-    raise SystemExit(EXIT_SIGNAL_BASE + number)
-
-
 class _Start:
     """Starts a warm process, and reports progress until it is ready."""
 
@@ -104,7 +100,7 @@ class _Start:
         self._reason: str | None = None
         self._loop = Loop()
         for number in exit_signals.NUMBERS:  # before creating a process that outlives this one
-            self._loop.on_signal(number, _interrupt)
+            self._loop.on_signal(number, lambda each: sys.exit(signal_exit_code(each)))
         system.become_subreaper()
         setup = preloading.instructions(worker, modules, learned, {}, low_priority=False)
         try:

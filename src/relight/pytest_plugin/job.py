@@ -65,9 +65,11 @@ def run(item: pytest.Item, wanted: Wanted) -> ReportedTest:
             shows = item.config.getoption("capture", "fd") == "no"
             command = _command(item.config, wanted, folder)
             agent = None
+            # The test's changes apply, but not the variables of an outer job.
+            variables = {"OMP_NUM_THREADS": "1", **job_variables(), **wanted.env}
             try:
                 with signals_held():
-                    agent = start_agent(command, _variables(wanted), None if shows else file)
+                    agent = start_agent(command, variables, None if shows else file)
                 _wait(agent, folder, wanted)
             finally:
                 if agent is not None:
@@ -143,13 +145,6 @@ def _is_installed(name: str) -> bool:
         and name.isidentifier()
         and name not in ("relight", "sitecustomize", "usercustomize")
     )
-
-
-def _variables(wanted: Wanted) -> dict[str, str]:
-    """Return the job's environment: the current environment with the test's changes, but
-    without the variables of an outer job.
-    """
-    return {"OMP_NUM_THREADS": "1", **job_variables(), **wanted.env}
 
 
 def _request(item: pytest.Item, wanted: Wanted) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def read(folder: Path, rank: int) -> RankReports:
     phases: dict[str, tuple[float, pytest.TestReport]] = {}
     texts = {"collect": "", "end": ""}
     warnings, late = [], dict[str, str]()
-    for line in _lines(folder / f"reports.{rank}"):
+    reports = folder / f"reports.{rank}"
+    for line in reports.read_text(errors="replace").splitlines() if reports.exists() else ():
         try:
             record = json.loads(line)
         except ValueError:
@@ -91,7 +92,3 @@ def cut(text: str) -> str:
         return text
     half = MAX_BYTES // 2
     return f"{text[:half]}\n… {len(text) - 2 * half:,} characters are left out …\n{text[-half:]}"
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines() if path.exists() else []

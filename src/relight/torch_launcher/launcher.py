@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -76,7 +76,8 @@ def launch_agent(
         config.run_id = str(uuid.uuid4().int)
     if isinstance(entrypoint, str):
         words = [str(each) for each in args]
-        name = _script_name(words) if entrypoint == sys.executable else entrypoint
+        script = next((word for word in words if not word.startswith("-")), "")
+        name = script if entrypoint == sys.executable else entrypoint
         with _signals_raise(config):
             result = run(to_spec(config, entrypoint, words, "--no-python"))
         if result.exit_code:
@@ -112,13 +113,6 @@ def _call(config: Any, function: Callable[..., Any], args: list[Any]) -> dict[in
             hint="look for os._exit in it",
         )
     return {rank: results.get(rank) for rank in result.exit_codes}
-
-
-def _script_name(words: Sequence[str]) -> str:
-    """Return a Python program's name for use in error messages. It is the first argument that is
-    not a flag.
-    """
-    return next((word for word in words if not word.startswith("-")), "")
 
 
 @contextlib.contextmanager

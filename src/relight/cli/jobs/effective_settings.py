@@ -55,7 +55,8 @@ def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[s
     for group, values in groups.items():
         shown = [each for each in values if every or each.locked or each.origin != _DEFAULT]
         found += _table(group, shown)
-    unknown = [*site.ignored, *_unknown_schedulers(site)]
+    known = registry.names()
+    unknown = [*site.ignored, *(f"schedulers.{x}" for x in site.schedulers if x not in known)]
     found += [f"ignored in {site.path}: {', '.join(unknown)}"] if unknown else []
     found += [f"{site.path}: {what}; {hint}" for what, hint in site_locks.unknown(site)]
     return found or ["no values are set; all options have their defaults"]
@@ -120,11 +121,6 @@ def _section_settings(name: str, files: Files, site: Site) -> list[Setting]:
         for key, value in sections.get(name, {}).items():
             found[key] = Setting(key, value, path)
     return list(found.values())
-
-
-def _unknown_schedulers(site: Site) -> list[str]:
-    known = registry.names()
-    return [f"schedulers.{name}" for name in site.schedulers if name not in known]
 
 
 def _table(title: str, rows: Sequence[Setting]) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from inspect import signature
 from itertools import takewhile
-from typing import Any, NoReturn
+from typing import Any
 
 from relight.base.env import Environment
 from relight.base.errors import EXIT_OK, RelightError, UsageError, signal_exit_code
@@ -233,7 +233,7 @@ def _submit(runner: Runner, job: Prepared, values: dict[str, Any]) -> int:
     scheduler = runner.scheduler(job.scheduler)
     lives = scheduler.capabilities.survives_caller or bool(job.request.cfg.get("detach"))
     logs = values["log"] or values["tee_logs"] or not lives
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(signal_exit_code(number)))
     handle = runner.find(runner.submit(job))
     if not values["json"]:
         print(handle, flush=True)
@@ -259,10 +259,6 @@ def _watch(runner: Runner, handle: Handle, *, logs: bool) -> Any:
             say(f"note: the output is incomplete: {error.message}")
     report(handle, found)
     return found
-
-
-def _exit_on_signal(number: int, _: object) -> NoReturn:
-    raise SystemExit(signal_exit_code(number))
 
 
 def _misplaced(given: Sequence[str], left: Sequence[str]) -> UsageError | None:

@@ -54,8 +54,7 @@ _ASSETS = {
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-_RANK = re.compile(r"[0-9]{1,9}")
-_LENGTH = re.compile(r"[0-9]{1,9}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _MAX_SHOWN = 200
 _STREAMS = ("stdout", "stderr", "combined")
 
@@ -240,7 +239,7 @@ class _Request(BaseHTTPRequestHandler):
             self.send_error(refused.status, refused.why)
         elif action is None:
             self.send_error(404, "there is no such action")
-        elif not (_LENGTH.fullmatch(length) and int(length) <= _MAX_BODY):
+        elif not (_NUMBER.fullmatch(length) and int(length) <= _MAX_BODY):
             self.send_error(413, f"the body must have at most {_MAX_BODY} bytes")
         elif len(self._body(int(length))) < int(length):
             self.send_error(400, "the body is shorter than its Content-Length")
@@ -283,7 +282,7 @@ class _Request(BaseHTTPRequestHandler):
     def _output(self, query: Mapping[str, list[str]]) -> None:
         rank = (query.get("rank") or [""])[0]
         stream = (query.get("stream") or ["combined"])[0]
-        if not _RANK.fullmatch(rank) or stream not in _STREAMS:
+        if not _NUMBER.fullmatch(rank) or stream not in _STREAMS:
             self.send_error(400, f"rank is a number, stream is {', '.join(_STREAMS)}")
             return
         text = self.server.served.output(int(rank), stream)

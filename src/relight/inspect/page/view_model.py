@@ -138,20 +138,16 @@ def _job(reading: Reading) -> dict[str, Any]:
     own = reading.job.nodes[0]
     state = shown_state(reading)
     notice, mood = _notice(reading, state)
+    progress = job_progress(reading.job)
     return {
         **{name: getattr(own, name) for name in _OF_NODE},
         "command": " ".join(own.command),
-        **_progress(reading.job),
+        **(dict.fromkeys(Progress._fields) if progress is None else progress._asdict()),
         "shown_state": state,
         "over": reading.is_over,
         "notice": hidden(notice),
         "mood": mood,
     }
-
-
-def _progress(job: WholeJob) -> dict[str, Any]:
-    found = job_progress(job)
-    return dict.fromkeys(Progress._fields) if found is None else found._asdict()
 
 
 def _notice(reading: Reading, state: str) -> tuple[str, str]:
