@@ -81,6 +81,18 @@ class Daemon:
             self._client = None
 
 
+@contextmanager
+def ignoring(*codes: int) -> Iterator[None]:
+    """Ignore the daemon's errors with these status codes."""
+    import docker
+
+    try:
+        yield
+    except docker.errors.APIError as error:
+        if error.status_code not in codes:
+            raise
+
+
 def address() -> str:
     """Return the daemon's address."""
     return env.read().get("DOCKER_HOST") or _SOCKET

@@ -12,6 +12,7 @@ from typing import Any
 from relight import __version__
 from relight.base.errors import MachineError
 from relight.job import workspaces
+from relight.schedulers.docker.daemon import explanation, ignoring
 from relight.schedulers.docker.request import Label
 
 _DOCKERFILES = ("Dockerfile.relight", "Dockerfile.torchx")
@@ -65,14 +66,9 @@ class Images:
 
     def remove(self, app_id: str) -> None:
         """Remove the images that were built for a job."""
-        import docker
-
         for image in self._client.images(filters={"label": f"{Label.APP_ID}={app_id}"}):
-            try:
+            with ignoring(404, 409):  # removed, or another image's base
                 self._client.remove_image(image["Id"], force=True)
-            except docker.errors.APIError as error:
-                if error.status_code not in (404, 409):  # removed, or another image's base
-                    raise
 
     def _pull(self, image: str, policy: str) -> None:
         import docker
@@ -80,19 +76,15 @@ class Images:
         if policy == "never" or image.startswith("sha256:"):
             return
         if policy == "missing":
-            try:
+            with ignoring(404):
                 self._client.inspect_image(image)
-            except docker.errors.ImageNotFound:
-                pass
-            else:
                 return
         try:
             answers = self._client.pull(*_repository_and_tag(image), stream=True, decode=True)
             self._progress.show(f"pulling {image}", answers)
         except docker.errors.APIError as error:
-            why = " ".join(str(error.explanation or error).split())
             raise MachineError(
-                f"can't pull the image {image}: {why}",
+                f"can't pull the image {image}: {explanation(error)}",
                 hint="run docker login if the image is not public",
             ) from None
 
@@ -105,7 +97,7 @@ class Images:
         except MachineError as error:
             why = error.message.removeprefix(f"pushing {image}: ")
         except docker.errors.APIError as error:
-            why = " ".join(str(error.explanation or error).split())
+            why = explanation(error)
         else:
             return
         needs_login = _NEEDS_LOGIN.search(why)

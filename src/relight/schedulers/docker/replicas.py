@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from relight.job.app import AppState
 from relight.output import error_files
 from relight.schedulers.api import AppStatus, ReplicaStatus
+from relight.schedulers.docker.daemon import ignoring
 from relight.schedulers.docker.request import ERROR_FILE, Label
 from relight.schedulers.failure_reason import last_words
 
@@ -141,21 +142,16 @@ def stop(client: Any, found: Sequence[Container], mark: str, *, kill: bool = Fal
         mark: `CANCELLED` or `STOPPED`.
         kill: send SIGKILL instead, even to containers that have already received SIGTERM.
     """
-    import docker
-
     for replica in found:
         if not replica.is_live or (replica.mark and not kill):
             continue
-        try:
+        with ignoring(404, 409):  # already finished or removed
             if not replica.mark:
                 client.rename(replica.id, replica.name + mark)
             if kill or replica.state is not AppState.RUNNING:
                 client.stop(replica.id, timeout=1)
             else:
                 client.kill(replica.id, "SIGTERM")
-        except docker.errors.APIError as error:
-            if error.status_code not in (404, 409):  # already finished or removed
-                raise
 
 
 def _replica(client: Any, listed: Mapping[str, Any]) -> Container | None:

@@ -18,7 +18,7 @@ from relight import __version__
 from relight.base import redaction
 from relight.base.env import Environment
 from relight.base.errors import UsageError
-from relight.base.text import closest_match
+from relight.base.text import did_you_mean
 from relight.base.values import whole
 from relight.job import launcher_file, macros, workspaces
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, RetryPolicy, Role, VolumeMount
@@ -135,7 +135,7 @@ def container_names(app: AppDef, app_id: str) -> list[list[str]]:
     names = []
     for role, part in zip(app.roles, parts, strict=True):
         tails = [f"-{part}-{number}" for number in range(role.num_replicas)]
-        room = 63 - len(tails[-1]) if tails else 63
+        room = 63 - len(tails[-1])
         start = _hostname_part(app_id)[-min(room, 30) :].strip("-")
         names.append([(start + tail).strip("-") for tail in tails])
     return names
@@ -216,12 +216,10 @@ class _Allocation:
     def check(self) -> None:
         for name in self._publish:
             if name not in self._ports:
-                meant = closest_match(name, self._ports)
+                known = f"ports: {', '.join(self._ports) or 'none'}"
                 raise UsageError(
                     f"-cfg publish: no role has port {name}",
-                    hint=f"did you mean {meant}?"
-                    if meant
-                    else f"ports: {', '.join(self._ports) or 'none'}",
+                    hint=did_you_mean(name, self._ports, known),
                 )
 
 

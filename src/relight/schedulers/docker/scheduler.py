@@ -40,7 +40,7 @@ from relight.schedulers.api import (
     no_replica,
 )
 from relight.schedulers.docker import replicas
-from relight.schedulers.docker.daemon import Daemon, address, explanation, refusal
+from relight.schedulers.docker.daemon import Daemon, address, explanation, ignoring, refusal
 from relight.schedulers.docker.images import Images
 from relight.schedulers.docker.logs import lines
 from relight.schedulers.docker.replicas import CANCELLED, STOPPED, Container
@@ -251,14 +251,9 @@ def _packed(launcher: bytes) -> bytes:
 
 def _remove(client: Any, app_id: str) -> None:
     """Remove everything that was created for a job, regardless of which process created it."""
-    import docker
-
     for listed in client.containers(all=True, filters={"label": f"{Label.APP_ID}={app_id}"}):
-        try:
+        with ignoring(404, 409):  # already removed, or being removed
             client.remove_container(listed["Id"], v=True, force=True)
-        except docker.errors.APIError as error:
-            if error.status_code not in (404, 409):  # already removed, or being removed
-                raise
     Images(client, quiet=True).remove(app_id)
 
 
@@ -283,16 +278,11 @@ def _in_network(client: Any, name: str, ask: Callable[[], Any]) -> Any:
 
 def _make_network(client: Any, name: str) -> None:
     """Create a network if it does not exist, and remove any duplicates with the same name."""
-    import docker
-
     found = _networks(client, name)
     if not found:
         labels = {Label.USER: user_name()}
-        try:
+        with ignoring(409):  # another command has created the network
             client.create_network(name, driver="bridge", check_duplicate=True, labels=labels)
-        except docker.errors.APIError as error:
-            if error.status_code != 409:  # another command has created the network
-                raise
         found = _networks(client, name)
     left = len(found)
     for network in reversed(found):  # every command keeps the same network, the first
