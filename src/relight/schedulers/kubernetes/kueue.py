@@ -29,18 +29,12 @@ def deactivate(client: Any, each: Object) -> bool:
     Returns:
         Whether Kueue manages the object.
     """
-    import kubernetes
-
-    namespace = each["metadata"]["namespace"]
+    namespace, selector = each["metadata"]["namespace"], workload_selector(each)
+    change = {"op": "add", "path": "/spec/active", "value": False}
     for resource in WORKLOADS:
-        try:
-            found = store.listed(client, resource, namespace, workload_selector(each))
-        except kubernetes.client.ApiException as error:
-            if error.status != _UNKNOWN:
-                raise
-            continue
+        found = store.listed(client, resource, namespace, selector, unless=(_UNKNOWN,))
         for workload in found:
-            change = {"op": "add", "path": "/spec/active", "value": False}
             store.patch(client, resource, workload, [change])
-        return bool(found)
+        if found:
+            return True
     return False

@@ -10,15 +10,16 @@ job then waits. Both sources are optional. If the user doesn't have permission t
 reasons are less specific.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from relight.schedulers.kubernetes import kueue, store
 from relight.schedulers.kubernetes.kind import QUEUE
 from relight.schedulers.kubernetes.names import JobId
-from relight.schedulers.kubernetes.store import Object, ObjectKind
+from relight.schedulers.kubernetes.store import Object
 
 _NOT_TOLD = (403, 404)
+"""The status codes if the user lacks the permission, or the cluster lacks the kind of object."""
 
 
 def find_reasons(client: Any, job: JobId, objects: Iterable[Object]) -> dict[str, str]:
@@ -38,7 +39,9 @@ def find_reasons(client: Any, job: JobId, objects: Iterable[Object]) -> dict[str
 
 def _warnings(client: Any, job: JobId) -> dict[str, str]:
     """Return the last warning about each of a job's objects."""
-    events = _or_nothing(client, store.EVENTS, job, fields="type=Warning")
+    events = store.listed(
+        client, store.EVENTS, job.namespace, fields="type=Warning", unless=_NOT_TOLD
+    )
     found = {}
     for event in sorted(events, key=_time):
         name = str((event.get("involvedObject") or {}).get("name") or "")
@@ -57,22 +60,8 @@ def _kueue_reasons(client: Any, job: JobId, each: Object) -> dict[str, str]:
     """Return the reasons that Kueue reports, by object name."""
     selector = kueue.workload_selector(each)
     for resource in kueue.WORKLOADS:
-        for workload in _or_nothing(client, resource, job, selector=selector):
+        for workload in store.listed(client, resource, job.namespace, selector, unless=_NOT_TOLD):
             for condition in (workload.get("status") or {}).get("conditions") or ():
                 if condition.get("type") == "QuotaReserved" and condition.get("status") == "False":
                     return {each["metadata"]["name"]: " ".join(str(condition["message"]).split())}
     return {}
-
-
-def _or_nothing(client: Any, resource: ObjectKind, job: JobId, **wanted: str) -> Sequence[Object]:
-    """List objects. The list is empty if this user doesn't have permission, or if the cluster
-    doesn't have this kind of object.
-    """
-    import kubernetes
-
-    try:
-        return store.listed(client, resource, job.namespace, **wanted)
-    except kubernetes.client.ApiException as error:
-        if error.status not in _NOT_TOLD:
-            raise
-        return ()

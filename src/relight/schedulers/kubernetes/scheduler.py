@@ -22,6 +22,7 @@ from typing import Any
 
 from relight.base import redaction
 from relight.base.errors import MachineError, UsageError
+from relight.base.text import split_lines
 from relight.job.app import NOTHING, AppDef, RetryPolicy, VolumeMount
 from relight.job.user import user_name
 from relight.schedulers import resource_checks
@@ -58,7 +59,6 @@ from relight.schedulers.uninterruptible import finished
 _POLL_S, _LONGEST_POLL_S = 0.5, 5.0
 _TRIES = 5
 """The maximum number of times to reconnect to a log without receiving a new line."""
-_GONE = (404, 410)
 _FORBIDDEN, _EXISTS, _BROKEN = 403, 409, 500
 _TTL_S = 7 * 24 * 3600
 _PARTS = (store.SERVICES, store.CONFIG_MAPS, store.SECRETS)
@@ -167,12 +167,9 @@ class Kubernetes:
             try:
                 made.extend(finished(_create, client, each) for each in objects)
                 _adopt(client, made)
-            except Exception as error:
+            except BaseException as error:  # including a signal
                 if made or not _is_answer(error):
                     _remove_after(client, job, objects, error)
-                raise
-            except BaseException as error:  # including a signal
-                _remove_after(client, job, objects, error)
                 raise
         return request.app_id
 
@@ -198,11 +195,8 @@ class Kubernetes:
         Raises:
             UsageError: if the job does not exist.
         """
-        job = names.read_id(app_id)
-        with self._client(job) as client:
-            _, found = _makers(client, job)
-        if not found:
-            raise _unknown(app_id)
+        with self._client(names.read_id(app_id)) as client:
+            _, found = _existing_makers(client, app_id)
         return [dict(each) for each in found]
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
@@ -212,9 +206,7 @@ class Kubernetes:
         job = names.read_id(app_id)
         query = query._replace(role=names.label_value(query.role))
         with self._client(job) as client:
-            kind, objects = _makers(client, job)
-        if not objects:
-            raise _unknown(app_id)
+            kind, objects = _existing_makers(client, app_id)
         sizes = {role: size for each in objects for role, size in kind.roles(each).items()}
         check_replica(app_id, query, sizes)
         return self._lines(job, query)
@@ -223,11 +215,8 @@ class Kubernetes:
         """Terminate a job's pods. Its objects are kept, those of a Job until its time to live is
         over.
         """
-        job = names.read_id(app_id)
-        with self._client(job) as client:
-            kind, objects = _makers(client, job)
-            if not objects:
-                raise _unknown(app_id)
+        with self._client(names.read_id(app_id)) as client:
+            kind, objects = _existing_makers(client, app_id)
             for each in objects:
                 # The annotation doesn't count, because the pods of a cancelled job may run again.
                 state, _ = kind.verdict(each, ())
@@ -364,13 +353,8 @@ def _create(client: Any, each: Object, *, dry_run: bool = False) -> Object:
     Raises:
         UsageError: if a ConfigMap with the launcher's name exists but was not created by relight.
     """
-    import kubernetes
-
-    try:
+    with store.ignoring(*((_EXISTS,) if _is_shared(each) else ())):
         return store.create(client, _resource(each), each, dry_run=dry_run)
-    except kubernetes.client.ApiException as error:
-        if error.status != _EXISTS or not _is_shared(each):
-            raise
     meta = each["metadata"]
     selector = f"{request.LAUNCHER}={meta['labels'][request.LAUNCHER]}"
     for known in store.listed(client, store.CONFIG_MAPS, meta["namespace"], selector):
@@ -392,18 +376,20 @@ def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
     return DEFAULT, ()
 
 
+def _existing_makers(client: Any, app_id: str) -> tuple[Kind, Sequence[Object]]:
+    """Do the same as `_makers`, but raise an error for an unknown job."""
+    kind, found = _makers(client, names.read_id(app_id))
+    if not found:
+        raise _unknown(app_id)
+    return kind, found
+
+
 def _list_kind(client: Any, kind: Kind, namespace: str, selector: str) -> Sequence[Object]:
     """List the objects of a kind, sorted by name. The list is empty if the cluster does not know
     this kind, or if the kind is an extension that this user may not access.
     """
-    import kubernetes
-
-    try:
-        found = store.listed(client, kind.resource, namespace, selector)
-    except kubernetes.client.ApiException as error:
-        if kind is DEFAULT or error.status not in (_FORBIDDEN, *_GONE):
-            raise
-        return ()
+    unless = () if kind is DEFAULT else (_FORBIDDEN, *store.GONE)
+    found = store.listed(client, kind.resource, namespace, selector, unless=unless)
     return sorted(found, key=lambda each: str(each["metadata"]["name"]))
 
 
@@ -448,7 +434,7 @@ def _adopt(client: Any, made: Sequence[Object]) -> None:
             store.patch(client, _resource(each), each, [change])
 
 
-def _is_answer(error: Exception) -> bool:
+def _is_answer(error: BaseException) -> bool:
     """Return whether the server rejected a request and therefore created nothing."""
     import kubernetes
 
@@ -497,30 +483,16 @@ def _remove(client: Any, job: JobId, *, is_known: bool = False) -> bool:
     kind, objects = _makers(client, job)
     found = is_known or bool(objects)
     for each in objects:
-        with _unless_gone():
-            store.delete(client, kind.resource, each)
+        store.delete(client, kind.resource, each)
     for resource in _FOUND_BY_LABEL:
-        with _unless_gone(*((_FORBIDDEN,) if resource in _ADDITIONS else ())):
+        with store.ignoring(*store.GONE, *((_FORBIDDEN,) if resource in _ADDITIONS else ())):
             for each in store.listed(client, resource, job.namespace, _selector(job)):
                 found = True
-                with _unless_gone():
-                    store.delete(client, resource, each)
+                store.delete(client, resource, each)
     for suffix in (pods.TOKENS, pods.SECRETS) if found else ():
         secret = {"metadata": {"name": job.name + suffix, "namespace": job.namespace}}
-        with _unless_gone():
-            store.delete(client, store.SECRETS, secret)
+        store.delete(client, store.SECRETS, secret)
     return found
-
-
-@contextlib.contextmanager
-def _unless_gone(*others: int) -> Iterator[None]:
-    import kubernetes
-
-    try:
-        yield
-    except kubernetes.client.ApiException as error:
-        if error.status not in (*_GONE, *others):
-            raise
 
 
 def _has_started(pod: Mapping[str, Any]) -> bool:
@@ -565,17 +537,12 @@ def _read_lines(client: Any, pod: Object, container: str, query: LogQuery) -> It
             **options,
         )
     except kubernetes.client.ApiException as error:
-        if error.status in (*_GONE, _STARTS):  # the pod has been removed, or is starting
+        if error.status in (*store.GONE, _STARTS):  # the pod has been removed, or is starting
             return
         raise
     with contextlib.closing(stream):
-        rest = b""
-        for data in stream.stream(1 << 16, decode_content=True):
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                yield from _within(line.decode(errors="replace"), query, timed)
-        if rest:
-            yield from _within(rest.decode(errors="replace"), query, timed)
+        for line in split_lines(stream.stream(1 << 16, decode_content=True)):
+            yield from _within(line, query, timed)
 
 
 def _within(line: str, query: LogQuery, timed: bool) -> Iterator[str]:

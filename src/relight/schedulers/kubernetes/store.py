@@ -5,7 +5,8 @@ differently, and custom resources reject strategic merge patches.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 Object = Mapping[str, Any]
@@ -37,6 +38,20 @@ _CORE = {
     EVENTS: "event",
 }  # fmt: skip
 """The names that the kubernetes package uses for the core kinds."""
+GONE = (404, 410)
+"""The status codes for objects that don't exist, and for kinds that the cluster doesn't have."""
+
+
+@contextmanager
+def ignoring(*statuses: int) -> Iterator[None]:
+    """Ignore the API server's errors with these status codes."""
+    import kubernetes
+
+    try:
+        yield
+    except kubernetes.client.ApiException as error:
+        if error.status not in statuses:
+            raise
 
 
 def create(client: Any, resource: ObjectKind, each: Object, *, dry_run: bool = False) -> Object:
@@ -49,14 +64,25 @@ def create(client: Any, resource: ObjectKind, each: Object, *, dry_run: bool = F
 
 
 def listed(
-    client: Any, resource: ObjectKind, namespace: str, selector: str = "", fields: str = ""
+    client: Any,
+    resource: ObjectKind,
+    namespace: str,
+    selector: str = "",
+    *,
+    fields: str = "",
+    unless: Sequence[int] = (),
 ) -> list[Object]:
-    """Return the objects that match label and field selectors."""
+    """Return the objects that match label and field selectors. The list is empty if the server
+    responds with one of the status codes `unless`.
+    """
     call, place = _call(client, "list", resource, namespace)
     said = {"label_selector": selector, "field_selector": fields}
     wanted = {name: value for name, value in said.items() if value}
+    found: list[Object] = []
+    with ignoring(*unless):
+        found += _json(call, *place, **wanted)["items"]
     # The API omits the kind from each item in a list of built-in objects.
-    return [{**each, **_typed(resource)} for each in _json(call, *place, **wanted)["items"]]
+    return [{**each, **_typed(resource)} for each in found]
 
 
 def patch(
@@ -68,9 +94,10 @@ def patch(
 
 
 def delete(client: Any, resource: ObjectKind, each: Object) -> None:
-    """Delete an object and, in the background, the objects that it owns."""
+    """Delete an object, if it still exists, and in the background the objects that it owns."""
     call, place = _call(client, "delete", resource, each["metadata"]["namespace"])
-    _json(call, *place, each["metadata"]["name"], propagation_policy="Background")
+    with ignoring(*GONE):
+        _json(call, *place, each["metadata"]["name"], propagation_policy="Background")
 
 
 def _typed(resource: ObjectKind) -> dict[str, str]:
