@@ -233,7 +233,6 @@ def of_type(kind: str) -> Role:
 @pytest.mark.parametrize(
     ("app", "cfg", "said"),
     [
-        (AppDef("a", []), {}, "has no roles"),
         (AppDef("a", [role("x", name=f"r{n}") for n in range(6)]), {}, "at most 5"),
         (AppDef("a", [role("x", image="")]), {}, "has no image"),
         (AppDef("a", [role("x", resource=Resource(1, 0, -1))]), {}, "requires a memory size"),

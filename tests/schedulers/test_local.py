@@ -88,11 +88,6 @@ def test_role_name_that_is_not_a_valid_directory_name_is_rejected(
         render(scheduler, shell("true", name))
 
 
-def test_duplicate_role_names_are_rejected(scheduler: Local) -> None:
-    with pytest.raises(UsageError, match="two roles have the name main"):
-        render(scheduler, shell("true"), shell("false"))
-
-
 def test_options_without_effect_cause_a_note(scheduler: Local) -> None:
     """These are mounts, images, and GPUs shared by several replicas."""
     gpus = shell("true", replicas=2, resource=Resource(1, 2, 3), mounts=(BindMount("/a", "/b"),))

@@ -347,11 +347,9 @@ def test_agents_get_signal_before_time_limit(
 @pytest.mark.parametrize(
     ("roles", "cfg", "message"),
     [
-        ([ddp(), ddp()], {}, "two roles have the name main"),
         ([Role("a/b", "img")], {}, "is not a valid directory name"),
         ([Role("failed", "img")], {}, "is not a valid directory name"),
         ([ddp(env={"a.b": "c"})], {}, "'a.b' is not a shell variable name"),
-        ([ddp(env={"A": "\0"})], {}, "a NUL in"),
         ([ddp()], {"comment": "a\nb"}, "a single line"),
         ([ddp()], {"sbatch": ["--nice\nrm"]}, "a single line"),
         ([ddp()], {"signal": "KILL@9"}, "expected SIGNAL@SECONDS"),

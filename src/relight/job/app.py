@@ -203,6 +203,16 @@ class Role:
         return dryrun_info
 
 
+def least_replicas(role: Role) -> int:
+    """Return the minimum number of replicas that a role needs."""
+    return role.num_replicas if role.min_replicas is None else role.min_replicas
+
+
+def is_elastic(role: Role) -> bool:
+    """Return whether a role can run with fewer than its maximum number of replicas."""
+    return least_replicas(role) < role.num_replicas
+
+
 @dataclass
 class AppDef:
     """A job with its roles. All roles of a job start and end together."""

@@ -5,14 +5,18 @@ or a version. `--dryrun` shows its result, and `submit` sends exactly that.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from relight.base.errors import UsageError
+from relight.job import macros
 from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.status import AppStatus as AppStatus
 from relight.job.status import ReplicaStatus as ReplicaStatus
 from relight.job.status import by_cause as by_cause
+
+_JOB = "RELIGHT_JOB_ID"
 
 
 class Option(NamedTuple):
@@ -117,6 +121,19 @@ def local_time(milliseconds: object) -> str:
     if not isinstance(milliseconds, int | float):
         return ""
     return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(timespec="seconds")
+
+
+def with_job_id(app: AppDef, app_id: str) -> AppDef:
+    """Return the app with its full job id in RELIGHT_JOB_ID, for a scheduler whose ids differ from
+    the macro `app_id`. The id in TORCHX_JOB_ID keeps the form that it has in TorchX.
+    """
+    roles = [
+        replace(role, env={**role.env, _JOB: role.env[_JOB].replace(macros.app_id, app_id)})
+        if _JOB in role.env
+        else role
+        for role in app.roles
+    ]
+    return replace(app, roles=roles)
 
 
 def time_limit_s(cfg: Mapping[str, Any]) -> int:

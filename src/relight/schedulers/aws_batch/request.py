@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from relight import __version__
@@ -19,7 +18,7 @@ from relight.base.text import did_you_mean
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, Resource, Role, VolumeMount
 from relight.job.user import user_name
-from relight.schedulers.api import time_limit_s
+from relight.schedulers.api import time_limit_s, with_job_id
 
 APP, USER, VERSION = "relight/app-name", "relight/user", "relight/version"
 """Job tags."""
@@ -29,7 +28,6 @@ LAUNCHER_URL = "RELIGHT_LAUNCHER_URL"
 """The environment variable that contains the URL of the bundled launcher."""
 LOG_GROUP = "/aws/batch/job"
 GROUP_OPTION = "awslogs-group"
-JOB = "RELIGHT_JOB_ID"
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 _ROLE_ARNS = {"job_role_arn": "jobRoleArn", "execution_role_arn": "executionRoleArn"}
 _SECRET_ARN = re.compile(
@@ -81,13 +79,13 @@ def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> di
     Raises:
         UsageError: if part of the app or an option can't be expressed in AWS Batch.
     """
-    if not app.roles:
-        raise UsageError(f"app {app.name} has no roles")
     if len(app.roles) > _MAX_ROLES:
         raise UsageError(
             f"app {app.name} has {len(app.roles)} roles; an AWS Batch job has at most {_MAX_ROLES}"
         )
-    _check_numbers(cfg)
+    if not 0 <= (cfg.get("priority") or 0) <= _MAX_PRIORITY:
+        raise UsageError(f"-cfg priority={cfg['priority']}: must be from 0 to {_MAX_PRIORITY}")
+    app = with_job_id(app, f"{cfg['queue']}:{name}")
     found: dict[str, Any] = {
         "jobDefinitionName": name,
         "tags": tags(app, cfg),
@@ -196,13 +194,6 @@ def _retries(app: AppDef) -> dict[str, Any]:
     return {"attempts": wanted + 1, "evaluateOnExit": [lost, done]}
 
 
-def _check_numbers(cfg: Mapping[str, Any]) -> None:
-    """Reject numbers that Batch would reject."""
-    time_limit_s(cfg)  # rejects time limits of less than a minute
-    if not 0 <= (cfg.get("priority") or 0) <= _MAX_PRIORITY:
-        raise UsageError(f"-cfg priority={cfg['priority']}: must be from 0 to {_MAX_PRIORITY}")
-
-
 def _instance_type(app: AppDef) -> str:
     """Return the instance type for the nodes, or an empty string if no role requests one. All node
     groups in a job must have the same instance type (API reference, ContainerProperties).
@@ -236,9 +227,6 @@ def _container(
         raise UsageError(f"role {role.name}: AWS Batch requires a memory size", hint="--memMB")
     known = {"img_root": "", "app_id": name, "replica_id": _REPLICA, "rank0_env": _RANK0_ENV}
     own = macros.substitute(role, known)
-    if JOB in own.env:  # TorchX's variable is left alone, because it doesn't include the queue
-        whole = role.env[JOB].replace("${app_id}", f"{cfg['queue']}:{name}")
-        own = replace(own, env={**own.env, JOB: whole})
     if launcher_file.needed(role) and cfg.get("launcher_uri"):
         own = launcher_file.wrapped(own, _FOLDER)
     volumes, mounts = _volumes(role)

@@ -21,7 +21,16 @@ from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
 from relight.base.values import whole
 from relight.job import launcher_file, macros, workspaces
-from relight.job.app import AppDef, BindMount, DeviceMount, Mount, RetryPolicy, Role, VolumeMount
+from relight.job.app import (
+    AppDef,
+    BindMount,
+    DeviceMount,
+    Mount,
+    RetryPolicy,
+    Role,
+    VolumeMount,
+    least_replicas,
+)
 from relight.job.user import user_name
 from relight.schedulers import resource_checks
 
@@ -286,14 +295,13 @@ def _variables(role: Role, cfg: Mapping[str, Any], env: Environment, first: str)
 
 
 def _labels(app: AppDef, role: Role, number: int, app_id: str) -> dict[str, str]:
-    least = role.num_replicas if role.min_replicas is None else role.min_replicas
     return {
         Label.APP_ID: app_id,
         Label.APP_NAME: app.name,
         Label.ROLE: role.name,
         Label.REPLICA: str(number),
         Label.REPLICAS: str(sum(role.num_replicas for role in app.roles)),
-        Label.MIN_REPLICAS: str(least),
+        Label.MIN_REPLICAS: str(least_replicas(role)),
         Label.RETRIES: str(role.max_retries),
         Label.USER: user_name(),
         Label.VERSION: __version__,

@@ -19,16 +19,15 @@ from types import MappingProxyType
 from typing import Any
 
 from relight.base.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_PREEMPTED
-from relight.job.app import AppDef, AppState, Role
+from relight.job.app import AppDef, AppState, Role, is_elastic, least_replicas
 from relight.schedulers.api import ReplicaStatus, time_limit_s
 from relight.schedulers.kubernetes import pods, run_times
 from relight.schedulers.kubernetes.kind import (
+    Kind,
     Maker,
     Verdict,
     by_conditions,
-    expiring,
     gang_annotation,
-    least,
     queue_label,
     role_label,
     time_to_live,
@@ -51,28 +50,21 @@ MaxJobPodFailureBackOff in pkg/controller/job).
 """
 
 
-class IndexedJob:
+class IndexedJob(Kind):
     """Indexed Jobs, for `-cfg kind=job` (the default)."""
 
     name = "job"
     resource = ObjectKind("batch/v1", "Job", "jobs")
-    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    label = "batch.kubernetes.io/job-completion-index"  # since Kubernetes 1.28
     starts: Mapping[str, str] = MappingProxyType({
         "RELIGHT_REQUEUES": "metadata.annotations['batch.kubernetes.io/job-index-failure-count']",
         "RELIGHT_PREEMPTIONS":
             "metadata.annotations['batch.kubernetes.io/job-index-ignored-failure-count']",
     })  # fmt: skip
-    container = "main"
     has_service = True
-    cancelling = staticmethod(expiring)
 
     def stem(self, name: str, role: Role, is_only: bool, /) -> str:
         """Return the name of a role's Job."""
         return name if is_only else f"{name}-{label_name(role.name)}"
-
-    def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
-        """Accept every app, because a Job can express any app."""
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
         """Yield a Job for each role."""
@@ -96,11 +88,20 @@ class IndexedJob:
             return AppState.SUCCEEDED, ""
         return state, message
 
+    def cancelling(self, _each: Object, /) -> tuple[str, list[dict[str, Any]]]:
+        """End a Job through a time limit. The Job then counts as finished, so its time to live
+        begins. A suspended Job is never removed, and Kueue would resume it.
+
+        Source: ValidateJobSpecUpdate in Kubernetes' pkg/apis/batch/validation allows this change,
+        and updateJob in pkg/controller/job applies it immediately.
+        """
+        return "", [{"op": "add", "path": "/spec/activeDeadlineSeconds", "value": 1}]
+
 
 def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     """Return the specification of a role's Job."""
-    size, is_elastic = role.num_replicas, least(role) < role.num_replicas
-    tries = _elastic_tries(role) if is_elastic else _TRIES
+    size, least = role.num_replicas, least_replicas(role)
+    tries = _elastic_tries(role) if is_elastic(role) else _TRIES
     found: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": size,
@@ -108,15 +109,15 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": _rules(role)},
         "backoffLimitPerIndex": max(0, role.max_retries) or tries,
-        "maxFailedIndexes": size - least(role),
+        "maxFailedIndexes": size - least,
     }
     if seconds := time_limit_s(cfg):
         # The time limit is set on the Job, because its pods may be recreated. The field counts from
         # status.startTime, so the time starts when the Job is allowed to start, and starts over
         # when Kueue readmits the Job.
         found["activeDeadlineSeconds"] = seconds
-    if is_elastic:
-        rule = {"succeededIndexes": f"0-{size - 1}", "succeededCount": least(role)}
+    if is_elastic(role):
+        rule = {"succeededIndexes": f"0-{size - 1}", "succeededCount": least}
         found["successPolicy"] = {"rules": [rule]}
     return {**found, "template": pods.template(app, with_unfit_code(role), cfg, place)}
 

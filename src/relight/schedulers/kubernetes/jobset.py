@@ -13,13 +13,13 @@ from relight.schedulers.api import ReplicaStatus
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.job import IndexedJob, spec, succeeded_count
 from relight.schedulers.kubernetes.kind import (
+    Kind,
     Maker,
     Verdict,
     by_conditions,
     gang_annotation,
     queue_label,
     role_label,
-    suspending,
     time_to_live,
 )
 from relight.schedulers.kubernetes.names import label_name
@@ -32,7 +32,7 @@ class JobSet(IndexedJob):
 
     name = "jobset"
     resource = ObjectKind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
-    cancelling = staticmethod(suspending)
+    cancelling = Kind.cancelling
 
     def stem(self, name: str, role: Role, _is_only: bool, /) -> str:
         """Return the name that JobSet gives to a role's only Job."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from relight.base.errors import EXIT_PREEMPTED, UNFIT_CODE_VARIABLE, UsageError
 from relight.job import launcher_file
-from relight.job.app import NOTHING, AppDef, AppState, Role
+from relight.job.app import NOTHING, AppDef, AppState, Role, is_elastic, least_replicas
 from relight.schedulers.api import ReplicaStatus
 from relight.schedulers.kubernetes.names import label_value
 from relight.schedulers.kubernetes.pods import ROLE, VOLCANO, MeetingPlace
@@ -15,6 +15,10 @@ from relight.schedulers.kubernetes.store import Object, ObjectKind
 Verdict = tuple[AppState | None, str]
 """The state of the pods as a whole, and the reason for it. The state is None while it depends on
 individual pods.
+"""
+INDEX = "batch.kubernetes.io/job-completion-index"
+"""The label and the annotation that contain the index of an Indexed Job's pod. The label exists
+since Kubernetes 1.28.
 """
 QUEUE = "kueue.x-k8s.io/queue-name"
 NEVER = -1
@@ -45,17 +49,18 @@ class Kind(Protocol):
 
     name: str
     resource: ObjectKind
-    index: str
-    label: str
+    index: str = f"metadata.annotations['{INDEX}']"
+    label: str = INDEX
     starts: Mapping[str, str]
-    container: str
-    has_service: bool
+    container: str = "main"
+    has_service: bool = False
 
     def stem(self, name: str, role: Role, is_only: bool, /) -> str:
         """Return the part of a role's pod host names that precedes the number."""
 
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         """Raise a UsageError for anything that this kind of object can't express."""
+        del app, cfg
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
         """Yield the app's objects."""
@@ -66,10 +71,13 @@ class Kind(Protocol):
     def verdict(self, each: Object, replicas: Sequence[ReplicaStatus], /) -> Verdict:
         """Derive the verdict from an object's status and from its replicas."""
 
-    def cancelling(self, each: Object) -> tuple[str, list[dict[str, Any]]]:
+    def cancelling(self, _each: Object, /) -> tuple[str, list[dict[str, Any]]]:
         """Return the subresource to patch (an empty string for the object itself), and a JSON patch
         that terminates the pods. A patched status says by itself that the job was cancelled.
+
+        By default, the patch suspends the object through `spec.suspend`.
         """
+        return "", [{"op": "add", "path": "/spec/suspend", "value": True}]
 
 
 def role_label(role: Role) -> dict[str, str]:
@@ -98,22 +106,7 @@ def gang_annotation(cfg: Mapping[str, Any], role: Role) -> dict[str, str]:
     Source: getMinMemberFromUpperRes in Volcano's pkg/controllers/podgroup.
     """
     wanted = cfg.get("gang") and cfg.get("scheduler") == VOLCANO
-    return {"scheduling.volcano.sh/group-min-member": str(least(role))} if wanted else {}
-
-
-def expiring(*_: Object) -> tuple[str, list[dict[str, Any]]]:
-    """Return the JSON patch that ends a Job through a time limit. The Job then counts as finished,
-    so its time to live begins. A suspended Job is never removed, and Kueue would resume it.
-
-    Source: ValidateJobSpecUpdate in Kubernetes' pkg/apis/batch/validation allows this change, and
-    updateJob in pkg/controller/job applies it immediately.
-    """
-    return "", [{"op": "add", "path": "/spec/activeDeadlineSeconds", "value": 1}]
-
-
-def suspending(*_: Object) -> tuple[str, list[dict[str, Any]]]:
-    """Return the subresource and the JSON patch that suspend an object through `spec.suspend`."""
-    return "", [{"op": "add", "path": "/spec/suspend", "value": True}]
+    return {"scheduling.volcano.sh/group-min-member": str(least_replicas(role))} if wanted else {}
 
 
 def conditions(each: Object, *names: str) -> Iterator[tuple[str, str]]:
@@ -151,17 +144,12 @@ def by_conditions(each: Object, succeeded: Iterable[str], failed: Iterable[str])
     return None, ""
 
 
-def least(role: Role) -> int:
-    """Return the minimum number of replicas that a role needs."""
-    return role.num_replicas if role.min_replicas is None else role.min_replicas
-
-
 def with_unfit_code(role: Role, code: int = EXIT_PREEMPTED) -> Role:
     """Return the role with a variable for its agents. In an elastic job, an agent whose node fails
     its health check while the others train exits with this code. The pod is then recreated without
     counting a failure.
     """
-    if least(role) == role.num_replicas or not launcher_file.starts_relight(role):
+    if not is_elastic(role) or not launcher_file.starts_relight(role):
         return role
     return replace(role, env={UNFIT_CODE_VARIABLE: str(code), **role.env})
 

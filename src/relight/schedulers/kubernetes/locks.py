@@ -54,7 +54,7 @@ Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
 _LABELS = {"queue": QUEUE, "network_policy": pods.APP}
 _OTHERS = ("initContainers", "ephemeralContainers")
-_PLACE = MeetingPlace("", "x", "x", DEFAULT.index, DEFAULT.starts)
+_PLACE = MeetingPlace("x", "x", DEFAULT.index, DEFAULT.starts)
 
 
 def bypasses(app: AppDef, cfg: Mapping[str, Any], locks: Locks) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from relight import __version__
 from relight.base import redaction
 from relight.base.errors import UsageError
 from relight.job import launcher_file, macros, overlays
-from relight.job.app import AppDef, BindMount, DeviceMount, Role, VolumeMount
+from relight.job.app import AppDef, BindMount, DeviceMount, Role, VolumeMount, is_elastic
 from relight.job.user import user_name
 from relight.schedulers.api import time_limit_s
 from relight.schedulers.kubernetes import overrides, pod_security, run_times
@@ -25,7 +25,6 @@ apimachinery's pkg/api/validation).
 GPU = "nvidia.com/gpu"
 RESERVED = {"reserved_millicpu": 100, "reserved_memmb": 1024}
 """The resources that TorchX reserves on a node for other pods by default."""
-JOB = "RELIGHT_JOB_ID"
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 TOKENS, SECRETS = "-token", "-env"
 """The name suffixes of the Secrets that contain the agents' token and secret variables."""
@@ -74,11 +73,10 @@ class MeetingPlace(NamedTuple):
 
     `name` is the name of the app's objects and its headless Service. `stem` precedes the number in
     the host names of the first role's pods, and `number` is the pod field that contains this
-    number. `job` is the job's id, including its namespace. `starts` maps environment variables to
-    the pod fields that count how many times the replica has been started before.
+    number. `starts` maps environment variables to the pod fields that count how many times the
+    replica has been started before.
     """
 
-    job: str
     name: str
     stem: str
     number: str
@@ -102,7 +100,6 @@ def template(
     if not role.image or role.image.startswith("<"):
         raise UsageError(f"role {role.name} has no image", hint="--image=NAME")
     _check_restricted(role, cfg)
-    values = {"img_root": "", "app_id": place.name, "rank0_env": _RANK0_ENV}
     own = _escaped(_substituted(role, place))
     brings = launcher_file.needed(role)
     if brings:
@@ -155,11 +152,10 @@ def template(
         "annotations": {"sidecar.istio.io/inject": "false", **_no_consolidation(role)},
     }
     found: dict[str, Any] = {"metadata": metadata, "spec": spec}
-    values["replica_id"] = f"$({_REPLICA_ENV})"
     for each in (app, role):
-        user = {"pod": overrides.overlay(each)}
-        user = macros.substitute(replace(role, metadata=user), values).metadata
-        found = overlays.applied(found, user["pod"], f"the pod of {role.name}")
+        user = replace(role, metadata={"pod": overrides.overlay(each)})
+        user = _substituted(user, place, f"$({_REPLICA_ENV})")
+        found = overlays.applied(found, user.metadata["pod"], f"the pod of {role.name}")
     if cfg.get("pods"):
         found = overrides.merged(found, overrides.read(cfg["pods"]))
     if cfg.get("exclude"):  # last, because none of the user's terms may bypass it
@@ -176,7 +172,7 @@ def _no_consolidation(role: Role) -> dict[str, str]:
     Sources: podutils.IsDisruptable in Karpenter's pkg/utils/pod, and PodSafeToEvictKey in the
     Cluster Autoscaler's utils/drain.
     """
-    if role.min_replicas not in (None, role.num_replicas):
+    if is_elastic(role):
         return {}
     return {
         "karpenter.sh/do-not-disrupt": "true",
@@ -269,9 +265,9 @@ def _is_secret(name: str, value: str) -> bool:
     return redaction.redact_env({name: value})[name] != value
 
 
-def _substituted(role: Role, place: MeetingPlace) -> Role:
+def _substituted(role: Role, place: MeetingPlace, replica: str = _REPLICA) -> Role:
     values = {"img_root": "", "app_id": place.name, "rank0_env": _RANK0_ENV}
-    return macros.substitute(role, {**values, "replica_id": _REPLICA})
+    return macros.substitute(role, {**values, "replica_id": replica})
 
 
 def _escaped(role: Role) -> Role:
@@ -311,8 +307,6 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
         "TORCHX_IMAGE": role.image,
     }
     values = {**defaults, **own.env}
-    if JOB in values:  # TorchX's variable is left alone, because it lacks the namespace
-        values[JOB] = role.env[JOB].replace("${app_id}", place.job)
     hidden = secrets(role, place)
     for name, value in values.items():
         if name == _REPLICA_ENV:
@@ -496,15 +490,13 @@ def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[
         found["nodeSelector"] = selector
     if tolerations := _tolerations(role, cfg):
         found["tolerations"] = tolerations
-    affinity: dict[str, Any] = {}
     if cfg.get("topology"):
         term = {
             "labelSelector": {"matchLabels": {APP: place.name}},
             "topologyKey": cfg["topology"],
         }
-        affinity["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-    if affinity:
-        found["affinity"] = affinity
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        found["affinity"] = {"podAffinity": required}
     return found
 
 

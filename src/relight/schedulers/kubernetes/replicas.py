@@ -7,12 +7,11 @@ from typing import Any
 from relight.job.app import NOTHING, AppState
 from relight.schedulers.api import AppStatus, ReplicaStatus, by_cause
 from relight.schedulers.kubernetes import pods, volcano
-from relight.schedulers.kubernetes.kind import Kind
+from relight.schedulers.kubernetes.kind import INDEX, Kind
 from relight.schedulers.kubernetes.store import Object
 
 CANCELLED = "relight/cancelled"
 """The annotation on a Job that has been cancelled."""
-INDEX = "batch.kubernetes.io/job-completion-index"
 _PHASES = {
     "Pending": AppState.PENDING,
     "Running": AppState.RUNNING,
@@ -39,7 +38,6 @@ def by_replica(
     replicas: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for pod in found:
         labels = pod["metadata"].get("labels") or {}
-        # Kubernetes sets this label since version 1.28.
         index = labels.get(INDEX) or (pod["metadata"].get("annotations") or {}).get(INDEX)
         index = index or labels.get(volcano.INDEX) or "0"
         replicas.setdefault((labels.get(pods.ROLE, ""), int(index)), []).append(pod)
@@ -76,18 +74,10 @@ def status(
     statuses, states, messages = list[ReplicaStatus](), list[AppState](), list[str]()
     for each in objects:
         no_pods = _why_no_pods(of_makers, each["metadata"]["name"])
-        its = [
-            _replica(role, number, replicas.get((role, number), []), told, no_pods)
-            for role, size in kind.roles(each).items()
-            for number in range(size)
-        ]
+        numbered = [(role, n) for role, size in kind.roles(each).items() for n in range(size)]
+        its = [_replica(*key, replicas.get(key, []), told, no_pods) for key in numbered]
         statuses += its
-        is_active = any(
-            _is_active(pod)
-            for role, size in kind.roles(each).items()
-            for number in range(size)
-            for pod in replicas.get((role, number), ())
-        )
+        is_active = any(_is_active(pod) for key in numbered for pod in replicas.get(key, ()))
         state, message = _verdict(kind, each, its, no_pods, is_active=is_active)
         states.append(state)
         messages += [message] if message else []

@@ -15,11 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from relight.base import redaction
-from relight.base.errors import UsageError
 from relight.job import launcher_file
-from relight.job.app import AppDef, Role
+from relight.job.app import AppDef, Role, least_replicas
+from relight.schedulers.api import with_job_id
 from relight.schedulers.kubernetes import cluster, names, pods, store
-from relight.schedulers.kubernetes.kind import least
 from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
 from relight.schedulers.kubernetes.names import JobId
 from relight.schedulers.kubernetes.pods import MeetingPlace
@@ -43,8 +42,6 @@ def objects(
     Raises:
         UsageError: if part of the app or an option can't be expressed in Kubernetes.
     """
-    if not app.roles:
-        raise UsageError(f"app {app.name} has no roles")
     kind = KINDS[cfg.get("kind") or DEFAULT.name]
     kind.check(app, cfg)
     is_only = len(app.roles) == 1
@@ -54,11 +51,12 @@ def objects(
 
     name = names.app_name(app, app_id, stem)
     job = JobId(str(cfg.get("context") or ""), namespace, name)
-    place = MeetingPlace(str(job), name, stem(name, app.roles[0]), kind.index, kind.starts)
+    app = with_job_id(app, str(job))
+    place = MeetingPlace(name, stem(name, app.roles[0]), kind.index, kind.starts)
 
-    def made(of: str, version: str, own: str, **rest: Any) -> dict[str, Any]:
+    def made(of: store.ObjectKind, own: str, **rest: Any) -> dict[str, Any]:
         metadata = {"name": own, "namespace": namespace, "labels": pods.labels(app, name)}
-        return {"apiVersion": version, "kind": of, "metadata": metadata, **rest}
+        return {"apiVersion": of.version, "kind": of.kind, "metadata": metadata, **rest}
 
     found: list[dict[str, Any]] = []
     if any(map(launcher_file.needed, app.roles)):
@@ -69,30 +67,26 @@ def objects(
             "publishNotReadyAddresses": True,
             "selector": {pods.APP: name},
         }
-        found.append(made("Service", "v1", name, spec=spec))
+        found.append(made(store.SERVICES, name, spec=spec))
     if any(pods.TOKEN not in role.env for role in app.roles):
-        found.append(made("Secret", "v1", f"{name}-token", stringData={pods.TOKEN: token}))
+        found.append(made(store.SECRETS, f"{name}-token", stringData={pods.TOKEN: token}))
     secrets = {key: value for role in app.roles for key, value in pods.secrets(role, place).items()}
     if secrets:
-        found.append(made("Secret", "v1", pods.secret_name(place), stringData=secrets))
+        found.append(made(store.SECRETS, pods.secret_name(place), stringData=secrets))
     if cfg.get("network_policy"):
         of_job = {"podSelector": {"matchLabels": {pods.APP: name}}}
         spec = {**of_job, "policyTypes": ["Ingress"], "ingress": [{"from": [of_job]}]}
-        found.append(made(*_typed(store.NETWORK_POLICIES), name, spec=spec))
+        found.append(made(store.NETWORK_POLICIES, name, spec=spec))
     if pods.has_pod_group({**cfg, "kind": kind.name}):
-        members = {"minMember": sum(map(least, app.roles))}
-        found.append(made(*_typed(store.POD_GROUPS), name, spec=members))
+        members = {"minMember": sum(map(least_replicas, app.roles))}
+        found.append(made(store.POD_GROUPS, name, spec=members))
     for maker in kind.specs(app, cfg, place):
-        each = made(*_typed(kind.resource), maker.name, spec=maker.spec)
+        each = made(kind.resource, maker.name, spec=maker.spec)
         each["metadata"]["labels"] |= maker.labels
         if maker.annotations:
             each["metadata"]["annotations"] = dict(maker.annotations)
         found.append(each)
     return job, found
-
-
-def _typed(resource: store.ObjectKind) -> tuple[str, str]:
-    return resource.kind, resource.version
 
 
 def _launcher(namespace: str) -> Iterator[dict[str, Any]]:

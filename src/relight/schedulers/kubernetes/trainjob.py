@@ -9,19 +9,17 @@ from types import MappingProxyType
 from typing import Any
 
 from relight.base.errors import UsageError
-from relight.job.app import AppDef, Role
+from relight.job.app import AppDef, Role, is_elastic
 from relight.schedulers.api import ReplicaStatus
 from relight.schedulers.kubernetes import pods
-from relight.schedulers.kubernetes.job import IndexedJob
 from relight.schedulers.kubernetes.kind import (
+    Kind,
     Maker,
     Verdict,
     by_conditions,
-    least,
     only_role,
     queue_label,
     role_label,
-    suspending,
 )
 from relight.schedulers.kubernetes.pods import MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
@@ -39,18 +37,15 @@ _FORWARDED = (
 """The pod fields that a TrainJob may set."""
 
 
-class TrainJob:
+class TrainJob(Kind):
     """A TrainJob, for `-cfg kind=trainjob`."""
 
     name = "trainjob"
     resource = ObjectKind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs")
-    index, label = IndexedJob.index, IndexedJob.label
     starts: Mapping[str, str] = MappingProxyType(
         {"RELIGHT_REQUEUES": "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"}
     )
     container = _STEP
-    has_service = False  # the JobSet creates the Service
-    cancelling = staticmethod(suspending)
 
     def stem(self, name: str, _role: Role, _is_only: bool, /) -> str:
         """Return the name of the Job that Kubeflow Trainer creates."""
@@ -59,7 +54,7 @@ class TrainJob:
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         """Reject settings that the runtime determines."""
         role = only_role(self, app)
-        if least(role) < role.num_replicas:
+        if is_elastic(role):
             raise UsageError(
                 f"{role.name}: a TrainJob has a fixed number of pods and succeeds when all succeed",
                 hint="use -cfg kind=job for an elastic job",

@@ -11,13 +11,13 @@ from typing import Any
 
 from relight.base.errors import EXIT_PREEMPTED
 from relight.job import launcher_file
-from relight.job.app import AppDef, AppState, Role
+from relight.job.app import AppDef, AppState, Role, is_elastic, least_replicas
 from relight.schedulers.api import ReplicaStatus, time_limit_s
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.kind import (
+    Kind,
     Maker,
     Verdict,
-    least,
     time_to_live,
     with_unfit_code,
 )
@@ -55,7 +55,7 @@ _PHASES = {
 }
 
 
-class Volcano:
+class Volcano(Kind):
     """A Volcano Job, for `-cfg kind=volcano`."""
 
     name = pods.VOLCANO
@@ -65,15 +65,10 @@ class Volcano:
     starts: Mapping[str, str] = MappingProxyType(
         {"RELIGHT_REQUEUES": "metadata.annotations['volcano.sh/job-retry-count']"}
     )
-    container = "main"
-    has_service = False  # the svc plug-in creates the Service
 
     def stem(self, name: str, role: Role, _is_only: bool, /) -> str:
         """Return the part of a pod's name that precedes the number."""
         return f"{name}-{label_name(role.name)}"
-
-    def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
-        """Accept every app, because a Volcano Job can express any app."""
 
     def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
         """Yield a single Volcano Job.
@@ -82,7 +77,7 @@ class Volcano:
         would never run if maxRetry were max_retries, as it is in TorchX.
         """
         retries = min((role.max_retries for role in app.roles), default=0)
-        needed = sum(map(least, app.roles))
+        needed = sum(map(least_replicas, app.roles))
         spec: dict[str, Any] = {
             "schedulerName": cfg.get("scheduler") or pods.VOLCANO,
             "queue": cfg.get("queue") or "default",
@@ -93,7 +88,7 @@ class Volcano:
             "tasks": [_task(app, role, cfg, place) for role in app.roles],
             **time_to_live(cfg),
         }
-        if len(app.roles) == 1 and needed < app.roles[0].num_replicas:
+        if len(app.roles) == 1 and is_elastic(app.roles[0]):
             # The Job completes as soon as this many pods of any task have succeeded (runningState
             # in state/running.go). With several roles, these could be the wrong ones.
             spec["minSuccess"] = needed
@@ -113,7 +108,7 @@ class Volcano:
         state = (each.get("status") or {}).get("state") or {}
         return _PHASES.get(state.get("phase") or ""), str(state.get("message") or "")
 
-    def cancelling(self, each: Object) -> tuple[str, list[dict[str, Any]]]:
+    def cancelling(self, each: Object, /) -> tuple[str, list[dict[str, Any]]]:
         """Abort a Job, as TorchX does."""
         aborted = {"phase": "Aborted", "message": "it was cancelled"}
         if "status" in each:
@@ -135,7 +130,7 @@ def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
     if retries > 0 and not all(map(launcher_file.starts_relight, app.roles)):
         return [{"event": event, **restart} for event in ("PodEvicted", "PodFailed")]
     again = [{"exitCode": code, "action": "RestartPod"} for code in _ENDED_FROM_OUTSIDE]
-    if any(least(role) < role.num_replicas for role in app.roles):
+    if any(map(is_elastic, app.roles)):
         again.append({"exitCode": _UNFIT_CODE, "action": "RestartPod", "timeout": _UNFIT_DELAY})
     failed = restart if retries > 0 else {"action": "TerminateJob"}
     return [*again, {"event": "PodFailed", **failed}]
@@ -148,6 +143,6 @@ def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) 
     return {
         "name": label_name(role.name),
         "replicas": role.num_replicas,
-        "minAvailable": least(role),
+        "minAvailable": least_replicas(role),
         "template": template,
     }

@@ -45,10 +45,7 @@ def layout(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
     Raises:
         UsageError: if a role's name can't be used as a directory name.
     """
-    names = [role.name for role in app.roles]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two roles have the name {name}")
+    for name in (role.name for role in app.roles):
         if name in ("", ".", "..", "local", "torchelastic", WORKSPACE) or "/" in name:
             raise UsageError(f"role name {name!r} is not a valid directory name")
     base = cfg.get("log_dir")

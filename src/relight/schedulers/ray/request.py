@@ -20,7 +20,7 @@ from typing import Any
 from relight import __version__
 from relight.base.errors import EXIT_MACHINE, UNFIT_CODE_VARIABLE, MachineError, UsageError
 from relight.job import launcher_file, macros
-from relight.job.app import AppDef, Role
+from relight.job.app import AppDef, Role, is_elastic, least_replicas
 from relight.job.user import user_name
 from relight.schedulers.api import time_limit_s
 
@@ -53,8 +53,6 @@ def order(app: AppDef, cfg: Mapping[str, Any], app_id: str, token: str) -> dict[
     Raises:
         UsageError: if part of the app or an option can't be expressed in Ray.
     """
-    if not app.roles:
-        raise UsageError(f"app {app.name} has no roles")
     port = _meeting_port(app.roles[0])
     return {
         "app_id": app_id,
@@ -182,16 +180,14 @@ def _role(
     brings = launcher_file.needed(role)
     if brings:
         own = launcher_file.wrapped(own, "$RELIGHT_LAUNCHER_PATH")
-    size = role.num_replicas
     # The exit code of an agent on an unfit node must not be that of its failed worker, because the
     # others continue.
-    is_elastic = role.min_replicas not in (None, size)
-    unfit = {UNFIT_CODE_VARIABLE: str(EXIT_MACHINE)} if is_elastic else {}
+    unfit = {UNFIT_CODE_VARIABLE: str(EXIT_MACHINE)} if is_elastic(role) else {}
     return {
         "name": role.name,
         "file": _file(role.name),
-        "least": size if role.min_replicas is None else role.min_replicas,
-        "most": size,
+        "least": least_replicas(role),
+        "most": role.num_replicas,
         "retries": role.max_retries,
         "brings": brings,
         "argv": [own.entrypoint, *own.args],

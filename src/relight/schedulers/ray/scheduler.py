@@ -18,7 +18,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from relight.base import redaction
@@ -36,12 +35,12 @@ from relight.schedulers.api import (
     Request,
     Scheduler,
     check_replica,
+    with_job_id,
 )
 from relight.schedulers.ray import dashboard, request, states
 from relight.schedulers.ray.dashboard import Dashboard
 from relight.schedulers.uninterruptible import finished
 
-_JOB = "RELIGHT_JOB_ID"
 _POLL_S = 1.0
 _TRIES = 5
 """The maximum number of times to reconnect to a log without receiving new output."""
@@ -92,7 +91,7 @@ class Ray(Scheduler):
         name = request.ray_name(app_id)
         url = dashboard.dashboard_url(cfg.get("dashboard_address"))
         whole = dashboard.format_app_id(url, name)
-        app = _knowing_its_id(app, whole)
+        app = with_job_id(app, whole)
         body: dict[str, Any] = {
             "url": url,
             "app_id": whole,
@@ -308,19 +307,6 @@ def _workspace(cfg: Mapping[str, Any]) -> str | None:
 
         return workspaces.absolute(cfg["workspace"])
     return os.getcwd() if cfg.get("sync") else None
-
-
-def _knowing_its_id(app: AppDef, app_id: str) -> AppDef:
-    """Return the app with its full job id in RELIGHT_JOB_ID. The id in TORCHX_JOB_ID keeps the form
-    that it has in TorchX.
-    """
-    roles = [
-        replace(role, env={**role.env, _JOB: role.env[_JOB].replace("${app_id}", app_id)})
-        if _JOB in role.env
-        else role
-        for role in app.roles
-    ]
-    return replace(app, roles=roles)
 
 
 def _job(cluster: Dashboard, app_id: str, name: str) -> dict[str, Any]:

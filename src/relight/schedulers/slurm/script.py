@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from relight.base import hostlist
 from relight.base.errors import UsageError
 from relight.job import launcher_file, macros
-from relight.job.app import AppDef, Role
+from relight.job.app import AppDef, Role, is_elastic
 from relight.schedulers.slurm.containers import FORMS, Container, mountable
 
 DEFAULT_SIGNAL = "USR1@120"
@@ -193,11 +193,6 @@ def is_ours(role: Role) -> bool:
     return len(role.args) == 2 and role.args[0] == "-c" and bool(_RELIGHT_RUN.match(role.args[1]))
 
 
-def is_elastic(role: Role) -> bool:
-    """Return whether a role can run with fewer than its maximum number of replicas."""
-    return role.min_replicas is not None and role.min_replicas < role.num_replicas
-
-
 def minutes(text: str) -> float | None:
     """Convert a time limit in sbatch's format (`90`, `1:30:00`, `2-12`) to minutes, or return None
     for other strings.
@@ -336,18 +331,12 @@ exit "$code"
 
 
 def _check(app: AppDef, directory: str) -> None:
-    names = [role.name for role in app.roles]
     for role in app.roles:
-        if names.count(role.name) > 1:
-            raise UsageError(f"two roles have the name {role.name}")
         if not re.fullmatch(r"[\w.@+-]+", role.name) or role.name in _RESERVED_NAMES:
             raise UsageError(f"role name {role.name!r} is not a valid directory name")
         for name in role.env:
             if not _VARIABLE.fullmatch(name):
                 raise UsageError(f"role {role.name}: {name!r} is not a shell variable name")
-        for text in (role.entrypoint, *role.args, *role.env.values()):
-            if "\0" in text:
-                raise UsageError(f"role {role.name}: a NUL in {text!r}")
     if re.search(r"[%\\\n]", directory):
         raise UsageError(f"{directory}: Slurm can't write logs to a directory with % or \\")
 

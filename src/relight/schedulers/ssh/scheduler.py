@@ -37,7 +37,7 @@ from relight.base.errors import MachineError, UsageError
 from relight.base.fields import Malformed
 from relight.base.text import pluralize
 from relight.job import launcher_file, macros, records
-from relight.job.app import NOTHING, AppDef, Role
+from relight.job.app import NOTHING, AppDef, Role, is_elastic, least_replicas
 from relight.schedulers import resource_checks
 from relight.schedulers.api import (
     AppStatus,
@@ -359,10 +359,10 @@ def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> I
             "that it can reach"
         )
     for role in app.roles:
-        if role.min_replicas is not None and role.min_replicas < role.num_replicas:
+        if is_elastic(role):
             yield (
                 "the job ends when one host is lost, even if "
-                f"{pluralize(role.min_replicas, 'replica')} would be enough"
+                f"{pluralize(least_replicas(role), 'replica')} would be enough"
             )
     if len(retries := {role.max_retries for role in app.roles}) > 1:
         yield f"the job is retried as a whole, {pluralize(min(retries), 'time')}"
