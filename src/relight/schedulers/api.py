@@ -7,6 +7,7 @@ or a version. `--dryrun` shows its result, and `submit` sends exactly that.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from relight.base.errors import UsageError
@@ -112,6 +113,27 @@ class LogQuery(NamedTuple):
     since: datetime | None = None
     until: datetime | None = None
     stream: str = "combined"
+
+
+def client_library(scheduler: str, package: str, install: str, *modules: str) -> list[Any]:
+    """Import modules of a scheduler's client library.
+
+    Args:
+        scheduler: the scheduler's name, for messages.
+        package: the package that contains the first module.
+        install: the packages to install, as arguments for pip.
+        modules: the modules' names.
+
+    Raises:
+        UsageError: if a module is missing.
+    """
+    try:
+        return [import_module(name) for name in modules]
+    except ImportError:
+        raise UsageError(
+            f"the {scheduler} scheduler requires the {package} package",
+            hint=f"pip install {install}, in relight's environment",
+        ) from None
 
 
 def local_time(milliseconds: object) -> str:

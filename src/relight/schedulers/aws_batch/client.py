@@ -8,7 +8,7 @@ from typing import Any
 from relight.base import env
 from relight.base.errors import MachineError, RelightError, UsageError
 from relight.base.text import did_you_mean
-from relight.schedulers.api import local_time
+from relight.schedulers.api import client_library, local_time
 
 _ACTION = re.compile(r"not authorized to perform: (\S+)")
 _REFUSALS = ("ClientException", "InvalidParameterException", "InvalidParameterValue",
@@ -45,14 +45,9 @@ class Aws:
                 request.
             MachineError: if AWS does not respond.
         """
-        try:
-            import boto3
-            import botocore.exceptions as errors
-        except ImportError:
-            raise UsageError(
-                "the AWS Batch scheduler requires the boto3 package",
-                hint="pip install 'boto3>=1.34', in relight's environment",
-            ) from None
+        boto3, errors = client_library(
+            "AWS Batch", "boto3", "'boto3>=1.34'", "boto3", "botocore.exceptions"
+        )
         try:
             if (service, once) not in self._clients:
                 # Only one session: each one may ask for an MFA code.

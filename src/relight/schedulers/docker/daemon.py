@@ -9,6 +9,7 @@ from typing import Any
 
 from relight.base import env
 from relight.base.errors import MachineError, UsageError
+from relight.schedulers.api import client_library
 
 _SOCKET = "unix:///var/run/docker.sock"
 _HINT = "check whether it is running; DOCKER_HOST sets its address"
@@ -30,15 +31,9 @@ class Daemon:
             UsageError: if the docker package is missing.
             MachineError: if the daemon doesn't respond, or rejects the request.
         """
-        try:
-            import docker
-            import requests
-            import urllib3
-        except ImportError:
-            raise UsageError(
-                "the Docker scheduler requires the docker package",
-                hint="pip install 'docker>=7', in relight's environment",
-            ) from None
+        docker, requests, urllib3 = client_library(
+            "Docker", "docker", "'docker>=7'", "docker", "requests", "urllib3"
+        )
         where = address()
         try:
             if self._client is None:

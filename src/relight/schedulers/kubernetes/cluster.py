@@ -12,9 +12,11 @@ from typing import Any
 from relight.base import env
 from relight.base.errors import MachineError, RelightError, UsageError
 from relight.base.text import did_you_mean
+from relight.schedulers.api import client_library
 
 _IN_CLUSTER = "/var/run/secrets/kubernetes.io/serviceaccount"
 _LOOK_AT = "check the file in KUBECONFIG or, if that is not set, ~/.kube/config"
+_PACKAGES = "'kubernetes>=31' 'PyYAML>=6'"
 _TOO_MANY, _CONFLICT = 429, 409
 _TRIES = 5
 _JSON_PATCH = "application/json-patch+json"
@@ -72,14 +74,9 @@ class Cluster:
                 cluster rejects the request.
             MachineError: if the cluster does not respond.
         """
-        try:
-            import kubernetes
-            import urllib3
-        except ImportError:
-            raise UsageError(
-                "the Kubernetes scheduler requires the kubernetes package",
-                hint="pip install 'kubernetes>=31' 'PyYAML>=6', in relight's environment",
-            ) from None
+        kubernetes, urllib3 = client_library(
+            "Kubernetes", "kubernetes", _PACKAGES, "kubernetes", "urllib3"
+        )
         if self._client is None:
             self._client = _configured(kubernetes, self._context)
         try:
@@ -269,14 +266,7 @@ def yaml() -> Any:
     Raises:
         UsageError: if the package is missing.
     """
-    try:
-        import yaml as package
-    except ImportError:
-        raise UsageError(
-            "the Kubernetes scheduler requires the PyYAML package",
-            hint="pip install 'kubernetes>=31' 'PyYAML>=6', in relight's environment",
-        ) from None
-    return package
+    return client_library("Kubernetes", "PyYAML", _PACKAGES, "yaml")[0]
 
 
 def _reason(error: BaseException) -> str:
