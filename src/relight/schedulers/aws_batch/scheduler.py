@@ -37,7 +37,8 @@ from relight.schedulers.api import (
     Option,
     Request,
     Scheduler,
-    no_replica,
+    check_replica,
+    local_time,
 )
 from relight.schedulers.aws_batch import request, states
 from relight.schedulers.aws_batch.client import Aws
@@ -127,7 +128,8 @@ class AwsBatch(Scheduler):
                 if arn:
                     self._undo(body["job"], arn)
                 elif not isinstance(error, UsageError):  # it may exist, but its ARN is unknown
-                    self._deregister_unknown(request_.app_id)
+                    with self._aws.client("batch", once=True) as batch:
+                        _deregister(batch, request_.app_id)
             except RelightError as second:
                 first = error.message if isinstance(error, RelightError) else "interrupted"
                 raise MachineError(
@@ -150,13 +152,9 @@ class AwsBatch(Scheduler):
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return a replica's output lines from all attempts, with stdout and stderr combined."""
         with self._aws.client("batch") as batch:
-            job = _find(batch, app_id)
-        if job is None:
-            raise _unknown(app_id)
+            job = _existing(batch, app_id)
+        check_replica(app_id, query, dict(states.roles(job)))
         number = states.node_number(job, query.role, query.replica)
-        if number is None:
-            known = ", ".join(f"{role}/0 to {size - 1}" for role, size in states.roles(job))
-            raise no_replica(app_id, query, known)
         its_id = f"{job['jobId']}#{number}" if job.get("nodeProperties") else job["jobId"]
         return self._lines(job["jobId"], its_id, query)
 
@@ -174,7 +172,8 @@ class AwsBatch(Scheduler):
         with self._aws.client("batch") as batch:
             job = _find(batch, app_id)
             if job is None:
-                _deregister(batch, app_id)
+                if not _deregister(batch, app_id):
+                    raise _unknown(app_id)
                 return
             if not states.state(job).is_over:
                 batch.terminate_job(jobId=job["jobId"], reason=states.CANCELLED)
@@ -204,7 +203,7 @@ class AwsBatch(Scheduler):
                 f"{queue}:{job['jobName']}",
                 states.state(job),
                 job["tags"].get(request.APP, job["jobName"]),
-                states.submitted(job),
+                local_time(job.get("createdAt")),
             )
             for queue, job in mine
         ]
@@ -246,14 +245,6 @@ class AwsBatch(Scheduler):
         finally:
             with self._aws.client("batch") as batch:
                 batch.deregister_job_definition(jobDefinition=arn)
-
-    def _deregister_unknown(self, app_id: str) -> None:
-        """Deregister an app's definition after the response to the registration request was
-        lost.
-        """
-        with self._aws.client("batch", once=True) as batch:
-            for each in _definitions(batch, app_id):
-                batch.deregister_job_definition(jobDefinition=each)
 
     def _lines(self, job_id: str, its_id: str, query: LogQuery) -> Iterator[str]:
         """Yield a container's lines, one attempt after another, until the job is over. The nodes in
@@ -372,21 +363,17 @@ def _find(batch: Any, app_id: str) -> dict[str, Any] | None:
     return described[0] if described else None
 
 
-def _definitions(batch: Any, app_id: str) -> list[str]:
-    """Return the ARNs of a job's definitions."""
+def _deregister(batch: Any, app_id: str) -> bool:
+    """Deregister the definitions of a job whose ARN is unknown, and return whether there are
+    any.
+    """
     _, name = _parts(app_id)
     known = _pages(batch, "describe_job_definitions", "jobDefinitions", jobDefinitionName=name,
                    status="ACTIVE")  # fmt: skip
-    return [each["jobDefinitionArn"] for each in known if request.USER in (each.get("tags") or {})]
-
-
-def _deregister(batch: Any, app_id: str) -> None:
-    """Deregister the definitions of a job that Batch no longer knows about."""
-    found = _definitions(batch, app_id)
-    if not found:
-        raise _unknown(app_id)
+    found = [each for each in known if request.USER in (each.get("tags") or {})]
     for each in found:
-        batch.deregister_job_definition(jobDefinition=each)
+        batch.deregister_job_definition(jobDefinition=each["jobDefinitionArn"])
+    return bool(found)
 
 
 def _is_relight_job(job: Mapping[str, Any]) -> bool:

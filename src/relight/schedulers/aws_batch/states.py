@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relight.job.app import AppState
-from relight.schedulers.api import AppStatus, ReplicaStatus, by_cause, local_time
+from relight.schedulers.api import AppStatus, ReplicaStatus, by_cause
 from relight.schedulers.aws_batch import request
 
 _STATES = {
@@ -33,14 +33,10 @@ def roles(job: Mapping[str, Any]) -> list[tuple[str, int]]:
     return found
 
 
-def node_number(job: Mapping[str, Any], role: str, replica: int) -> int | None:
-    """Return the node number of a replica, or None if the replica isn't part of the job."""
-    first = 0
-    for name, size in roles(job):
-        if name == role:
-            return first + replica if 0 <= replica < size else None
-        first += size
-    return None
+def node_number(job: Mapping[str, Any], role: str, replica: int) -> int:
+    """Return the node number of a replica."""
+    names = [name for name, size in roles(job) for _ in range(size)]
+    return names.index(role) + replica
 
 
 def state(job: Mapping[str, Any]) -> AppState:
@@ -80,11 +76,6 @@ def status(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> AppSta
     elif whole in (AppState.RUNNING, AppState.SUCCEEDED):
         message = ""
     return AppStatus(whole, message, tuple(found), _restarts(job, whole))
-
-
-def submitted(job: Mapping[str, Any]) -> str:
-    """Return a job's submission time in local time, or an empty string if it is unknown."""
-    return local_time(job.get("createdAt"))
 
 
 def streams(job: Mapping[str, Any]) -> list[str]:
