@@ -35,6 +35,7 @@ from relight.schedulers.api import (
     Request,
     Scheduler,
     check_replica,
+    local_time,
     with_job_id,
 )
 from relight.schedulers.ray import dashboard, request, states
@@ -126,8 +127,7 @@ class Ray(Scheduler):
         """Return the status of each job that exists."""
         found = {}
         for app_id in app_ids:
-            url, name = dashboard.parse_app_id(app_id)
-            cluster = Dashboard(url)
+            cluster, name = _parse(app_id)
             job = cluster.job(name)
             if job is not None:
                 found[app_id] = _status(cluster, name, job)
@@ -137,8 +137,7 @@ class Ray(Scheduler):
         """Return a replica's output lines, with stdout and stderr combined, regardless of which
         node the replica ran on.
         """
-        url, name = dashboard.parse_app_id(app_id)
-        cluster = Dashboard(url)
+        cluster, name = _parse(app_id)
         sizes = _sizes(_job(cluster, app_id, name))
         check_replica(app_id, query, sizes)
         log = _Log(cluster, name, request.log_name(name, query.role, query.replica))
@@ -146,8 +145,7 @@ class Ray(Scheduler):
 
     def cancel(self, app_id: str) -> None:
         """Stop a job, whose driver then stops the replicas."""
-        url, name = dashboard.parse_app_id(app_id)
-        cluster = Dashboard(url)
+        cluster, name = _parse(app_id)
         if not states.state(_job(cluster, app_id, name)).is_over:
             cluster.stop(name)
 
@@ -155,11 +153,9 @@ class Ray(Scheduler):
         """Stop a job, and remove it from Ray's list. As with all Ray jobs, the log files stay on
         the head node until the cluster shuts down, although nothing refers to them any longer.
         """
-        url, name = dashboard.parse_app_id(app_id)
-        cluster = Dashboard(url)
-        job: Mapping[str, Any] | None = _job(cluster, app_id, name)
-        if job is not None and not states.state(job).is_over:
-            cluster.stop(name)
+        self.cancel(app_id)
+        cluster, name = _parse(app_id)
+        job = cluster.job(name)
         end = time.monotonic() + _STOP_S
         while job is not None and not states.state(job).is_over:
             if time.monotonic() >= end:
@@ -185,7 +181,7 @@ class Ray(Scheduler):
                 dashboard.format_app_id(url, job["submission_id"]),
                 states.state(job),
                 metadata.get(request.NAME, job["submission_id"]),
-                states.submitted(job),
+                local_time(job.get("start_time")),
             )
             for job, metadata in found
         ]
@@ -307,6 +303,12 @@ def _workspace(cfg: Mapping[str, Any]) -> str | None:
 
         return workspaces.absolute(cfg["workspace"])
     return os.getcwd() if cfg.get("sync") else None
+
+
+def _parse(app_id: str) -> tuple[Dashboard, str]:
+    """Return the dashboard and the name of the job with this id."""
+    url, name = dashboard.parse_app_id(app_id)
+    return Dashboard(url), name
 
 
 def _job(cluster: Dashboard, app_id: str, name: str) -> dict[str, Any]:

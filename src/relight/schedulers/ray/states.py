@@ -6,7 +6,7 @@ from typing import Any
 from relight.base.text import last_line
 from relight.job.app import AppState
 from relight.schedulers import failure_reason
-from relight.schedulers.api import AppStatus, ReplicaStatus, local_time
+from relight.schedulers.api import AppStatus, ReplicaStatus
 
 _STATES = {
     "PENDING": AppState.PENDING,
@@ -49,11 +49,6 @@ def status(
     if whole is AppState.FAILED and not message:
         message = _end(job)
     return AppStatus(whole, message, replicas, written["restarts"])
-
-
-def submitted(job: Mapping[str, Any]) -> str:
-    """Return a job's local submission time, or an empty string if it is unknown."""
-    return local_time(job.get("start_time"))
 
 
 def _replica(written: list[Any], whole: AppState, end: str) -> ReplicaStatus:
