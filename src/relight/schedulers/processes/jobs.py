@@ -149,9 +149,7 @@ class ProcessScheduler(Scheduler):
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return a replica's output lines."""
-        state = _read(app_id)
-        if state is None:
-            raise self._unknown(app_id)
+        state = self.native(app_id)
         key = (query.role, query.replica)
         replica = next((r for r in state["replicas"] if (r["role"], r["replica"]) == key), None)
         if replica is None:
@@ -161,9 +159,7 @@ class ProcessScheduler(Scheduler):
 
     def cancel(self, app_id: str) -> None:
         """Stop a job, and wait until it is over."""
-        state = _read(app_id)
-        if state is None:
-            raise self._unknown(app_id)
+        state = self.native(app_id)
         if not LocalRecord(records.path(app_id)).stop(_CLOSE_S):
             raise MachineError(
                 f"can't stop {app_id}: its process {state['pid']} did not exit",
@@ -260,11 +256,10 @@ class ProcessScheduler(Scheduler):
         """
         found = _read(app_id)
         if found is None:
-            raise self._unknown(app_id)
+            raise UsageError(
+                f"no job {app_id} on this machine", hint=f"relight list -s {self.name}"
+            )
         return found
-
-    def _unknown(self, app_id: str) -> UsageError:
-        return UsageError(f"no job {app_id} on this machine", hint=f"relight list -s {self.name}")
 
 
 def _stop(executor: "subprocess.Popen[bytes]") -> None:

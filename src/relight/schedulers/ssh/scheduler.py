@@ -44,7 +44,6 @@ from relight.schedulers.api import (
     Capabilities,
     JobSummary,
     Locks,
-    LogQuery,
     Option,
     Request,
 )
@@ -178,16 +177,6 @@ class Ssh(ProcessScheduler):
             found[app_id] = status._replace(replicas=tuple(replicas))
         return found
 
-    def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return a replica's output lines."""
-        self._check_exists(app_id)
-        return super().logs(app_id, query)
-
-    def cancel(self, app_id: str) -> None:
-        """Stop a job, and wait until it is over."""
-        self._check_exists(app_id)
-        super().cancel(app_id)
-
     def delete(self, app_id: str) -> None:
         """Stop a job, remove its state and logs from this machine, and remove its workspace copies
         from the hosts.
@@ -198,7 +187,7 @@ class Ssh(ProcessScheduler):
         """
         known = _load_replicas(app_id)
         if not known and records.find_by_handle(self.name, app_id) is None:
-            self._check_exists(app_id)  # raises if the job does not exist
+            self.native(app_id)  # raises if the job does not exist
         super().delete(app_id)
         remote_checks.refuse(
             remote_checks.ask(
@@ -210,13 +199,17 @@ class Ssh(ProcessScheduler):
         """Return the jobs that were submitted from this machine, newest first."""
         return [each for each in super().list() if _load_replicas(each.app_id)]
 
-    def _check_exists(self, app_id: str) -> Sequence[RemoteReplica]:
-        known = _load_replicas(app_id)
-        if not known:
+    def native(self, app_id: str) -> dict[str, Any]:
+        """Return a job's state as its executor has written it.
+
+        Raises:
+            UsageError: if the job does not exist, or isn't an ssh job.
+        """
+        if not _load_replicas(app_id):
             raise UsageError(
                 f"no ssh job {app_id} was submitted from this machine", hint="relight list -s ssh"
             )
-        return known
+        return super().native(app_id)
 
 
 def _copied_variables(cfg: Mapping[str, Any]) -> dict[str, str]:
