@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from relight.base.errors import EXIT_SIGNAL_BASE
+from relight.base.errors import EXIT_SIGNAL_BASE, signal_name
 from relight.core.diagnosis.excerpts import cut
 from relight.output import error_files
 
@@ -24,6 +24,11 @@ def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
         exitcode: the replica's exit code.
     """
     return in_a_line(error_files.line_in(error_file) or last_words(_lines(stderr), exitcode))
+
+
+def how_it_ended(exitcode: int) -> str:
+    """Return the exit code of a failed process or, if it is negative, the signal's name."""
+    return f"exit code {exitcode}" if exitcode > 0 else signal_name(-exitcode)
 
 
 def in_a_line(text: str) -> str:

@@ -31,7 +31,7 @@ from relight.job import records
 from relight.output import error_files
 from relight.processes.supervisor import Supervisor
 from relight.processes.worker_processes import ProcessEvent, WorkerPlan
-from relight.schedulers.failure_reason import cause
+from relight.schedulers.failure_reason import cause, how_it_ended
 from relight.schedulers.processes.orders import Order
 from relight.schedulers.processes.record import LocalRecord
 
@@ -293,8 +293,9 @@ class Executor:
             why = cause(self._error_file(number), self._replicas[number].stderr, state["exitcode"])
             state.update(state="FAILED", error=why)
         code, name = state["exitcode"], f"{state['role']}/{state['replica']}"
-        how = f"exit code {code}" if code > 0 else signal_name(-code)
-        return f"{name} failed with {how}" + (f": {state['error']}" if state["error"] else "")
+        return f"{name} failed with {how_it_ended(code)}" + (
+            f": {state['error']}" if state["error"] else ""
+        )
 
     def _write(self, state: str, message: str = "") -> None:
         try:

@@ -12,7 +12,9 @@ option `job_dir` specifies a different directory.
 """
 
 import json
+import math
 import os
+import shutil
 import sys
 import threading
 import time
@@ -21,8 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from relight.base import env
-from relight.base.errors import MachineError, UsageError, signal_name
+from relight.base.errors import MachineError, UsageError
 from relight.host import tail
+from relight.host.files import remove_tree
 from relight.host.waiting import wait_until
 from relight.job import launcher_file, records
 from relight.job.app import NOTHING, AppDef, AppState, RetryPolicy
@@ -37,10 +40,12 @@ from relight.schedulers.api import (
     Option,
     ReplicaStatus,
     Request,
+    Scheduler,
     check_replica,
 )
+from relight.schedulers.failure_reason import cause, how_it_ended
 from relight.schedulers.slurm import containers, locks, script, states
-from relight.schedulers.slurm.states import Part
+from relight.schedulers.slurm.states import Jobs, Part
 
 _SUBMITTED = "slurm.json"
 _WORKSPACE = "workspace"
@@ -65,7 +70,7 @@ class Folder(NamedTuple):
     indices: tuple[int, ...] = ()
 
 
-class Slurm:
+class Slurm(Scheduler):
     """Submits jobs to the Slurm cluster that this host belongs to."""
 
     name = "slurm"
@@ -120,13 +125,14 @@ class Slurm:
     capabilities = Capabilities(retries=True, resources=True, elastic=True, files=True)
 
     def __init__(self) -> None:
-        self._statuses: dict[str, tuple[float, AppStatus | None]] = {}
+        self._checked: dict[str, tuple[float, bool]] = {}
+        """When each job was last checked while its logs were followed, and whether it had
+        stopped.
+        """
         self._lock = threading.Lock()
 
     def affinity(self) -> int:
         """Return how suitable Slurm is on this machine."""
-        import shutil
-
         if shutil.which("sbatch") is None:
             return 0
         if env.read().get("SLURM_JOB_ID"):
@@ -228,7 +234,7 @@ class Slurm:
                 json.dump({"app_id": app_id, "directory": folder, "roles": body["roles"],
                            "array": body["array"]}, file)  # fmt: skip
         except BaseException:
-            _remove(folder)
+            remove_tree(folder)
             raise
         return app_id
 
@@ -237,13 +243,10 @@ class Slurm:
         result.
         """
         jobs = states.query(app_ids)
+        folders = _folders(app_ids, jobs)
         found = {}
-        folders = _folders([app_id for app_id in app_ids if app_id not in jobs])
         for app_id in app_ids:
-            if app_id in jobs:
-                folder = _folder(app_id, jobs[app_id][0].name)
-            else:
-                folder = folders.get(app_id)
+            folder = folders.get(app_id)
             if folder is not None and folder.indices:
                 found[app_id] = _array_status(jobs.get(app_id, ()), folder)
             elif app_id in jobs:
@@ -257,12 +260,9 @@ class Slurm:
         stderr.
         """
         jobs = states.query([app_id])
-        if app_id in jobs:
-            folder = _folder(app_id, jobs[app_id][0].name)
-        else:
-            folder = _folders([app_id]).get(app_id)
-            if folder is None:
-                raise _unknown(app_id)
+        folder = _folders([app_id], jobs).get(app_id)
+        if folder is None and app_id not in jobs:
+            raise _unknown(app_id)
         if folder is None:
             raise UsageError(
                 f"log location of {app_id} is unknown on this machine",
@@ -279,7 +279,7 @@ class Slurm:
     def cancel(self, app_id: str) -> None:
         """Cancel a job."""
         if app_id not in states.query([app_id]):
-            if app_id in _folders([app_id]):
+            if app_id in _folders([app_id], {}):
                 return  # the job is over, and Slurm no longer knows about it
             raise _unknown(app_id)
         process = states.run(["scancel", "--quiet", app_id])
@@ -290,7 +290,7 @@ class Slurm:
 
     def delete(self, app_id: str) -> None:
         """Cancel a job, wait until it is over, and remove its directory."""
-        folder = _folders([app_id]).get(app_id)
+        folder = _folders([app_id], {}).get(app_id)
         self.cancel(app_id)
         if not wait_until(lambda: self._has_stopped(app_id), _STOP_LIMIT_S, _POLL_S):
             raise MachineError(
@@ -299,7 +299,7 @@ class Slurm:
             )
         if folder is not None:
             is_element = states.split_array_id(app_id)[1] is not None
-            _remove(folder.directory if is_element else os.path.dirname(folder.directory))
+            remove_tree(folder.directory if is_element else os.path.dirname(folder.directory))
 
     def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return this user's jobs, newest first."""
@@ -309,9 +309,6 @@ class Slurm:
             for app_id, parts in jobs.items()
         ]
         return sorted(found, key=lambda each: (each.submitted, int(each.app_id)), reverse=True)
-
-    def close(self) -> None:
-        """Do nothing, because no connection is ever kept open. Jobs keep running."""
 
     def _sbatch(self, command: Sequence[str]) -> str:
         process = states.run(command, variables=_without_job(env.read().variables))
@@ -350,11 +347,11 @@ class Slurm:
         if os.path.exists(os.path.join(directory, "ended")):
             return True
         with self._lock:
-            at, status = self._statuses.get(app_id, (0.0, None))
-            if time.monotonic() - at > _MAX_AGE_S or not at:
-                status = self.status([app_id]).get(app_id)
-                self._statuses[app_id] = time.monotonic(), status
-        return status is None or status.state.is_over
+            at, has_stopped = self._checked.get(app_id, (-math.inf, False))
+            if time.monotonic() - at > _MAX_AGE_S:
+                has_stopped = self._has_stopped(app_id)
+                self._checked[app_id] = time.monotonic(), has_stopped
+        return has_stopped
 
 
 def _with_commas(cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -389,27 +386,20 @@ def _unknown(app_id: str) -> UsageError:
     return UsageError(f"no job {app_id} in Slurm", hint="relight list -s slurm")
 
 
-def _folder(app_id: str, name: str) -> Folder | None:
-    """Return the folder of the job that has this name in Slurm."""
-    try:
-        return _load(os.path.join(records.path(name), _SUBMITTED), app_id)
-    except UsageError:  # the name does not belong to a relight job
-        return None
-
-
-def _folders(app_ids: Sequence[str]) -> dict[str, Folder]:
-    """Return the folders of jobs that Slurm no longer knows about, by job id."""
-    found: dict[str, Folder] = {}
-    if not app_ids:
-        return found
+def _folders(app_ids: Sequence[str], jobs: Jobs) -> dict[str, Folder]:
+    """Return the folders of jobs, by job id. A job that Slurm still knows about is in `jobs`, and
+    its folder has its name.
+    """
     try:
         names = os.listdir(records.root())
     except OSError:
-        return found
-    for name in names:
-        path = os.path.join(records.root(), name, _SUBMITTED)
-        for app_id in app_ids:
-            if os.path.exists(path) and (folder := _load(path, app_id)):
+        names = []
+    found: dict[str, Folder] = {}
+    for app_id in app_ids:
+        its_name = jobs[app_id][0].name if app_id in jobs else None
+        for name in names:
+            path = os.path.join(records.root(), name, _SUBMITTED)
+            if its_name in (None, name) and (folder := _load(path, app_id)):
                 found[app_id] = folder
     return found
 
@@ -439,7 +429,7 @@ def _read(*parts: str) -> str:
 def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
     state = states.combined_state(parts)
     replicas: list[ReplicaStatus] = []
-    cause = _read(folder[0], "failed").partition("\n")[0] if folder else ""
+    failed_first = _read(folder[0], "failed").partition("\n")[0] if folder else ""
     for part in parts:
         if folder is None:
             role, most, said = part.name, max(1, len(part.hosts)), ""
@@ -449,7 +439,7 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
             if part.app_state is not AppState.PENDING:
                 said = _read(folder[0], role, "srun.log")
                 part = _with_lost_hosts(part, folder, role)
-        replicas += _replicas(part, role, len(part.hosts) or most, said, folder, cause)
+        replicas += _replicas(part, role, most, said, folder, failed_first)
     failed = [r for r in replicas if r.state is AppState.FAILED]
     if state is AppState.FAILED and not failed:
         # The script itself failed, or Slurm ended it, so the job's own exit code counts.
@@ -461,12 +451,7 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
         first = min(failed, key=lambda replica: _is_consequence(replica, folder))
         what = f"{first.role}/{first.replica} on {first.host} failed"
         if first.exitcode is not None:
-            how = (
-                f"exit code {first.exitcode}"
-                if first.exitcode > 0
-                else signal_name(-first.exitcode)
-            )
-            what += f" with {how}"
+            what += f" with {how_it_ended(first.exitcode)}"
         message = "; ".join(filter(None, (message, what + (first.error and f": {first.error}"))))
     url = f"file://{folder[0]}" if folder is not None else ""
     return AppStatus(state, message, tuple(replicas), parts[0].restarts, url)
@@ -506,39 +491,36 @@ def _array_status(parts: Sequence[Part], folder: Folder) -> AppStatus:
 
 
 def _replicas(
-    part: Part, role: str, number: int, said: str, folder: Folder | None, failed: str
+    part: Part, role: str, most: int, said: str, folder: Folder | None, failed: str
 ) -> list[ReplicaStatus]:
     """Return a role's replicas. Each replica's state is taken from srun's message about it or,
     without a message, from the job's state.
 
-    `failed` is `EXITCODE ROLE` for the role that failed first, or empty.
+    `most` is the number of replicas if the hosts are unknown. `failed` is `EXITCODE ROLE` for the
+    role that failed first, or empty.
     """
     state = part.app_state
     code = 0 if state is AppState.SUCCEEDED else None
     if state is AppState.FAILED:
         state = AppState.CANCELLED  # they were stopped, and did not fail on their own
-    blank = [
-        ReplicaStatus(role, k, state, part.hosts[k] if k < len(part.hosts) else "", code)
-        for k in range(number)
-    ]
     ends, lost = states.task_ends(said)
     blank = [
-        each._replace(state=AppState.FAILED, exitcode=None, error=_LOST)
-        if each.host in lost
-        else each
-        for each in blank
+        ReplicaStatus(role, k, AppState.FAILED, host, None, _LOST)
+        if host in lost
+        else ReplicaStatus(role, k, state, host, code)
+        for k, host in enumerate(part.hosts or ("",) * most)
     ]
-    cause = next((end for end in ends if not end.lost), None)
+    first = next((end for end in ends if not end.lost), None)
     for end in ends:
         if end.task >= len(blank):
             blank += [ReplicaStatus(role, k, state) for k in range(len(blank), end.task + 1)]
         if end.lost:
             blank[end.task] = ReplicaStatus(role, end.task, AppState.FAILED, end.host, None, _LOST)
             continue
-        assert cause is not None
+        assert first is not None
         stopped = part.app_state is AppState.CANCELLED or failed.split(" ")[-1] not in ("", role)
         left = part.app_state is AppState.SUCCEEDED  # the other replicas continued without it
-        same = not stopped and (left or end.exitcode == cause.exitcode)
+        same = not stopped and (left or end.exitcode == first.exitcode)
         own = AppState.FAILED if same else AppState.CANCELLED
         error = _error(folder, role, end.task, end.exitcode) if same else ""
         blank[end.task] = ReplicaStatus(role, end.task, own, end.host, end.exitcode, error)
@@ -555,8 +537,6 @@ def _is_consequence(replica: ReplicaStatus, folder: Folder | None) -> tuple[bool
 
 
 def _error(folder: Folder | None, role: str, replica: int, exitcode: int | None) -> str:
-    from relight.schedulers.failure_reason import cause
-
     if folder is None:
         return ""
     place = os.path.join(folder[0], role, str(replica))
@@ -569,7 +549,7 @@ def _status_from_files(folder: Folder) -> AppStatus:
     """
     directory, roles, _ = folder
     text = _read(directory, "ended").strip()
-    cause = _read(directory, "failed").partition("\n")[0]
+    failed_first = _read(directory, "failed").partition("\n")[0]
     state, code = AppState.UNKNOWN, 0
     if text.isdecimal():
         code = int(text)
@@ -579,16 +559,10 @@ def _status_from_files(folder: Folder) -> AppStatus:
     for role, number in roles.items():
         said = _read(directory, role, "srun.log")
         part = _with_lost_hosts(part._replace(hosts=()), folder, role)
-        replicas += _replicas(part, role, len(part.hosts) or number, said, folder, cause)
+        replicas += _replicas(part, role, number, said, folder, failed_first)
     if state is AppState.UNKNOWN:
         replicas = [r._replace(state=state, exitcode=None) for r in replicas]
         return AppStatus(
             state, "Slurm no longer knows it: it was cancelled or lost", tuple(replicas)
         )
     return AppStatus(state, "", tuple(replicas))
-
-
-def _remove(directory: str) -> None:
-    from relight.host.files import remove_tree
-
-    remove_tree(directory)

@@ -464,15 +464,11 @@ def _path(role: Role, programs: str, top: str) -> str:
     """Return the search path for `relight`, which consists of the node's PATH, the location of
     `relight` on this host, and the job's directory (`job/launcher_file.py`).
     """
-    brought = f'"{top}/{LAUNCHER}"'
-    if not programs:  # in a container
-        travels = role.env.get(launcher_file.VARIABLE) == launcher_file.TRAVELS
-        return f'{brought}:"$PATH"' if travels else f'"$PATH":{brought}'
-    if not launcher_file.needed(role):
-        return f'"$PATH":{shlex.quote(programs)}'
-    if role.env.get(launcher_file.VARIABLE) == launcher_file.TRAVELS:
-        return f'{brought}:"$PATH"'
-    return f'"$PATH":{shlex.quote(programs)}:{brought}'
+    has_launcher = not programs or launcher_file.needed(role)  # no programs in a container
+    brought = [f'"{top}/{LAUNCHER}"'] if has_launcher else []
+    if brought and role.env.get(launcher_file.VARIABLE) == launcher_file.TRAVELS:
+        return ":".join([*brought, '"$PATH"'])
+    return ":".join(['"$PATH"', *([shlex.quote(programs)] if programs else []), *brought])
 
 
 def _start_step(role: Role, function: str, group: int | None, box: Container | None) -> list[str]:
