@@ -12,7 +12,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
@@ -212,18 +212,10 @@ class Dashboard:
         if kind == "stream":
             query["interval"] = _INTERVAL_S
         path = f"/api/v0/logs/{kind}?{urlencode(query)}"
-        try:
-            return self._open("GET", path)
-        except urllib.error.HTTPError as error:
-            said = self._whole(error)
-            if error.code not in (404, 500):
-                raise self._refused(error.code, said) from None
-        if not self._has_log(node, name):
-            return None
-        try:  # the log file may have been created in the meantime
-            return self._open("GET", path)
-        except urllib.error.HTTPError as error:
-            raise self._refused(error.code, self._whole(error)) from None
+        answer = self._open("GET", path, absent=(404, 500))
+        if answer is None and self._has_log(node, name):
+            return self._open("GET", path)  # the log file may have been created in the meantime
+        return answer
 
     def _has_log(self, node: str, name: str) -> bool:
         """Return whether a log file exists. Some versions of Ray don't report an error when a
@@ -234,13 +226,8 @@ class Dashboard:
 
     def _get(self, path: str) -> bytes | None:
         """Return the response to a GET request, or None if the path does not exist."""
-        try:
-            return self._whole(self._open("GET", path))
-        except urllib.error.HTTPError as error:
-            said = self._whole(error)
-            if error.code == 404:
-                return None
-            raise self._refused(error.code, said) from None
+        answer = self._open("GET", path, absent=(404,))
+        return None if answer is None else self._whole(answer)
 
     def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -249,22 +236,29 @@ class Dashboard:
     def _bytes(
         self, method: str, path: str, data: bytes | None, limit_s: float = _LIMIT_S
     ) -> bytes:
-        try:
-            return self._whole(self._open(method, path, data, limit_s))
-        except urllib.error.HTTPError as error:
-            raise self._refused(error.code, self._whole(error)) from None
+        return self._whole(self._open(method, path, data, limit_s))
 
     def _open(
-        self, method: str, path: str, data: bytes | None = None, limit_s: float = _LIMIT_S
-    ) -> http.client.HTTPResponse:
+        self,
+        method: str,
+        path: str,
+        data: bytes | None = None,
+        limit_s: float = _LIMIT_S,
+        *,
+        absent: Sequence[int] = (),
+    ) -> http.client.HTTPResponse | None:
+        """Send a request, and return the response, or None if its status code is in `absent`."""
         headers = {**_headers(), "Content-Type": "application/json"}
         request = urllib.request.Request(  # noqa: S310  # `dashboard_url` only accepts http and https
             self.url + path, data=data, headers=headers, method=method
         )
         try:
             answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=limit_s)  # noqa: S310
-        except urllib.error.HTTPError:
-            raise
+        except urllib.error.HTTPError as error:
+            said = self._whole(error)
+            if error.code in absent:
+                return None
+            raise self._refused(error.code, said) from None
         except (http.client.HTTPException, OSError) as error:
             raise self._silent(error) from None
         return answer

@@ -185,11 +185,14 @@ class JobCore:
         """Begin to stop all replicas, because the job was cancelled."""
         if not self.stopping:
             self._cancelled, self.message = True, "it was cancelled"
-            self._stop()
+            self.stop()
 
-    def finish(self) -> None:
-        """Begin to stop the remaining replicas, because enough replicas have succeeded."""
-        self._stop()
+    def stop(self) -> None:
+        """Begin to stop the replicas that have not finished."""
+        self.stopping = True
+        for slot in self.slots:
+            if slot.state == PENDING:
+                slot.state = CANCELLED
 
     @property
     def has_succeeded(self) -> bool:
@@ -268,13 +271,7 @@ class JobCore:
     def _fail(self, slot: Slot) -> None:
         slot.state, self.cause = FAILED, slot
         self.message = f"{slot.name}: {slot.error}"
-        self._stop()
-
-    def _stop(self) -> None:
-        self.stopping = True
-        for slot in self.slots:
-            if slot.state == PENDING:
-                slot.state = CANCELLED
+        self.stop()
 
     def _successes(self, role: dict[str, Any]) -> int:
         return sum(x.state == SUCCEEDED and x.role["name"] == role["name"] for x in self.slots)
@@ -555,12 +552,13 @@ class Driver:
         host is known.
         """
         for slot, actor in self._actors.items():
-            waits = slot.state == PENDING and slot.host and not self._is_called(slot)
+            waits = slot.state == PENDING and slot.host and not self._called(slot)
             if waits and (self._coordinator is not None or self.job.slots[0].host):
                 self._call(slot, "start", actor.start.remote(self._command(slot)))
 
-    def _is_called(self, slot: Slot) -> bool:
-        return any(each is slot for each, _, _ in self._calls.values())
+    def _called(self, slot: Slot) -> list[str]:
+        """Return the methods of a replica's actor that have been called but not answered."""
+        return [method for each, method, _ in self._calls.values() if each is slot]
 
     def _command(self, slot: Slot) -> dict[str, Any]:
         role, number = slot.role, str(slot.number)
@@ -662,12 +660,12 @@ class Driver:
         if self.job.has_succeeded and not self.job.stopping:
             self._linger_until = self._linger_until or now + LINGER_S
             if now >= self._linger_until or self.job.is_over:
-                self.job.finish()
+                self.job.stop()
         if not self.job.stopping:
             return
         self._kill_at = self._kill_at or now + self._order["grace_s"] + _KILL_S
         for slot, actor in list(self._actors.items()):
-            if slot.state != RUNNING and not self._starts(slot):
+            if slot.state != RUNNING and "start" not in self._called(slot):
                 self._drop(slot)
             elif now >= self._kill_at:
                 self._drop(slot)
@@ -686,9 +684,6 @@ class Driver:
                 slot.timed_out = True
                 self._stop_sent.add(slot)
                 actor.stop.remote()
-
-    def _starts(self, slot: Slot) -> bool:
-        return any(x is slot and method == "start" for x, method, _ in self._calls.values())
 
     # Status and logs.
 
