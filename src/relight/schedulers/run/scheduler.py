@@ -104,7 +104,9 @@ class Run(Scheduler):
         that its agent holds in memory. With `follow`, this includes lines from after a restart of
         the job.
         """
-        job = self._whole(app_id)
+        job = self._jobs.find_whole(app_id)
+        if job is None:
+            raise self._missing(app_id)
         node, worker = _worker(job, query)
         is_here = node is job.nodes[0]
         paths = _paths(worker, query.stream)
@@ -135,7 +137,9 @@ class Run(Scheduler):
         Raises:
             MachineError: if the agent does not exit.
         """
-        job = self._job(app_id)
+        job = self._jobs.find(app_id)
+        if job is None:
+            raise self._missing(app_id)
         if job.state == ENDED:
             return
         try:
@@ -170,12 +174,6 @@ class Run(Scheduler):
             ),
         ]
 
-    def _job(self, app_id: str) -> NodeSnapshot:
-        found = self._jobs.find(app_id)
-        if found is None:
-            raise self._missing(app_id)
-        return found
-
     def _goes_on(
         self, app_id: str, node: NodeSnapshot, query: LogQuery, paths: MutableSequence[str]
     ) -> bool:
@@ -192,12 +190,6 @@ class Run(Scheduler):
             if worker.rank == query.replica:
                 paths.extend(x for x in _paths(worker, query.stream) if x not in paths)
         return own.state != ENDED
-
-    def _whole(self, app_id: str) -> WholeJob:
-        found = self._jobs.find_whole(app_id)
-        if found is None:
-            raise self._missing(app_id)
-        return found
 
     def _missing(self, app_id: str) -> RelightError:
         if pid := self._jobs.silent_pid(app_id):
