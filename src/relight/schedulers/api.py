@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from relight.base.errors import UsageError
 from relight.job import macros
@@ -17,6 +17,7 @@ from relight.job.status import AppStatus as AppStatus
 from relight.job.status import ReplicaStatus as ReplicaStatus
 from relight.job.status import by_cause as by_cause
 
+T = TypeVar("T")
 _JOB = "RELIGHT_JOB_ID"
 
 
@@ -136,6 +137,13 @@ def client_library(scheduler: str, package: str, install: str, *modules: str) ->
         ) from None
 
 
+DEVICE_FILES = {
+    "vpc.amazonaws.com/efa": "/dev/infiniband/uverbs",
+    "aws.amazon.com/neurondevice": "/dev/neuron",
+}
+"""The device files for a named resource's devices, without their numbers, as in TorchX."""
+
+
 def local_time(milliseconds: object) -> str:
     """Format a number of milliseconds since 1970 as local time, or return an empty string for any
     other value.
@@ -173,6 +181,20 @@ def check_replica(app_id: str, query: LogQuery, sizes: Mapping[str, int]) -> Non
     if not 0 <= query.replica < sizes.get(query.role, 0):
         known = ", ".join(f"{role}/0 to {size - 1}" for role, size in sizes.items())
         raise no_replica(app_id, query, known)
+
+
+def find_replica(app_id: str, query: LogQuery, replicas: Mapping[tuple[str, int], T]) -> T:
+    """Return the replica that a query is for. The argument `replicas` contains all replicas, by
+    their roles and numbers.
+
+    Raises:
+        UsageError: if there is no such replica.
+    """
+    key = (query.role, query.replica)
+    if key not in replicas:
+        known = ", ".join(f"{role}/{number}" for role, number in replicas)
+        raise no_replica(app_id, query, known)
+    return replicas[key]
 
 
 def no_replica(app_id: str, query: LogQuery, known: str) -> UsageError:

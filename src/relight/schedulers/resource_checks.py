@@ -60,6 +60,18 @@ def too_little(app: AppDef, *, memory: bool = True, gpus: bool = False) -> Itera
             )
 
 
+def ignored_files(app: AppDef, why: str) -> Iterator[str]:
+    """Yield notes about mounts and images. This is for schedulers that ignore both.
+
+    Args:
+        app: the job.
+        why: which files the replicas see instead.
+    """
+    if any(role.mounts for role in app.roles):
+        yield f"mounts have no effect: {why}"
+    yield from ignored_images(app, why)
+
+
 def ignored_images(app: AppDef, why: str) -> Iterator[str]:
     """Yield a note for each image that the user chose. This is for schedulers that ignore images.
 

@@ -18,7 +18,7 @@ from relight.base.text import did_you_mean
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, Resource, Role, VolumeMount
 from relight.job.user import user_name
-from relight.schedulers.api import time_limit_s, with_job_id
+from relight.schedulers.api import DEVICE_FILES, time_limit_s, with_job_id
 
 APP, USER, VERSION = "relight/app-name", "relight/user", "relight/version"
 """Job tags."""
@@ -42,11 +42,6 @@ _MAX_BYTES = 24 * 1024
 """Maximum length of a job definition (AWS Batch service quotas)."""
 _CAPABILITY = "node.kubernetes.io/instance-type"
 _REPLICA, _REPLICA_ENV, _RANK0_ENV = "\0replica\0", "RELIGHT_REPLICA_ID", "RELIGHT_RANK0_HOST"
-_DEVICES = {
-    "vpc.amazonaws.com/efa": "/dev/infiniband/uverbs",
-    "aws.amazon.com/neurondevice": "/dev/neuron",
-}
-"""The device files for a named resource's devices, without their numbers, as in TorchX."""
 _PERMISSIONS = {"r": "READ", "w": "WRITE", "m": "MKNOD"}
 _FOLDER = "/tmp/relight-launcher"  # noqa: S108  # in the container, where nothing else uses it
 _OWN_ADDRESS = """\
@@ -337,13 +332,13 @@ def _linux(role: Role) -> dict[str, Any]:
     """
     devices = []
     for name, count in role.resource.devices.items():
-        if name not in _DEVICES:
-            known = f"known: {', '.join(_DEVICES)}"
+        if name not in DEVICE_FILES:
+            known = f"known: {', '.join(DEVICE_FILES)}"
             raise UsageError(
                 f"role {role.name}: unknown device {name}",
-                hint=did_you_mean(name, _DEVICES, known),
+                hint=did_you_mean(name, DEVICE_FILES, known),
             )
-        paths = (f"{_DEVICES[name]}{number}" for number in range(int(count)))
+        paths = (f"{DEVICE_FILES[name]}{number}" for number in range(int(count)))
         devices += [_device(role, path, path, "rwm") for path in paths]
     devices += [
         _device(role, mount.src_path, mount.dst_path, mount.permissions)

@@ -50,6 +50,18 @@ def whole_lines(pieces: Iterable[Piece]) -> Iterator[str]:
 def _follow(client: Any, container_id: str, query: LogQuery) -> Iterator[str]:
     since = query.since.timestamp() if query.since else None
     last = ""
+
+    def unseen(frames: Iterator[bytes]) -> Iterator[Piece]:
+        """Yield the output that was written after `last`, and advance `last`."""
+        nonlocal last
+        before = last
+        for frame in frames:
+            head, _, data = frame.partition(b" ")
+            written_at = head.decode()
+            if written_at > before:  # all timestamps have the same length
+                last = max(last, written_at)
+                yield written_at, data
+
     while True:
         began = client.inspect_container(container_id)["State"]["StartedAt"]
         frames = client.logs(
@@ -62,30 +74,11 @@ def _follow(client: Any, container_id: str, query: LogQuery) -> Iterator[str]:
             since=since,
             until=query.until.timestamp() if query.until else None,
         )
-        seen = _Pieces(frames, last)
-        yield from whole_lines(seen)
+        yield from whole_lines(unseen(frames))
         if not query.follow or not _was_restarted(client, container_id, began):
             return
         # Skip lines that have already been returned, because the daemon may send them again.
-        last = seen.last
         since = seconds(last) - 1 if last else since
-
-
-class _Pieces:
-    """Yields the container output that was written after `last`, and advances `last`."""
-
-    def __init__(self, frames: Iterator[bytes], last: str) -> None:
-        self._frames = frames
-        self.last = last
-
-    def __iter__(self) -> Iterator[Piece]:
-        before = self.last
-        for frame in self._frames:
-            head, _, data = frame.partition(b" ")
-            written_at = head.decode()
-            if written_at > before:  # all timestamps have the same length
-                self.last = max(self.last, written_at)
-                yield written_at, data
 
 
 def _was_restarted(client: Any, container_id: str, began: str) -> bool:

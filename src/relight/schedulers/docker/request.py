@@ -33,6 +33,7 @@ from relight.job.app import (
 )
 from relight.job.user import user_name
 from relight.schedulers import resource_checks
+from relight.schedulers.api import DEVICE_FILES
 
 NETWORK = "relight"
 NO_NAMES = ("host", "none", "bridge", "default")
@@ -44,10 +45,6 @@ ERROR_FILE = "/tmp/relight-error.json"  # noqa: S108  # in the container
 LAUNCHER = "/opt/relight"
 """The directory of the bundled launcher inside the container."""
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
-_DEVICES = {
-    "vpc.amazonaws.com/efa": "/dev/infiniband/uverbs",
-    "aws.amazon.com/neurondevice": "/dev/neuron",
-}
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _HOST = r"(?:(?:[\w-]+(?:\.[\w-]+)+|localhost|\[[\da-fA-F:]+\])(?::\d+)?|[\w-]+:\d+)"
 _PATH_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
@@ -161,7 +158,7 @@ def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     if network in NO_NAMES and network != "host" and sum(r.num_replicas for r in app.roles) > 1:
         yield f"replicas can't find each other by name in the network {network}"
     for role in app.roles:
-        for device in sorted(set(role.resource.devices) - set(_DEVICES)):
+        for device in sorted(set(role.resource.devices) - set(DEVICE_FILES)):
             yield f"{role.name}: unknown device {device}; add it with --mounts"
         if role.max_retries and role.retry_policy is not RetryPolicy.REPLICA:
             yield f"{role.name}: Docker restarts only the failed replica"
@@ -192,7 +189,7 @@ class _Allocation:
                 hint="each replica gets its own GPUs",
             )
         self._gpus = list(chosen) or [str(number) for number in range(asked)]
-        self._counts = dict.fromkeys(_DEVICES, 0)
+        self._counts = dict.fromkeys(DEVICE_FILES, 0)
         self._publish = dict(_parse_publish(word) for word in cfg.get("publish") or ())
         self._ports = sorted({name for role in app.roles for name in role.port_map})
         self._taken: dict[int, str] = {}
@@ -204,7 +201,7 @@ class _Allocation:
             request = {"Driver": "", "Count": 0, "DeviceIDs": own, "Options": {}}
             host["DeviceRequests"] = [{**request, "Capabilities": _GPU_CAPABILITIES}]
             config["Labels"][Label.GPUS] = ",".join(own)
-        for name, path in _DEVICES.items():
+        for name, path in DEVICE_FILES.items():
             for _ in range(role.resource.devices.get(name, 0)):
                 device = f"{path}{self._counts[name]}"
                 self._counts[name] += 1

@@ -36,8 +36,8 @@ from relight.schedulers.api import (
     Option,
     Request,
     Scheduler,
+    find_replica,
     local_time,
-    no_replica,
 )
 from relight.schedulers.docker import replicas
 from relight.schedulers.docker.daemon import Daemon, address, explanation, ignoring, refusal
@@ -162,11 +162,7 @@ class Docker(Scheduler):
         """Return a replica's output lines."""
         with self._daemon.client() as client:
             found = _job(client, app_id)
-        key = (query.role, query.replica)
-        replica = next((r for r in found if (r.role, r.number) == key), None)
-        if replica is None:
-            known = ", ".join(f"{r.role}/{r.number}" for r in found)
-            raise no_replica(app_id, query, known)
+        replica = find_replica(app_id, query, {(r.role, r.number): r for r in found})
         return lines(replica.id, query)
 
     def cancel(self, app_id: str) -> None:

@@ -30,10 +30,10 @@ from relight.schedulers.api import (
     AppStatus,
     Capabilities,
     JobSummary,
-    Locks,
     LogQuery,
     Option,
     Request,
+    Scheduler,
     check_replica,
 )
 from relight.schedulers.kubernetes import (
@@ -73,7 +73,7 @@ started.
 """
 
 
-class Kubernetes:
+class Kubernetes(Scheduler):
     """Submits jobs to the cluster in the current kubeconfig context."""
 
     name = "kubernetes"
@@ -127,6 +127,7 @@ class Kubernetes:
         since=True,
         pushes_images=True,
     )
+    bypasses = staticmethod(locks.bypasses)
 
     def __init__(self) -> None:
         self._clusters: dict[str, Cluster] = {}
@@ -136,12 +137,6 @@ class Kubernetes:
         configured.
         """
         return 5 if find_spec("kubernetes") is not None and cluster.is_configured() else 0
-
-    def bypasses(
-        self, app: AppDef, cfg: Mapping[str, Any], site_locks: Locks
-    ) -> Iterator[tuple[str, str]]:
-        """Yield what changes a locked option's part of a pod. See `Locks`."""
-        return locks.bypasses(app, cfg, site_locks)
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the objects for an app. See `Scheduler.render`."""

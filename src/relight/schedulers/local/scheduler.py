@@ -111,9 +111,7 @@ def _replica(
 
 
 def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
-    if any(role.mounts for role in app.roles):
-        yield "mounts have no effect: replicas see the files of this machine"
-    yield from resource_checks.ignored_images(app, "replicas see the files of this machine")
+    yield from resource_checks.ignored_files(app, "replicas see the files of this machine")
     replicas = sum(role.num_replicas for role in app.roles if role.resource.gpu > 0)
     if replicas > 1 and not cfg.get(_GPUS):
         yield f"all {replicas} replicas see all GPUs (use -cfg {_GPUS}=true to give each its own)"

@@ -22,7 +22,7 @@ from relight.host.files import make_directories, remove_tree
 from relight.job import records
 from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.status import AppStatus, ReplicaStatus
-from relight.schedulers.api import JobSummary, LogQuery, Request, Scheduler, no_replica
+from relight.schedulers.api import JobSummary, LogQuery, Request, Scheduler, find_replica
 from relight.schedulers.processes import logs
 from relight.schedulers.processes.orders import Order, ReplicaPlan, to_text
 from relight.schedulers.processes.record import LocalRecord
@@ -150,11 +150,8 @@ class ProcessScheduler(Scheduler):
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return a replica's output lines."""
         state = self.native(app_id)
-        key = (query.role, query.replica)
-        replica = next((r for r in state["replicas"] if (r["role"], r["replica"]) == key), None)
-        if replica is None:
-            known = ", ".join(f"{r['role']}/{r['replica']}" for r in state["replicas"])
-            raise no_replica(app_id, query, known)
+        replicas = {(r["role"], r["replica"]): r for r in state["replicas"]}
+        replica = find_replica(app_id, query, replicas)
         return logs.lines(LocalRecord(records.path(app_id)), replica[query.stream], query)
 
     def cancel(self, app_id: str) -> None:

@@ -340,9 +340,7 @@ def _notes(app: AppDef) -> Iterator[str]:
     for role in app.roles:
         if role.max_retries and role.retry_policy is not RetryPolicy.REPLICA:
             yield f"{role.name}: on Ray, replicas are retried individually"
-    if any(role.mounts for role in app.roles):
-        yield "mounts have no effect: replicas see the files of their node"
-    yield from resource_checks.ignored_images(app, "replicas see the files of their node")
+    yield from resource_checks.ignored_files(app, "replicas see the files of their node")
 
 
 def _without_secrets(order: Mapping[str, Any]) -> dict[str, Any]:

@@ -164,14 +164,12 @@ class ReplicaLink:
 
     def _close(self) -> int:
         """Close ssh's stdin, read ssh's last messages, and return its exit code."""
-        assert self._ssh.stdin and self._ssh.stdout and self._ssh.stderr
         limit = self._loop.call_after(MARGIN_S, self._ssh.kill)
         self._loop.run_until(lambda: self._stderr not in self._loop)
         limit.cancel()
-        code = self._ssh.wait()
-        self._loop.close()
-        for file in (self._ssh.stdin, self._ssh.stdout, self._ssh.stderr):
-            file.close()
+        with self._ssh:  # closes its pipes
+            code = self._ssh.wait()
+            self._loop.close()
         return code
 
 

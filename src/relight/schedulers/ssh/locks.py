@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from getopt import GetoptError, gnu_getopt
 from typing import Any
 
+from relight.job.app import AppDef
 from relight.schedulers.api import Locks
 from relight.schedulers.ssh import hosts
 
@@ -21,7 +22,7 @@ _FLAGS = {"-p": "port", "-i": "identityfile"}
 _ANY = "any"
 
 
-def bypasses(cfg: Mapping[str, Any], locks: Locks) -> Iterator[tuple[str, str]]:
+def bypasses(_app: AppDef, cfg: Mapping[str, Any], locks: Locks) -> Iterator[tuple[str, str]]:
     """Yield what sets a locked option in another way, and the option's name."""
     words = "" if locks.sets("ssh_args", cfg) else cfg.get("ssh_args") or ""
     given = _keywords(words)

@@ -43,7 +43,6 @@ from relight.schedulers.api import (
     AppStatus,
     Capabilities,
     JobSummary,
-    Locks,
     Option,
     Request,
 )
@@ -85,12 +84,7 @@ class Ssh(ProcessScheduler):
         "exits"),
     )  # fmt: skip
     capabilities = Capabilities(retries=True, survives_caller=False)
-
-    def bypasses(
-        self, _app: AppDef, cfg: Mapping[str, Any], site_locks: Locks
-    ) -> Iterator[tuple[str, str]]:
-        """Yield what sets a locked option in another way. See `Locks`."""
-        return locks.bypasses(cfg, site_locks)
+    bypasses = staticmethod(locks.bypasses)
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return an app's commands and the hosts to run them on. See `Scheduler.render`."""
@@ -342,9 +336,7 @@ def _load_replicas(app_id: str) -> list[RemoteReplica]:
 def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> Iterator[str]:
     if listed > len(used):
         yield f"{len(used)} of {pluralize(listed, 'host')} are used"
-    if any(role.mounts for role in app.roles):
-        yield "mounts have no effect: replicas see the files of their hosts"
-    yield from resource_checks.ignored_images(app, "replicas see the files of their hosts")
+    yield from resource_checks.ignored_files(app, "replicas see the files of their hosts")
     others = [host for host in used if not host.name.startswith(_LOOPBACK)]
     if others and meeting.startswith(_LOOPBACK):
         yield (
