@@ -287,6 +287,7 @@ class Guarded:
     """
 
     def __init__(self, folder: str, order: dict[str, Any], *, shared: bool = False) -> None:
+        self._end: tuple[int, str] | None = None
         self._channel, theirs = socket.socketpair()
         self.output, writer = (-1, 1) if shared else os.pipe()
         kept = (theirs.fileno(), *(() if shared else (self.output,)))
@@ -314,18 +315,21 @@ class Guarded:
             pass  # the guard has exited
 
     def read(self, wait_s: float) -> "tuple[bytes, tuple[int, str] | None]":
-        """Return the command's new output and, once the command has ended, its exit code and error.
+        """Return the command's new output and, once the command has ended and all its output has
+        been returned, its exit code and error.
 
         Args:
             wait_s: the maximum number of seconds to wait for output or for the end.
         """
-        poll = select.poll()
-        poll.register(self._channel, select.POLLIN)
-        if self.output >= 0:
-            poll.register(self.output, select.POLLIN)
-        events = [descriptor for descriptor, _ in poll.poll(wait_s * 1000)]
-        end = self._result() if self._channel.fileno() in events else None
-        return self._drain(), end
+        if self._end is None:
+            poll = select.poll()
+            poll.register(self._channel, select.POLLIN)
+            if self.output >= 0:
+                poll.register(self.output, select.POLLIN)
+            events = [descriptor for descriptor, _ in poll.poll(wait_s * 1000)]
+            self._end = self._result() if self._channel.fileno() in events else None
+        data = self._drain()
+        return data, None if len(data) >= _CHUNK else self._end
 
     def _result(self) -> "tuple[int, str]":
         data = b""
@@ -357,7 +361,6 @@ class ReplicaActor:
 
     def __init__(self) -> None:
         self._guarded: Guarded | None = None
-        self._end: tuple[int, str] | None = None
 
     def where(self) -> "tuple[str, str]":
         """Return this node's address and id."""
@@ -388,15 +391,9 @@ class ReplicaActor:
         )
 
     def read(self, wait_s: float) -> "tuple[bytes, tuple[int, str] | None]":
-        """Return the command's output and, once all output has been returned, its exit code and
-        error.
-        """
+        """Return the command's output and end, as `Guarded.read` does."""
         assert self._guarded is not None
-        if self._end is None:
-            data, self._end = self._guarded.read(wait_s)
-        else:
-            data, _ = self._guarded.read(0)
-        return data, None if len(data) >= _CHUNK else self._end
+        return self._guarded.read(wait_s)
 
     def stop(self) -> None:
         """Request that the command stop."""

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -248,13 +248,12 @@ def _file(role: str) -> str:
     return plain if same else f"{plain}-{hashlib.sha256(role.encode()).hexdigest()[:6]}"
 
 
-def text(url: str, body: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
+def text(url: str, body: Mapping[str, Any]) -> str:
     """Format a request for display, including its URL, its content and the files in its package.
 
     Args:
         url: the dashboard's URL.
         body: `job`, `order` and `workspace`.
-        notes: lines about the package, which are shown as comments.
     """
     order = body["order"]
     lines = [f"# PUT {url}/api/packages/gcs/…: the package of the job, its working directory"]
@@ -263,7 +262,6 @@ def text(url: str, body: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
         lines += [f"#   {FOLDER}/{launcher_file.NAME}: the launcher"]
     if body["workspace"]:
         lines += [f"#   the files of {body['workspace']}"]
-    lines += [f"#   {note}" for note in notes]
     lines += [f"#   {FOLDER}/order.json:", json.dumps(order, indent=2), ""]
     lines += [f"# POST {url}/api/jobs/, with the package in runtime_env.working_dir"]
     return "\n".join([*lines, json.dumps(body["job"], indent=2), ""])
