@@ -286,13 +286,10 @@ def _escape(text: str) -> str:
 
 
 def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[dict[str, Any]]:
-    index = {"fieldRef": {"fieldPath": place.number}}
-    found: list[dict[str, Any]] = [{"name": _REPLICA_ENV, "valueFrom": index}]
-    fields = dict(place.starts)
+    fields = {_REPLICA_ENV: place.number, **place.starts}
     if _BAD_NODES in own.env and _NODE_NAME not in own.env:
         fields[_NODE_NAME] = "spec.nodeName"
-    for name, path in fields.items():
-        found.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
+    found = [_from_field(name, path) for name, path in fields.items()]
     hosts = place.host(0)
     port = next(iter(app.roles[0].port_map.values()), 0)
     if launcher_file.needed(role) and port:
@@ -313,18 +310,22 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
             continue
         key = secret_key(role, name)
         if key in hidden:
-            reference = {"secretKeyRef": {"name": secret_name(place), "key": key}}
-            found.append({"name": name, "valueFrom": reference})
-            continue
-        if value.startswith(_FIELD):
-            field = {"fieldRef": {"fieldPath": value.removeprefix(_FIELD)}}
-            found.append({"name": name, "valueFrom": field})
+            found.append(_from_secret(name, secret_name(place), key))
+        elif value.startswith(_FIELD):
+            found.append(_from_field(name, value.removeprefix(_FIELD)))
         else:
             found.append({"name": name, "value": value})
     if TOKEN not in own.env:
-        secret = {"secretKeyRef": {"name": place.name + TOKENS, "key": TOKEN}}
-        found.append({"name": TOKEN, "valueFrom": secret})
+        found.append(_from_secret(TOKEN, place.name + TOKENS, TOKEN))
     return found
+
+
+def _from_field(name: str, path: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _from_secret(name: str, secret: str, key: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
 
 
 def _topology(own: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -334,10 +335,10 @@ def _topology(own: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
     By default, a cluster copies only the region and zone labels from nodes to pods. This is
     done by the admission plug-in PodTopologyLabels, enabled by default since Kubernetes 1.35.
     """
-    found: list[dict[str, Any]] = []
-    for number, label in enumerate(cfg.get("rank_order") or ()):
-        field = {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}
-        found.append({"name": f"{_TOPOLOGY}_{number}", "valueFrom": field})
+    found = [
+        _from_field(f"{_TOPOLOGY}_{number}", f"metadata.labels['{label}']")
+        for number, label in enumerate(cfg.get("rank_order") or ())
+    ]
     if found:
         place = ".".join(f"$({each['name']})" for each in found)
         found += [{"name": _TOPOLOGY, "value": place}, {"name": _RANK_ORDER, "value": "topology"}]

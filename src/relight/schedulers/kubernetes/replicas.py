@@ -47,7 +47,7 @@ def by_replica(
 
 
 def by_app(found: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Group pods by job name."""
+    """Group pods or other objects by job name."""
     apps: dict[str, list[Mapping[str, Any]]] = {}
     for pod in found:
         apps.setdefault((pod["metadata"].get("labels") or {}).get(pods.APP, ""), []).append(pod)

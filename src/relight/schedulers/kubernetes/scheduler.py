@@ -236,9 +236,7 @@ class Kubernetes(Scheduler):
         with self._client(JobId(context, namespace, "")) as client:
             its = replicas.by_app(store.listed(client, store.PODS, namespace, selector))
             for kind in KINDS.values():
-                found: dict[str, list[Object]] = {}
-                for each in _list_kind(client, kind, namespace, selector):
-                    found.setdefault(each["metadata"]["labels"].get(pods.APP, ""), []).append(each)
+                found = replicas.by_app(_list_kind(client, kind, namespace, selector))
                 listed += [
                     JobSummary(
                         str(JobId(context, namespace, name)),
