@@ -5,6 +5,8 @@ If such a request were abandoned halfway, anything that the service ends up crea
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from relight.base.errors import MachineError
@@ -27,30 +29,23 @@ def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:
         UnansweredError: if the request takes more than 10 s after the signal, or if a second signal
             arrives.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
-    over = threading.Event()
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(request(*arguments, **named))
-        except BaseException as error:  # raised again below
-            errors.append(error)
-        over.set()
+            result.set_result(request(*arguments, **named))
+        except BaseException as error:
+            result.set_exception(error)
 
     try:
         threading.Thread(target=run, daemon=True).start()
-        over.wait()  # in Python 3.11, an interrupted join() marks the thread as ended
+        wait([result])  # in Python 3.11, an interrupted join() marks the thread as ended
     except BaseException as signal:
-        try:
-            is_over = over.wait(_LIMIT_S)
-        except BaseException:
-            is_over = False
-        if is_over:
+        with suppress(BaseException):
+            wait([result], _LIMIT_S)
+        if result.done():
             raise
         raise UnansweredError(
             "interrupted before the service responded; it may still create what was requested"
         ) from signal
-    if errors:
-        raise errors[0]
-    return results[0]
+    return result.result()

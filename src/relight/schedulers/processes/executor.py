@@ -36,10 +36,6 @@ from relight.schedulers.processes.orders import Order
 from relight.schedulers.processes.record import LocalRecord
 
 _LINE_LIMIT = 65536
-_LOADED = "relight.core.diagnosis.failure_text", "relight.output.error_files"
-"""Modules that handle failed replicas. They are loaded in advance, because an upgrade may remove or
-replace their files later.
-"""
 
 
 class LogCopy:
@@ -342,8 +338,6 @@ def main() -> NoReturn:
         said += data
     try:
         order: Order = fields.record(Order, fields.decode(said))
-        for module in _LOADED:
-            __import__(module)
         if order.detach and os.fork():
             os._exit(0)
         lock = LocalRecord(order.directory).lock()
