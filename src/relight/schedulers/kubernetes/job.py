@@ -19,14 +19,12 @@ from types import MappingProxyType
 from typing import Any
 
 from relight.base.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_PREEMPTED
-from relight.job.app import AppDef, AppState, Role, is_elastic, least_replicas
+from relight.job.app import AppDef, Role, is_elastic, least_replicas
 from relight.schedulers.api import ReplicaStatus, time_limit_s
 from relight.schedulers.kubernetes import pods, run_times
 from relight.schedulers.kubernetes.kind import (
     Kind,
     Maker,
-    Verdict,
-    by_conditions,
     gang_annotation,
     queue_label,
     role_label,
@@ -61,6 +59,8 @@ class IndexedJob(Kind):
             "metadata.annotations['batch.kubernetes.io/job-index-ignored-failure-count']",
     })  # fmt: skip
     has_service = True
+    succeeded: Sequence[str] = ("Complete", "SuccessCriteriaMet")
+    failed: Sequence[str] = ("Failed", "FailureTarget")
 
     def stem(self, name: str, role: Role, is_only: bool, /) -> str:
         """Return the name of a role's Job."""
@@ -79,14 +79,14 @@ class IndexedJob(Kind):
         role = (each["metadata"].get("labels") or {}).get(pods.ROLE, "")
         return {role: each["spec"].get("completions") or 0}
 
-    def verdict(self, each: Object, _replicas: Sequence[ReplicaStatus], /) -> Verdict:
-        """Derive the verdict from a Job's conditions."""
-        state, message = by_conditions(
-            each, ("Complete", "SuccessCriteriaMet"), ("Failed", "FailureTarget")
-        )
-        if state is AppState.FAILED and _has_succeeded(each):
-            return AppState.SUCCEEDED, ""
-        return state, message
+    def has_succeeded(self, each: Object, _replicas: Sequence[ReplicaStatus], /) -> bool:
+        """Return whether the Job controller has marked a Job as failed although enough replicas of
+        an elastic role succeeded. This happens if all other indexes failed.
+        """
+        status = each.get("status") or {}
+        reasons = {condition.get("reason") for condition in status.get("conditions") or ()}
+        least = succeeded_count(each["spec"])
+        return "FailedIndexes" in reasons and (status.get("succeeded") or 0) >= least
 
     def cancelling(self, _each: Object, /) -> tuple[str, list[dict[str, Any]]]:
         """End a Job through a time limit. The Job then counts as finished, so its time to live
@@ -131,16 +131,6 @@ def _elastic_tries(role: Role) -> int:
         tries, left_s = tries + 1, left_s - delay_s
         delay_s = min(2 * delay_s, _MAX_DELAY_S)
     return max(_TRIES, tries)
-
-
-def _has_succeeded(job: Object) -> bool:
-    """Return whether the Job controller has marked the Job as failed although enough replicas of an
-    elastic role succeeded. This happens if all other indexes failed.
-    """
-    status = job.get("status") or {}
-    reasons = {each.get("reason") for each in status.get("conditions") or ()}
-    least = succeeded_count(job["spec"])
-    return "FailedIndexes" in reasons and (status.get("succeeded") or 0) >= least
 
 
 def succeeded_count(spec: Mapping[str, Any]) -> int:

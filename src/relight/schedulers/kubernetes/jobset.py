@@ -15,8 +15,6 @@ from relight.schedulers.kubernetes.job import IndexedJob, spec, succeeded_count
 from relight.schedulers.kubernetes.kind import (
     Kind,
     Maker,
-    Verdict,
-    by_conditions,
     gang_annotation,
     queue_label,
     role_label,
@@ -32,6 +30,7 @@ class JobSet(IndexedJob):
 
     name = "jobset"
     resource = ObjectKind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
+    succeeded, failed = ("Completed",), ("Failed",)
     cancelling = Kind.cancelling
 
     def stem(self, name: str, role: Role, _is_only: bool, /) -> str:
@@ -69,25 +68,18 @@ class JobSet(IndexedJob):
             for job in jobs
         }
 
-    def verdict(self, each: Object, replicas: Sequence[ReplicaStatus], /) -> Verdict:
-        """Derive the verdict from a JobSet's conditions. A JobSet also fails if one of its Jobs has
-        failed although enough replicas of an elastic role succeeded (see `IndexedJob`). A failure
-        policy can't prevent that, because its actions only fail or restart a JobSet.
+    def has_succeeded(self, each: Object, replicas: Sequence[ReplicaStatus], /) -> bool:
+        """Return whether each role has as many succeeded replicas as it needs. A JobSet also fails
+        if one of its Jobs has failed although enough replicas of an elastic role succeeded (see
+        `IndexedJob`). A failure policy can't prevent that, because its actions only fail or restart
+        a JobSet.
         """
-        state, message = by_conditions(each, ("Completed",), ("Failed",))
-        if state is AppState.FAILED and _has_succeeded(each, replicas):
-            return AppState.SUCCEEDED, ""
-        return state, message
-
-
-def _has_succeeded(jobset: Object, replicas: Sequence[ReplicaStatus]) -> bool:
-    """Return whether each role has as many succeeded replicas as it needs."""
-    succeeded = Counter(each.role for each in replicas if each.state is AppState.SUCCEEDED)
-    return all(
-        succeeded[job["template"]["metadata"]["labels"][pods.ROLE]]
-        >= succeeded_count(job["template"]["spec"])
-        for job in jobset["spec"]["replicatedJobs"]
-    )
+        succeeded = Counter(x.role for x in replicas if x.state is AppState.SUCCEEDED)
+        return all(
+            succeeded[job["template"]["metadata"]["labels"][pods.ROLE]]
+            >= succeeded_count(job["template"]["spec"])
+            for job in each["spec"]["replicatedJobs"]
+        )
 
 
 def _metadata(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The interface for a kind of Kubernetes object that creates pods, such as a Job."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -45,6 +45,8 @@ class Kind(Protocol):
             has been started before.
         container: the name of the container that runs the command.
         has_service: whether relight creates the Service through which pods find each other.
+        succeeded: conditions of an object that mean success.
+        failed: conditions of an object that mean failure.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Kind(Protocol):
     starts: Mapping[str, str]
     container: str = "main"
     has_service: bool = False
+    succeeded: Sequence[str] = ("Complete",)
+    failed: Sequence[str] = ("Failed",)
 
     def stem(self, name: str, role: Role, is_only: bool, /) -> str:
         """Return the part of a role's pod host names that precedes the number."""
@@ -69,7 +73,24 @@ class Kind(Protocol):
         """Return an object's roles and their numbers of replicas."""
 
     def verdict(self, each: Object, replicas: Sequence[ReplicaStatus], /) -> Verdict:
-        """Derive the verdict from an object's status and from its replicas."""
+        """Derive the verdict from an object's conditions and from its replicas."""
+        for _ in conditions(each, *self.succeeded):
+            return AppState.SUCCEEDED, ""
+        for _, message in conditions(each, *self.failed):
+            if self.has_succeeded(each, replicas):
+                return AppState.SUCCEEDED, ""
+            return AppState.FAILED, message
+        for _ in conditions(each, "Suspended"):
+            queue = (each["metadata"].get("labels") or {}).get(QUEUE, "")
+            return (
+                AppState.PENDING,
+                f"the {each['kind']} is suspended: it is waiting in its queue, {queue}",
+            )
+        return None, ""
+
+    def has_succeeded(self, _each: Object, _replicas: Sequence[ReplicaStatus], /) -> bool:
+        """Return whether enough replicas have succeeded although the object has failed."""
+        return False
 
     def cancelling(self, _each: Object, /) -> tuple[str, list[dict[str, Any]]]:
         """Return the subresource to patch (an empty string for the object itself), and a JSON patch
@@ -121,27 +142,6 @@ def conditions(each: Object, *names: str) -> Iterator[tuple[str, str]]:
     for name in names:
         if name in known:
             yield name, known[name]
-
-
-def by_conditions(each: Object, succeeded: Iterable[str], failed: Iterable[str]) -> Verdict:
-    """Derive the verdict from an object's conditions.
-
-    Args:
-        each: the object.
-        succeeded: conditions that mean success.
-        failed: conditions that mean failure.
-    """
-    for _ in conditions(each, *succeeded):
-        return AppState.SUCCEEDED, ""
-    for _, message in conditions(each, *failed):
-        return AppState.FAILED, message
-    for _ in conditions(each, "Suspended"):
-        queue = (each["metadata"].get("labels") or {}).get(QUEUE, "")
-        return (
-            AppState.PENDING,
-            f"the {each['kind']} is suspended: it is waiting in its queue, {queue}",
-        )
-    return None, ""
 
 
 def with_unfit_code(role: Role, code: int = EXIT_PREEMPTED) -> Role:

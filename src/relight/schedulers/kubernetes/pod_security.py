@@ -28,15 +28,15 @@ _APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 
 def violations(template: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the standard forbids in a pod template, and what it requires but is missing."""
-    spec = _mapping(template.get("spec"))
-    pod = _mapping(spec.get("securityContext"))
+    spec = mapping(template.get("spec"))
+    pod = mapping(spec.get("securityContext"))
     yield from (name for name in _HOST if spec.get(name))
     for volume in _list(spec.get("volumes")):
         yield from (f"volume {volume.get('name')}: {kind}" for kind in volume.keys() - _VOLUMES)
     for sysctl in _list(pod.get("sysctls")):
         if sysctl.get("name") not in _SYSCTLS:
             yield f"sysctl {sysctl.get('name')}"
-    for name, profile in _mapping(_mapping(template.get("metadata")).get("annotations")).items():
+    for name, profile in mapping(mapping(template.get("metadata")).get("annotations")).items():
         if name.startswith(_APPARMOR) and not _is_apparmor(str(profile)):
             yield name
     yield from _context(pod)
@@ -46,8 +46,8 @@ def violations(template: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _container(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterator[str]:
-    own = _mapping(container.get("securityContext"))
-    capabilities = _mapping(own.get("capabilities"))
+    own = mapping(container.get("securityContext"))
+    capabilities = mapping(own.get("capabilities"))
     seccomp = own.get("seccompProfile") or pod.get("seccompProfile")
     yield from _context(own)
     for is_forbidden, what in (
@@ -57,7 +57,7 @@ def _container(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterator
         (set(capabilities.get("add") or ()) - {PERMITTED}, "capabilities.add"),
         (own.get("procMount") not in (None, "Default"), "procMount"),
         (own.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True, "runAsNonRoot"),
-        (_mapping(seccomp).get("type") not in _PROFILES, "seccompProfile"),
+        (mapping(seccomp).get("type") not in _PROFILES, "seccompProfile"),
         (any(port.get("hostPort") for port in _list(container.get("ports"))), "hostPort"),
     ):
         if is_forbidden:
@@ -66,16 +66,16 @@ def _container(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterator
 
 def _context(context: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is forbidden in the security contexts of both pods and containers."""
-    selinux = _mapping(context.get("seLinuxOptions"))
-    profile = _mapping(context.get("appArmorProfile")).get("type", "RuntimeDefault")
+    selinux = mapping(context.get("seLinuxOptions"))
+    profile = mapping(context.get("appArmorProfile")).get("type", "RuntimeDefault")
     for is_forbidden, what in (
         (context.get("runAsUser") == 0, "runAsUser"),
         (context.get("runAsNonRoot") is False, "runAsNonRoot"),
-        (_mapping(context.get("windowsOptions")).get("hostProcess"), "windowsOptions"),
+        (mapping(context.get("windowsOptions")).get("hostProcess"), "windowsOptions"),
         (selinux.get("user") or selinux.get("role"), "seLinuxOptions"),
         (selinux.get("type") not in _SELINUX, "seLinuxOptions"),
         (profile not in _PROFILES, "appArmorProfile"),
-        (_mapping(context.get("seccompProfile")).get("type") == "Unconfined", "seccompProfile"),
+        (mapping(context.get("seccompProfile")).get("type") == "Unconfined", "seccompProfile"),
     ):
         if is_forbidden:
             yield what
@@ -85,7 +85,8 @@ def _is_apparmor(profile: str) -> bool:
     return profile in ("", "runtime/default") or profile.startswith("localhost/")
 
 
-def _mapping(part: Any) -> Mapping[str, Any]:
+def mapping(part: Any) -> Mapping[str, Any]:
+    """Return part of a pod, or an empty mapping if it isn't a mapping."""
     return part if isinstance(part, Mapping) else {}
 
 

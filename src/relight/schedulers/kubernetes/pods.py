@@ -14,6 +14,7 @@ from relight.job.user import user_name
 from relight.schedulers.api import time_limit_s
 from relight.schedulers.kubernetes import overrides, pod_security, run_times
 from relight.schedulers.kubernetes.names import label_name, label_value
+from relight.schedulers.kubernetes.pod_security import mapping
 
 LAUNCHER = "/opt/relight"
 """The directory of the bundled launcher inside the container."""
@@ -509,9 +510,9 @@ def _exclude(spec: dict[str, Any], nodes: Sequence[str]) -> None:
     # (ValidateNodeFieldSelectorRequirement).
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     name = "requiredDuringSchedulingIgnoredDuringExecution"
-    affinity = _mapping(spec.get("affinity"))
-    of_node = _mapping(affinity.get("nodeAffinity"))
-    given = _mapping(of_node.get(name)).get("nodeSelectorTerms")
+    affinity = mapping(spec.get("affinity"))
+    of_node = mapping(affinity.get("nodeAffinity"))
+    given = mapping(of_node.get(name)).get("nodeSelectorTerms")
     terms = [
         {**term, "matchFields": [*(term.get("matchFields") or ()), *fields]}
         if term.get("matchExpressions") or term.get("matchFields")
@@ -519,10 +520,6 @@ def _exclude(spec: dict[str, Any], nodes: Sequence[str]) -> None:
         for term in given or ()
     ] or [{"matchFields": fields}]
     spec["affinity"] = {**affinity, "nodeAffinity": {**of_node, name: {"nodeSelectorTerms": terms}}}
-
-
-def _mapping(part: Any) -> Mapping[str, Any]:
-    return part if isinstance(part, Mapping) else {}
 
 
 def _tolerations(role: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -4,19 +4,16 @@ The runtime determines what happens to failed pods. Source: the trainer.kubeflow
 Kubeflow Trainer 2.3.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from relight.base.errors import UsageError
 from relight.job.app import AppDef, Role, is_elastic
-from relight.schedulers.api import ReplicaStatus
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.kind import (
     Kind,
     Maker,
-    Verdict,
-    by_conditions,
     only_role,
     queue_label,
     role_label,
@@ -122,7 +119,3 @@ class TrainJob(Kind):
         """Return a TrainJob's role and its number of replicas."""
         role = (each["metadata"].get("labels") or {}).get(pods.ROLE, "")
         return {role: each["spec"]["trainer"].get("numNodes") or 1}
-
-    def verdict(self, each: Object, _replicas: Sequence[ReplicaStatus], /) -> Verdict:
-        """Derive the verdict from a TrainJob's conditions."""
-        return by_conditions(each, ("Complete",), ("Failed",))
