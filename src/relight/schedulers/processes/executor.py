@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -280,8 +281,7 @@ class Executor:
             return "its processes could not be killed"
         # The agents of a role report the same failure. Other roles may have failed afterwards.
         role = self._states[self._first_failed]["role"]
-        ended = [k for k, each in enumerate(self._states) if each["exitcode"]]
-        ended = [k for k in ended if self._states[k]["role"] == role]
+        ended = [k for k, x in enumerate(self._states) if x["exitcode"] and x["role"] == role]
         causes = (k for k in ended if error_files.names_own_worker(self._error_file(k)))
         number = next(causes, self._first_failed)
         state = self._states[number]
@@ -322,10 +322,8 @@ class Executor:
 
 def _reply(line: str) -> None:
     """Send one line to the submitting process, and close the pipe."""
-    try:
+    with suppress(OSError):  # the submitting process has exited
         os.write(1, line.encode() + b"\n")
-    except OSError:
-        pass  # the submitting process has exited
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.close(null)

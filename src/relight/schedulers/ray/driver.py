@@ -33,6 +33,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED = (
@@ -309,10 +310,8 @@ class Guarded:
 
     def stop(self) -> None:
         """Request that the command stop."""
-        try:
+        with suppress(OSError):  # the guard has exited
             self._channel.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # the guard has exited
 
     def read(self, wait_s: float) -> "tuple[bytes, tuple[int, str] | None]":
         """Return the command's new output and, once the command has ended and all its output has

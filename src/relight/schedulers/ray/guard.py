@@ -26,6 +26,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -133,10 +134,8 @@ def _watch(
 
 
 def _signal_group(leader: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(leader, number)
-    except ProcessLookupError:
-        pass
 
 
 def _kill_descendants() -> None:
@@ -145,10 +144,8 @@ def _kill_descendants() -> None:
     """
     while True:
         for pid in _children():
-            try:
+            with suppress(PermissionError):  # another user's setuid program
                 os.kill(pid, signal.SIGKILL)
-            except PermissionError:
-                pass  # another user's setuid program
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -175,10 +172,8 @@ def _parent(pid: str) -> int:
 
 
 def _report(channel: socket.socket, exitcode: int, error: str) -> None:
-    try:
+    with suppress(OSError):  # the parent has exited
         channel.sendall(json.dumps({"exitcode": exitcode, "error": error}).encode() + b"\n")
-    except OSError:
-        pass  # the parent has exited
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 from relight.base import env, fields
@@ -174,29 +175,23 @@ class ReplicaLink:
 
 
 def _write(fd: int, data: bytes) -> None:
-    try:
+    with suppress(OSError):  # the executor has exited, and so will this process
         while data:
             data = data[os.write(fd, data) :]
-    except OSError:
-        pass  # the executor has exited, and so will this process
 
 
 def _write_error_file(path: str, text: str) -> None:
     """Write the replica's error file."""
-    try:
+    with suppress(OSError):  # the exit code is also reported
         files.replace(path, text)
-    except OSError:
-        pass  # the exit code is also reported
 
 
 def _end_as(exitcode: int) -> NoReturn:
     """Exit in the same way as the replica, with the same exit code or from the same signal."""
     if exitcode < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        try:
+        with suppress(OSError):  # SIGKILL
             signal.signal(-exitcode, signal.SIG_DFL)
-        except OSError:
-            pass  # SIGKILL
         os.kill(os.getpid(), -exitcode)
         signal.pause()
     os._exit(exitcode)

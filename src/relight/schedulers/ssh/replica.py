@@ -22,6 +22,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from typing import IO, NoReturn
 
 from relight.base import env, fields, package
@@ -238,12 +239,9 @@ class Session:
     def _read_error_file(self) -> None:
         if not self._scratch.path:
             return
-        try:
-            with open(self._error_file, "rb") as file:
-                text = file.read(_REPORT_LIMIT).decode(errors="replace")
-                self._end = self._end._replace(error_file=text)
-        except OSError:
-            pass  # the error file doesn't exist
+        with suppress(OSError), open(self._error_file, "rb") as file:  # it may not exist
+            text = file.read(_REPORT_LIMIT).decode(errors="replace")
+            self._end = self._end._replace(error_file=text)
 
 
 def _ignore(event: ProcessEvent) -> None:
