@@ -156,13 +156,17 @@ def read(app_id: str) -> dict[str, Any] | None:
     return _load(os.path.join(path(app_id), FILE))
 
 
-def every() -> list[dict[str, Any]]:
-    """Return the records of all jobs, newest first, skipping unreadable ones."""
+def names() -> list[str]:
+    """Return the names of all job directories."""
     try:
-        names = os.listdir(root())
+        return os.listdir(root())
     except OSError:
         return []
-    found = [_load(os.path.join(root(), name, FILE)) for name in names]
+
+
+def every() -> list[dict[str, Any]]:
+    """Return the records of all jobs, newest first, skipping unreadable ones."""
+    found = [_load(os.path.join(root(), name, FILE)) for name in names()]
     records = [record for record in found if record is not None]
     return sorted(records, key=lambda record: instant(record["submitted"]), reverse=True)
 

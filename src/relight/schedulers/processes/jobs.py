@@ -184,11 +184,7 @@ class ProcessScheduler(Scheduler):
     def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return this scheduler's jobs, newest first."""
         found = []
-        try:
-            app_ids = os.listdir(records.root())
-        except OSError:
-            app_ids = []
-        for app_id in app_ids:
+        for app_id in records.names():
             state = _read(app_id)
             if state is not None and state["scheduler"] == self.name:
                 status = AppState[state["state"]]

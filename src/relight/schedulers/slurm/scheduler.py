@@ -390,11 +390,7 @@ def _folders(app_ids: Sequence[str], jobs: Jobs) -> dict[str, Folder]:
     """Return the folders of jobs, by job id. A job that Slurm still knows about is in `jobs`, and
     its folder has its name.
     """
-    try:
-        names = os.listdir(records.root())
-    except OSError:
-        names = []
-    found: dict[str, Folder] = {}
+    names, found = records.names(), dict[str, Folder]()
     for app_id in app_ids:
         its_name = jobs[app_id][0].name if app_id in jobs else None
         for name in names:
