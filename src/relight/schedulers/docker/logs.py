@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from relight.schedulers.api import LogQuery
@@ -29,9 +29,7 @@ def lines(container_id: str, query: LogQuery) -> Iterator[str]:
 
 def seconds(text: str) -> float:
     """Convert one of Docker's timestamps, which include nanoseconds, to seconds since 1970."""
-    whole, _, fraction = text.removesuffix("Z").partition(".")
-    since_1970 = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
-    return since_1970 + float(f"0.{fraction or 0}")
+    return datetime.fromisoformat(text).timestamp()
 
 
 def whole_lines(pieces: Iterable[Piece]) -> Iterator[str]:
