@@ -103,8 +103,8 @@ class AwsBatch(Scheduler):
         whole = f"{cfg['queue']}:{name}"
         body = {"app_id": whole, "definition": definition, "job": job}
         hidden = request.definition(_without_secrets(app), cfg, name, redaction.HIDDEN)
-        shown = {**body, "definition": hidden}
-        return Request(self.name, app, cfg, body, _text(shown), tuple(_notes(app, cfg)), whole)
+        text = json.dumps({"definition": hidden, "job": job}, indent=2)
+        return Request(self.name, app, cfg, body, text, tuple(_notes(app, cfg)), whole)
 
     def submit(self, request_: Request) -> str:
         """Register the definition, submit the job, and return the app's id."""
@@ -425,11 +425,6 @@ def _without_secrets(app: AppDef) -> AppDef:
         for role in app.roles
     ]
     return replace(app, roles=roles)
-
-
-def _text(body: Mapping[str, Any]) -> str:
-    """Return the requests as JSON."""
-    return json.dumps({name: body[name] for name in ("definition", "job")}, indent=2)
 
 
 def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
