@@ -51,7 +51,7 @@ def bound(place: Path) -> Callable[..., dict[str, Any]]:
 
     def bind(*words: str) -> dict[str, Any]:
         signature = arguments.read_signature("c.py:f", loading.find("c.py:f"))
-        rest, values = arguments.bind(signature, arguments.parse(words, signature), {})
+        rest, values = arguments.bind(signature, words, {})
         return {**values, "rest": rest} if rest else values
 
     return bind
@@ -182,11 +182,10 @@ def test_parameter_without_textual_form_gets_its_value_from_json_or_keeps_its_de
 ) -> None:
     (place / "c.py").write_text(f"def f(a: {type_} = None, b: int = 1): ...\n")
     signature = arguments.read_signature("c.py:f", loading.find("c.py:f"))
-    assert arguments.bind(signature, arguments.parse(["--b", "2"], signature), {})[1] == {"b": 2}
-    parsed = arguments.parse([], signature)
-    assert arguments.bind(signature, parsed, {}, {"a": {"x": [1]}})[1] == {"a": {"x": [1]}}
+    assert arguments.bind(signature, ["--b", "2"], {})[1] == {"b": 2}
+    assert arguments.bind(signature, [], {}, {"a": {"x": [1]}})[1] == {"a": {"x": [1]}}
     with pytest.raises(UsageError, match="no parameter"):
-        arguments.bind(signature, parsed, {"a": "x"})
+        arguments.bind(signature, [], {"a": "x"})
 
 
 def test_string_annotations_are_supported(place: Path) -> None:
@@ -194,8 +193,8 @@ def test_string_annotations_are_supported(place: Path) -> None:
     source = "from __future__ import annotations\ndef f(l: list[int], o: int | None = None): ...\n"
     (place / "c.py").write_text(source)
     signature = arguments.read_signature("c.py:f", loading.find("c.py:f"))
-    parsed = arguments.parse(["--l", "1,2", "--o", "3"], signature)
-    assert arguments.bind(signature, parsed, {})[1] == {"l": [1, 2], "o": 3}
+    words = ["--l", "1,2", "--o", "3"]
+    assert arguments.bind(signature, words, {})[1] == {"l": [1, 2], "o": 3}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def test_parameter_before_varargs_keeps_value_or_default(
     (place / "c.py").write_text(f"{head} return script, n, rest, lr\n")
     function = loading.find("c.py:f")
     signature = arguments.read_signature("c.py:f", function)
-    first, values = arguments.bind(signature, arguments.parse(words, signature), {})
+    first, values = arguments.bind(signature, words, {})
     assert function(*first, **values) == expected
 
 
@@ -221,9 +220,8 @@ def test_command_line_overrides_python_values_and_settings(place: Path) -> None:
     """Values passed from Python override the settings."""
     (place / "c.py").write_text("def f(*r: str, a: int = 0, b: int = 0, c: int = 0): ...\n")
     signature = arguments.read_signature("c.py:f", loading.find("c.py:f"))
-    parsed = arguments.parse(["--a", "1"], signature)
     settings = {"a": "3", "b": "3", "c": "3", "r": "x y"}
-    rest, values = arguments.bind(signature, parsed, settings, {"a": 2, "b": 2})
+    rest, values = arguments.bind(signature, ["--a", "1"], settings, {"a": 2, "b": 2})
     assert (rest, values) == (["x", "y"], {"a": 1, "b": 2, "c": 3})
 
 
@@ -233,4 +231,4 @@ def test_json_value_of_wrong_type_is_rejected(place: Path, given: dict[str, Any]
     (place / "c.py").write_text("def f(a: int): ...\n")
     signature = arguments.read_signature("c.py:f", loading.find("c.py:f"))
     with pytest.raises(UsageError):
-        arguments.bind(signature, arguments.parse([], signature), {}, given)
+        arguments.bind(signature, [], {}, given)

@@ -205,7 +205,7 @@ def build(place: Path) -> Callable[..., specs.AppDef]:
         address = f"ours_for_torchx.py:{name}"
         function = loading.find(address)
         signature = arguments.read_signature(address, function)
-        rest, values = arguments.bind(signature, arguments.parse(words, signature), {})
+        rest, values = arguments.bind(signature, words, {})
         return validate(loading.call(address, function, rest, values, "relight"))
 
     return call

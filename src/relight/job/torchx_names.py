@@ -87,11 +87,11 @@ def materialize_appdef(
 
     name = cmpnt_fn.__name__
     signature = arguments.read_signature(name, cmpnt_fn)
-    parsed = arguments.parse(cmpnt_args, signature)
-    if parsed.wants_help:
+    try:
+        args, kwargs = arguments.bind(signature, cmpnt_args, cmpnt_defaults or {}, config or {})
+    except arguments.HelpAskedError:
         print(arguments.usage(signature, "").replace("  ", " ", 1))  # noqa: T201
-        raise SystemExit(0)
-    args, kwargs = arguments.bind(signature, parsed, cmpnt_defaults or {}, config or {})
+        raise SystemExit(0) from None
     return loading.call(name, cmpnt_fn, args, kwargs, AUTO)
 
 

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple, Self
 
 from relight.base import env as environment
 from relight.base.env import Environment
-from relight.base.errors import MachineError, RelightError, UsageError
+from relight.base.errors import MachineError, UsageError
 from relight.base.text import did_you_mean
 from relight.job import components, handles, launcher_file, records, serial
 from relight.job.app import AppDef, AppState, Role, Workspace
-from relight.job.components import arguments, loading
+from relight.job.components import loading
 from relight.job.handles import RUN, SESSION, Handle
 from relight.job.records import new_id
 from relight.job.torchx_names import AppDryRunInfo
@@ -166,8 +166,10 @@ class Runner:
         words: tuple[str, ...] = ()
         script = ""
         if isinstance(app, str):
-            words = (app, *(args if not isinstance(args, Mapping) else map(str, args.values())))
-            app, script = self._component(app, args, launcher)
+            line, given = ((), args) if isinstance(args, Mapping) else (args, {})
+            words = (app, *line, *map(str, given.values()))
+            section = self.settings.section(f"component:{app}")
+            app, script = loading.build(app, line, given, section, launcher)
         app = _own_copy(app)
         workspace = str(workspace) or _common_workspace(app)
         values, notes = self._cfg(name, found, cfg, workspace)
@@ -609,29 +611,6 @@ class Runner:
                 f"{what}: {name}'s option {option} is locked{to} by {site.path}",
                 hint="leave it out, or ask your cluster administrator",
             )
-
-    def _component(
-        self, address: str, args: Sequence[str] | Mapping[str, Any], launcher: str
-    ) -> tuple[AppDef, str]:
-        """Return the app that a component creates, and its script (or an empty string)."""
-        function = loading.find(address)
-        signature = arguments.read_signature(address, function)
-        words: Sequence[str] = () if isinstance(args, Mapping) else args
-        parsed = arguments.parse(words, signature)
-        if parsed.wants_help:
-            raise HelpAskedError(arguments.usage(signature, "relight submit [flags]"))
-        section = self.settings.section(f"component:{address}")
-        given = args if isinstance(args, Mapping) else None
-        rest, values = arguments.bind(signature, parsed, section, given)
-        app = loading.call(address, function, rest, values, launcher)
-        script = values.get("script") if components.load(address) else None
-        return app, script or ""
-
-
-class HelpAskedError(RelightError):
-    """Raised if a component is run with `--help`. The error message is the help text."""
-
-    exit_code = 0
 
 
 def compiled(regex: str) -> "re.Pattern[str] | None":

@@ -29,8 +29,9 @@ from relight.flags.spec import Flag
 from relight.job import components
 from relight.job.components.dist import ddp
 from relight.job.handles import Handle
+from relight.job.components.arguments import HelpAskedError
 from relight.runner.prepared import Prepared
-from relight.runner.runner import HelpAskedError, Runner
+from relight.runner.runner import Runner
 from relight.runner.validation import missing_script
 
 PAGE = Page(

@@ -11,8 +11,9 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from relight.base.errors import UsageError
+from relight.base.errors import RelightError, UsageError
 from relight.base.text import closest_match
+from relight.job.app import NOTHING
 from relight.job.components import decoding
 from relight.job.components.decoding import ParameterKind
 from relight.job.components.source import source_location
@@ -53,12 +54,10 @@ class Signature(NamedTuple):
     before: int = 0
 
 
-class ParsedArguments(NamedTuple):
-    """The values of the given flags, and the arguments after them."""
+class HelpAskedError(RelightError):
+    """Raised if a component is run with `--help`. The error message is the help text."""
 
-    values: Mapping[str, Any]
-    rest: tuple[str, ...]
-    wants_help: bool
+    exit_code = 0
 
 
 def read_signature(name: str, function: Callable[..., Any]) -> Signature:
@@ -112,65 +111,29 @@ def read_signature(name: str, function: Callable[..., Any]) -> Signature:
     return Signature(name, description, tuple(parameters), rest, rest_kind, rest_help, before)
 
 
-def parse(words: Sequence[str], signature: Signature) -> ParsedArguments:
-    """Parse a component's flags.
-
-    Raises:
-        UsageError: if a flag is unknown, ambiguous, given twice, or has an invalid value.
-    """
-    values: dict[str, Any] = {}
-    left = list(words)
-    rest: list[str] = []
-    while left:
-        word = left.pop(0)
-        if word == "--":
-            rest = left
-            break
-        if not _is_flag(word):
-            rest = [word, *left]
-            break
-        if word == "--help":
-            return ParsedArguments({}, (), wants_help=True)
-        parameter, text = _flag(word, signature)
-        shown = next(n for n in parameter.names if n.startswith("--"))
-        if text is None:
-            if not left or left[0] == "--" or _is_flag(left[0]):
-                value = "true" if parameter.kind.base is bool else "VALUE"
-                raise UsageError(f"{shown} needs a value", hint=f"{shown}={value}")
-            text = left.pop(0)
-        if parameter.name in values:
-            raise UsageError(f"{shown} is given twice", hint=_after_dashes(signature))
-        try:
-            values[parameter.name] = decoding.decode(text, parameter.kind)
-        except ValueError as error:
-            raise UsageError(f"{shown}={text}: {error}", hint=parameter.help) from None
-    if rest and not signature.rest:
-        raise UsageError(
-            f"{signature.name} takes flags only, not {rest[0]!r}", hint=_names(signature)
-        )
-    return ParsedArguments(values, tuple(rest), wants_help=False)
-
-
 def bind(
     signature: Signature,
-    parsed: ParsedArguments,
+    words: Sequence[str],
     settings: Mapping[str, str],
-    given: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] = NOTHING,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments to call a component with.
 
     Args:
         signature: the signature of the component.
-        parsed: its command line, which takes precedence.
+        words: its command line, which takes precedence.
         settings: strings from a settings file.
         given: values from JSON or Python, which take precedence over the settings.
 
     Raises:
-        UsageError: if a value is invalid, or a required one is missing.
+        UsageError: if a flag is unknown, ambiguous or given twice, a value is invalid, or a
+            required one is missing.
+        HelpAskedError: if the command line contains `--help`.
     """
+    flags, rest = _parse(words, signature)
     values: dict[str, Any] = {}
     by_name = {parameter.name: parameter for parameter in signature.parameters}
-    for source, what in ((settings, "of the settings"), (given or {}, "of the arguments")):
+    for source, what in ((settings, "of the settings"), (given, "of the arguments")):
         for name, value in source.items():
             key = name.replace("-", "_")
             if key == signature.rest:
@@ -184,7 +147,7 @@ def bind(
                 values[key] = decoding.from_value(value, by_name[key].kind)
             except ValueError as error:
                 raise UsageError(f"{name} {what}: {error}") from None
-    values |= parsed.values
+    values |= flags
     for parameter in signature.parameters:
         if parameter.required and parameter.name not in values:
             raise UsageError(
@@ -196,7 +159,42 @@ def bind(
         values.pop(parameter.name, parameter.default)
         for parameter in signature.parameters[: signature.before]
     ]
-    return [*first, *_rest(signature, parsed, settings, given or {})], values
+    if not rest and signature.rest:
+        value = given.get(signature.rest, settings.get(signature.rest, ()))
+        rest = value.split() if isinstance(value, str) else list(value)
+    try:
+        return [*first, *(decoding.from_value(x, signature.rest_kind) for x in rest)], values
+    except ValueError as error:
+        raise UsageError(f"{signature.rest}: {error}") from None
+
+
+def _parse(words: Sequence[str], signature: Signature) -> tuple[dict[str, Any], Sequence[Any]]:
+    """Return the values of the flags in a command line, and the arguments after them."""
+    values: dict[str, Any] = {}
+    left = list(words)
+    while left and _is_flag(left[0]):
+        word = left.pop(0)
+        if word == "--help":
+            raise HelpAskedError(usage(signature, "relight submit [flags]"))
+        parameter, text = _flag(word, signature)
+        shown = next(n for n in parameter.names if n.startswith("--"))
+        if text is None:
+            if not left or left[0] == "--" or _is_flag(left[0]):
+                value = "true" if parameter.kind.base is bool else "VALUE"
+                raise UsageError(f"{shown} needs a value", hint=f"{shown}={value}")
+            text = left.pop(0)
+        if parameter.name in values:
+            raise UsageError(f"{shown} is given twice", hint=_after_dashes(signature))
+        try:
+            values[parameter.name] = decoding.decode(text, parameter.kind)
+        except ValueError as error:
+            raise UsageError(f"{shown}={text}: {error}", hint=parameter.help) from None
+    rest = left[1:] if left[:1] == ["--"] else left
+    if rest and not signature.rest:
+        raise UsageError(
+            f"{signature.name} takes flags only, not {rest[0]!r}", hint=_names(signature)
+        )
+    return values, rest
 
 
 def usage(signature: Signature, command: str) -> str:
@@ -234,24 +232,8 @@ def _default(parameter: Parameter) -> str:
     return f"default {parameter.default}"
 
 
-def _rest(
-    signature: Signature,
-    parsed: ParsedArguments,
-    settings: Mapping[str, str],
-    given: Mapping[str, Any],
-) -> list[Any]:
-    words: Sequence[Any] = parsed.rest
-    if not words and signature.rest:
-        value = given.get(signature.rest, settings.get(signature.rest, ()))
-        words = value.split() if isinstance(value, str) else list(value)
-    try:
-        return [decoding.from_value(word, signature.rest_kind) for word in words]
-    except ValueError as error:
-        raise UsageError(f"{signature.rest}: {error}") from None
-
-
 def _is_flag(word: str) -> bool:
-    if not word.startswith("-") or len(word) == 1 or (" " in word and "=" not in word):
+    if not word.startswith("-") or word in ("-", "--") or (" " in word and "=" not in word):
         return False
     try:
         float(word)

@@ -9,7 +9,7 @@ alias.function           in a module that a package registers in the group `reli
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ from relight.base.plugins import one_line
 from relight.base.text import closest_match, did_you_mean
 from relight.job import components
 from relight.job.app import AppDef
+from relight.job.components import arguments
 
 GROUP, OF_TORCHX = "relight.components", "torchx.components"
 Component = Callable[..., Any]
@@ -114,6 +115,34 @@ def public(module: ModuleType) -> list[str]:
         and not isinstance(value, type)
         and getattr(value, "__module__", "") == module.__name__
     ]
+
+
+def build(
+    address: str,
+    words: Sequence[str],
+    given: Mapping[str, Any],
+    settings: Mapping[str, str],
+    launcher: str,
+) -> tuple[AppDef, str]:
+    """Return the app that a component creates, and the script that a built-in component runs (or
+    an empty string).
+
+    Args:
+        address: the address of the component.
+        words: its command line.
+        given: its arguments from JSON or Python.
+        settings: its arguments from a settings file.
+        launcher: the launcher that built-in components use.
+
+    Raises:
+        UsageError: if there is no such component, an argument is invalid, or the component fails.
+        HelpAskedError: if the command line contains `--help`.
+    """
+    function = find(address)
+    signature = arguments.read_signature(address, function)
+    args, kwargs = arguments.bind(signature, words, settings, given)
+    script = kwargs.get("script") if address in components.names() else None
+    return call(address, function, args, kwargs, launcher), script or ""
 
 
 def call(
