@@ -15,7 +15,7 @@ from conftest import LIMIT_S, long
 
 import relight
 from relight.job import launcher_file
-from relight.job.app import AppDef, Role
+from relight.job.app import Role
 
 TOP = Path(relight.__file__).parent
 MISSING_IS_FINE = {
@@ -410,8 +410,8 @@ def test_missing_command_is_reported_on_one_line(launcher: Path) -> None:
 )
 def test_only_roles_that_run_relight_need_launcher(role: Role, expected: bool) -> None:
     assert launcher_file.needed(role) is expected
-    installed = launcher_file.with_bundled_launcher(AppDef("a", [role]), "installed").roles[0]
-    assert not launcher_file.needed(installed)
+    role.env[launcher_file.VARIABLE] = "installed"
+    assert not launcher_file.needed(role)
 
 
 @pytest.mark.processes
@@ -420,13 +420,13 @@ def test_launcher_in_image_is_preferred_by_default(
     tmp_path: Path, mode: str, expected: str
 ) -> None:
     role = Role("a", "i", entrypoint="bash", args=["-c", "relight run a.py $0", "a b"])
-    (marked,) = launcher_file.with_bundled_launcher(AppDef("a", [role]), mode).roles
+    role.env[launcher_file.VARIABLE] = mode
     for folder, text in (("image", "of the image"), ("sent", "travels")):
         path = tmp_path / folder / "relight"
         path.parent.mkdir()
         path.write_text(f'#!/bin/sh\necho "{text} $3"\n')
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    wrapped = launcher_file.wrapped(marked, str(tmp_path / "sent"))
+    wrapped = launcher_file.wrapped(role, str(tmp_path / "sent"))
     done = subprocess.run(
         [wrapped.entrypoint, *wrapped.args],
         env={"PATH": f"{tmp_path}/image:/usr/bin:/bin"},

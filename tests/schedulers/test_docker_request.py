@@ -69,10 +69,8 @@ def variables_of(config: dict[str, Any]) -> dict[str, str]:
 def test_launcher_is_included_only_if_job_needs_it(
     command: str, launcher: str, brings_it: bool
 ) -> None:
-    its = AppDef("app", (role(entrypoint="bash", args=("-c", command)),))
-    request = docker.Docker().render(
-        launcher_file.with_bundled_launcher(its, launcher), {}, "app-x7k2m"
-    )
+    its = role(entrypoint="bash", args=("-c", command), env={launcher_file.VARIABLE: launcher})
+    request = docker.Docker().render(AppDef("app", [its]), {}, "app-x7k2m")
     (container,) = request.body["containers"]
     assert container["has_launcher"] is brings_it
     assert (container["config"]["Cmd"][0] == "sh") is brings_it

@@ -206,7 +206,8 @@ def test_launcher_is_shipped_in_config_maps() -> None:
         if each["kind"] == "ConfigMap"
     ]
     assert shipped == list(launcher_file.split(190_000))
-    installed = launcher_file.with_bundled_launcher(ddp(), "installed")
+    installed = ddp()
+    installed.roles[0].env[launcher_file.VARIABLE] = "installed"
     assert "ConfigMap" not in {each["kind"] for each in objects(installed)}
 
 

@@ -33,7 +33,7 @@ from relight.base import package
 from relight.base.errors import EXIT_MACHINE
 from relight.host import files
 from relight.job import packed_modules
-from relight.job.app import AppDef, Role
+from relight.job.app import Role
 
 NAME = "relight"
 """The name of the launcher file."""
@@ -204,16 +204,6 @@ def modules() -> Iterator[str]:
                 or (inside.split(os.sep)[0] in ROOMS and path not in _FOR_OTHER_COMMANDS)
             ):
                 yield path
-
-
-def with_bundled_launcher(app: AppDef, launcher: str) -> AppDef:
-    """Return the app. Record the value of `--launcher` in the app's roles, if this module handles
-    it.
-    """
-    if launcher not in (INSTALLED, TRAVELS):
-        return app
-    roles = [replace(role, env={**role.env, VARIABLE: launcher}) for role in app.roles]
-    return replace(app, roles=roles)
 
 
 def needed(role: Role) -> bool:

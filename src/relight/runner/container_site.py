@@ -7,14 +7,12 @@ apply to flags on the agent's command line, and an image with its own file uses 
 """
 
 import json
-from dataclasses import replace
 
 from relight.base.env import Environment
 from relight.flags.arguments import parse
 from relight.flags.rdzv_conf import KEY_BY_NAME
 from relight.flags.site import CONF, PASSED, SUBMISSION_HOST, Site
 from relight.flags.spec import FLAG_BY_NAME
-from relight.job.app import AppDef
 from relight.runner.site_locks import DEFAULTS
 
 _OF_HOST = frozenset(("failure-report", "keep-warm", "log-dir", "tracker"))
@@ -23,9 +21,8 @@ start.
 """
 
 
-def with_site(app: AppDef, site: Site) -> AppDef:
-    """Return the app with the site's flags in a variable of each role, or the app itself if the
-    site has none.
+def variables(site: Site) -> dict[str, str]:
+    """Return the variable that contains the site's flags. The result is empty if the site has none.
 
     Raises:
         UsageError: if a value in the site's file is invalid.
@@ -38,14 +35,13 @@ def with_site(app: AppDef, site: Site) -> AppDef:
     locked = [name for name in sorted(site.locked) if _key(name) not in local | files]
     locked = [name for name in locked if not name.startswith(("schedulers.", *DEFAULTS))]
     if not run and not conf and not locked:
-        return app
+        return {}
     content = {
         "path": site.path.removesuffix(SUBMISSION_HOST),
         "run": run | ({CONF: conf} if conf else {}),
         "locked": locked,
     }
-    passed = {PASSED: json.dumps(content)}
-    return replace(app, roles=[replace(role, env={**role.env, **passed}) for role in app.roles])
+    return {PASSED: json.dumps(content)}
 
 
 def _is_local(value: object) -> bool:

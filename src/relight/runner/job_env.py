@@ -6,6 +6,7 @@ number, doesn't have a counterpart in TorchX.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 
 from relight.base import trackers as names
@@ -13,7 +14,7 @@ from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.health import bad_nodes
 from relight.job import macros
-from relight.job.app import AppDef
+from relight.job.app import NOTHING, AppDef
 from relight.job.handles import SESSION
 from relight.runner.settings import ConfigFile
 
@@ -27,6 +28,7 @@ def with_job_env(
     parent_run_id: str,
     env: Environment,
     settings: ConfigFile,
+    more: Mapping[str, str] = NOTHING,
 ) -> AppDef:
     """Return the app with the variables that identify the job added to each role.
 
@@ -37,6 +39,7 @@ def with_job_env(
         parent_run_id: the parent run's id, or empty.
         env: the environment. It may specify the parent run and the trackers.
         settings: the settings. They specify the trackers if the environment does not.
+        more: more variables, which override the roles' own.
 
     Raises:
         UsageError: if a tracker's name can't be part of a variable name.
@@ -62,7 +65,7 @@ def with_job_env(
         }
         ours["RELIGHT_JOB_ID"] = f"{scheduler}://{session}/{macros.app_id}"
         ours["RELIGHT_REPLICA_ID"] = macros.replica_id  # also the number of the node
-        roles.append(replace(role, env={**variables, **ours}))
+        roles.append(replace(role, env={**variables, **ours, **more}))
     return replace(app, roles=roles)
 
 

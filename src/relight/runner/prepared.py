@@ -12,9 +12,9 @@ class Prepared(NamedTuple):
     """A job that is ready for submission, as shown by `--dryrun`.
 
     The `scheduler` field is the name that the user requested. The `app_id` field is unique, but the
-    scheduler may assign a different id. The `script` field is the file that the job will run, or
-    empty. The `notes` field contains messages for the user. The `images` field contains the images
-    to push before the submission.
+    scheduler may assign a different id. The `missing` field is an error message if the job's script
+    does not exist, or empty. The `notes` field contains messages for the user. The `images` field
+    contains the images to push before the submission.
     """
 
     scheduler: str
@@ -24,7 +24,7 @@ class Prepared(NamedTuple):
     request: Request
     notes: tuple[str, ...]
     words: tuple[str, ...]
-    script: str
+    missing: str
     workspace: str
     images: Sequence[Mapping[str, str]] = ()
 

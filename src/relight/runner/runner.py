@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
-from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from types import TracebackType
@@ -30,13 +29,20 @@ from relight.job.components import loading
 from relight.job.handles import RUN, SESSION, Handle
 from relight.job.records import new_id
 from relight.job.torchx_names import AppDryRunInfo
-from relight.runner import container_site, node_exclusion, options, settings, site_locks, submitted
+from relight.runner import (
+    container_site,
+    node_exclusion,
+    options,
+    settings,
+    site_locks,
+    submitted,
+    validation,
+)
 from relight.runner.job_env import with_job_env
 from relight.runner.lookup import Purpose, find_job
 from relight.runner.plugin_guard import guarded
 from relight.runner.prepared import Prepared
 from relight.runner.settings import ConfigFile
-from relight.runner.validation import missing_script, validate
 from relight.schedulers import registry
 from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
 
@@ -170,30 +176,38 @@ class Runner:
             words = (app, *line, *map(str, given.values()))
             section = self.settings.section(f"component:{app}")
             app, script = loading.build(app, line, given, section, launcher)
-        app = _own_copy(app)
-        workspace = str(workspace) or _common_workspace(app)
+        app = validation.validate(app)
+        workspace = str(workspace) or validation.common_workspace(app)
         values, notes = self._cfg(name, found, cfg, workspace)
+        is_local = found.capabilities.files
+        missing = validation.missing_script(script, workspace, values, is_local=is_local)
         site = self.settings.site
         notes = [*notes, *node_exclusion.add(name, found, values, self.env, site)]
         notes += [f"{site.path}: {what}" for what in site_locks.unlockable(site)]
-        app = validate(launcher_file.with_bundled_launcher(app, launcher))
-        site_locks.check_variables(app, values, site)
-        app = with_job_env(app, name, self.session, parent_run_id, self.env, self.settings)
+        locks = site_locks.check(name, found, app, values, site)
+        bundled = launcher in (launcher_file.INSTALLED, launcher_file.TRAVELS)
+        more = {launcher_file.VARIABLE: launcher} if bundled else {}
         if found.capabilities.images or values.get("image"):
-            app = container_site.with_site(app, site)
+            more |= container_site.variables(site)
+        app = with_job_env(app, name, self.session, parent_run_id, self.env, self.settings, more)
 
         app_id = app_id or new_id(app.name)
         images: Sequence[Mapping[str, str]] = ()
         if workspace and found.capabilities.pushes_images:
-            app, images = _with_workspace(app, workspace, app_id, values["image_repo"])
+            repository = values["image_repo"]
+            made: tuple[AppDef, Sequence[Mapping[str, str]]]
+            made = _docker().with_workspace(app, workspace, app_id, repository)
+            app, images = made
             notes += [
                 f"the workspace is added to {each['base']} and pushed as {each['image']}"
                 for each in images
             ]
         rendered = found.render(app, values, app_id)
         request = _as_the_roles_want(rendered)
-        is_changed = request.body != rendered.body
-        self._check_locks(name, found, app, values, is_changed=is_changed)
+        if request.body != rendered.body:
+            what = "pre_proc of a role changes the request"
+            for option in locks.names:
+                raise site_locks.bypassed(what, name, option, values, site)
         return Prepared(
             scheduler=name,
             session=self.session,
@@ -202,7 +216,7 @@ class Runner:
             request=request,
             notes=(*notes, *request.notes),
             words=words,
-            script=script,
+            missing=missing,
             workspace=workspace,
             images=images,
         )
@@ -232,9 +246,10 @@ class Runner:
         Raises:
             RelightError: if an argument is invalid. Nothing has been submitted in this case.
         """
-        if not isinstance(app, Prepared):
-            app = self.dryrun(
-                app,
+        job = app
+        if not isinstance(job, Prepared):
+            job = self.dryrun(
+                job,
                 args,
                 scheduler=scheduler,
                 cfg=cfg,
@@ -242,15 +257,15 @@ class Runner:
                 parent_run_id=parent_run_id,
                 launcher=launcher,
             )
-        missing = missing_script(app, self.scheduler(app.scheduler))
-        if missing:
-            raise UsageError(missing, hint="check the path; --dryrun shows what would be submitted")
-        if app.images:
-            quiet = bool(app.request.cfg.get("quiet"))
+        if job.missing:
+            hint = "check the path; --dryrun shows what would be submitted"
+            raise UsageError(job.missing, hint=hint)
+        if job.images:
+            quiet = bool(job.request.cfg.get("quiet"))
             with closing(_docker()) as docker:
-                docker.push_images(app.images, app.app_id, quiet=quiet)
-        handle = submitted.submit(app, self.scheduler(app.scheduler), self.env)
-        self._audit("submit", handle, app.words[0] if app.words else app.app.name)
+                docker.push_images(job.images, job.app_id, quiet=quiet)
+        handle = submitted.submit(job, self.scheduler(job.scheduler), self.env)
+        self._audit("submit", handle, job.words[0] if job.words else job.app.name)
         return handle
 
     def find(self, text: str, purpose: Purpose = Purpose.READ) -> Handle:
@@ -586,32 +601,6 @@ class Runner:
                 values["workspace"] = folders
         return values, notes
 
-    def _check_locks(
-        self,
-        name: str,
-        found: Scheduler,
-        app: AppDef,
-        values: Mapping[str, Any],
-        *,
-        is_changed: bool,
-    ) -> None:
-        """Reject a job that changes what a locked option sets in another way, such as with words
-        for sbatch, or that may do so because a role has changed its request.
-        """
-        site = self._load_settings(name, found)[2]
-        if not site.locked:
-            return
-        locks = options.locks(name, found.options, site)
-        ways = list(getattr(found, "bypasses", lambda *_: ())(app, values, locks))
-        if is_changed:
-            ways += [("pre_proc of a role changes the request", each) for each in locks.names]
-        for what, option in ways:
-            to = "" if values[option] is None else f" to {values[option]}"
-            raise UsageError(
-                f"{what}: {name}'s option {option} is locked{to} by {site.path}",
-                hint="leave it out, or ask your cluster administrator",
-            )
-
 
 def compiled(regex: str) -> "re.Pattern[str] | None":
     """Compile a regular expression, or return None if it is empty.
@@ -631,42 +620,9 @@ def _why_no_workers(job: Handle, state: AppState) -> str:
     return f"{job} had no workers when it ended" if state.is_over else f"{job} has no known worker"
 
 
-def _own_copy(app: AppDef) -> AppDef:
-    """Return a copy of the app with its overrides applied. The copy isn't affected by later changes
-    to the app.
-    """
-    if not all(isinstance(role, Role) for role in app.roles):
-        return app  # `validate` rejects it
-    fixed = [replace(role, overrides={}) for role in app.roles]
-    return deepcopy(replace(app, roles=fixed))
-
-
 def _docker() -> Any:
     """Return the Docker scheduler, which builds the images for schedulers that pull them."""
     return registry.find("docker")
-
-
-def _with_workspace(
-    app: AppDef, workspace: str, app_id: str, repository: str
-) -> tuple[AppDef, Sequence[Mapping[str, str]]]:
-    found: tuple[AppDef, Sequence[Mapping[str, str]]]
-    found = _docker().with_workspace(app, workspace, app_id, repository)
-    return found
-
-
-def _common_workspace(app: AppDef) -> str:
-    """Return the workspace that the roles share, or an empty string.
-
-    Raises:
-        UsageError: if the roles have different workspaces.
-    """
-    found = {str(role.workspace): role.name for role in app.roles if role.workspace}
-    if len(found) > 1:
-        raise UsageError(
-            f"roles {' and '.join(found.values())} have different workspaces",
-            hint="use one workspace for all roles; it can contain several directories",
-        )
-    return next(iter(found), "")
 
 
 def _as_the_roles_want(request: Request) -> Request:

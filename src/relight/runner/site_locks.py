@@ -1,20 +1,21 @@
-"""Applies the site's `locked` list to a job's variables, and finds names in it that have no effect,
-such as misspelled ones.
+"""Applies the site's `locked` list to a job, and finds names in it that have no effect, such as
+misspelled ones.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from relight.base.env import Environment
-from relight.base.errors import RelightError
+from relight.base.errors import RelightError, UsageError
 from relight.base.text import did_you_mean
 from relight.flags.arguments import parse
 from relight.flags.rdzv_conf import KEYS
 from relight.flags.site import CONF, Site
 from relight.flags.spec import FLAG_BY_NAME, FLAGS
 from relight.job.app import AppDef
-from relight.runner.options import named
+from relight.runner import options
 from relight.schedulers import registry
+from relight.schedulers.api import Locks, Scheduler
 
 _SCHEDULERS = "schedulers."
 DEFAULTS = ("submit.", "components.")
@@ -22,11 +23,15 @@ DEFAULTS = ("submit.", "components.")
 _VALID = "flags of relight run, keys of --rdzv-conf, and schedulers.NAME.OPTION"
 
 
-def check_variables(app: AppDef, cfg: Mapping[str, Any], site: Site) -> None:
-    """Reject a job with a variable that sets a locked flag of `relight run`. The agent would reject
-    it on its node, after the job has waited for one.
+def check(name: str, found: Scheduler, app: AppDef, cfg: Mapping[str, Any], site: Site) -> Locks:
+    """Reject a job with a variable that sets a locked flag of `relight run`, or that changes what
+    a locked option of the scheduler sets in another way, such as with words for sbatch. Return the
+    locked options. The agent would reject the variable on its node, after the job has waited for
+    one.
 
     Args:
+        name: the scheduler's name.
+        found: the scheduler.
         app: the job.
         cfg: the scheduler's options, which may include variables (`env`).
         site: the site's configuration.
@@ -34,11 +39,31 @@ def check_variables(app: AppDef, cfg: Mapping[str, Any], site: Site) -> None:
     Raises:
         UsageError: as for the command line.
     """
+    _check_variables(app, cfg, site)
+    own = options.site_options(site, found.name, name)
+    if not own.locked:
+        return Locks()
+    locks = options.locks(name, found.options, own)
+    for what, option in getattr(found, "bypasses", lambda *_: ())(app, cfg, locks):
+        raise bypassed(what, name, option, cfg, site)
+    return locks
+
+
+def bypassed(what: str, name: str, option: str, cfg: Mapping[str, Any], site: Site) -> UsageError:
+    """Return the error for something that changes what a scheduler's locked option sets."""
+    to = "" if cfg[option] is None else f" to {cfg[option]}"
+    return UsageError(
+        f"{what}: {name}'s option {option} is locked{to} by {site.path}",
+        hint="leave it out, or ask your cluster administrator",
+    )
+
+
+def _check_variables(app: AppDef, cfg: Mapping[str, Any], site: Site) -> None:
     if not site.locked:
         return
     flags = [flag for flag in FLAGS if site.locks(flag.name) or flag.name == CONF]
-    options = cfg.get("env")
-    common = options if isinstance(options, Mapping) else {}
+    given = cfg.get("env")
+    common = given if isinstance(given, Mapping) else {}
     for role in app.roles:
         parse([], Environment({**common, **role.env}), flags, site)
 
@@ -74,11 +99,11 @@ def _alternatives(name: str) -> list[str]:
     if scheduler not in (*registry.names(), *registry.ALIASES):
         return [f"{_SCHEDULERS}{each}.{option}" for each in registry.names()]
     try:
-        options = registry.find(scheduler).options
+        own = registry.find(scheduler).options
     except RelightError:  # a broken plug-in
         return []
-    is_known = any(named(each, {option: 1}) for each in options)
-    return [] if is_known else [f"{_SCHEDULERS}{scheduler}.{each.name}" for each in options]
+    is_known = any(options.named(each, {option: 1}) for each in own)
+    return [] if is_known else [f"{_SCHEDULERS}{scheduler}.{each.name}" for each in own]
 
 
 def _plain(name: str) -> str:

@@ -2,15 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
 from types import UnionType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from relight.base.errors import UsageError
 from relight.job.app import AppDef, Mount, Resource, RetryPolicy, Role
-from relight.schedulers.api import Scheduler
-
-if TYPE_CHECKING:
-    from relight.runner.prepared import Prepared
 
 MAX_REPLICAS = 100_000
 """The maximum number of replicas per role, and of workers per node. A larger number must be a
@@ -24,7 +22,8 @@ _TYPES: Mapping[str, type | UnionType] = {
 
 
 def validate(app: AppDef) -> AppDef:
-    """Return the app if it is valid.
+    """Return a copy of the app, with its overrides applied, if the app is valid. Later changes to
+    the app don't affect the copy.
 
     Raises:
         UsageError: if the app has no roles, has two roles with the same name, or has a role without
@@ -66,31 +65,47 @@ def validate(app: AppDef) -> AppDef:
             )
         _check_parts(role)
         _check_texts(role)
-    return app
+    return deepcopy(replace(app, roles=[replace(role, overrides={}) for role in app.roles]))
 
 
-def missing_script(job: "Prepared", scheduler: Scheduler) -> str:
+def common_workspace(app: AppDef) -> str:
+    """Return the workspace that the roles share, or an empty string.
+
+    Raises:
+        UsageError: if the roles have different workspaces.
+    """
+    found = {str(role.workspace): role.name for role in app.roles if role.workspace}
+    if len(found) > 1:
+        raise UsageError(
+            f"roles {' and '.join(found.values())} have different workspaces",
+            hint="use one workspace for all roles; it can contain several directories",
+        )
+    return next(iter(found), "")
+
+
+def missing_script(script: str, workspace: str, cfg: Mapping[str, Any], *, is_local: bool) -> str:
     """Return an error message if the job's script does not exist, or an empty string if it does.
     The script isn't checked if the job runs in an image, or on another machine to which no files
     are copied.
+
+    Args:
+        script: the script's path, or an empty string.
+        workspace: the directories to copy for the job.
+        cfg: the scheduler's options.
+        is_local: whether replicas can access this machine's files.
     """
-    cfg = job.request.cfg
-    script = job.script
-    if not script or "${" in script or not (scheduler.capabilities.files or cfg.get("sync")):
+    if not script or "${" in script or not (is_local or cfg.get("sync")):
         return ""
-    copied = job.workspace or cfg.get("workspace")
+    copied = workspace or cfg.get("workspace")
+    if copied:
+        from relight.job import workspaces  # importing tarfile takes 10 ms
+
+        if workspaces.find(copied, script) is not None:
+            return ""
     bases = (cfg.get("job_dir"), os.getcwd())
-    if copied and _travels(copied, script):
-        return ""
     if any(os.path.exists(os.path.join(base, script)) for base in bases if base):
         return ""
     return f"no such file: {script}"
-
-
-def _travels(workspace: str, script: str) -> bool:
-    from relight.job import workspaces
-
-    return workspaces.find(workspace, script) is not None
 
 
 def _check_type(whose: str, name: str, value: object, kind: type | UnionType) -> None:

@@ -28,11 +28,10 @@ from relight.flags.arguments import parse
 from relight.flags.spec import Flag
 from relight.job import components
 from relight.job.components.dist import ddp
-from relight.job.handles import Handle
 from relight.job.components.arguments import HelpAskedError
+from relight.job.handles import Handle
 from relight.runner.prepared import Prepared
 from relight.runner.runner import Runner
-from relight.runner.validation import missing_script
 
 PAGE = Page(
     "submit [flags] COMPONENT [its flags] [-- arguments of the script]",
@@ -122,7 +121,7 @@ def main(argv: list[str]) -> int:
             print(help_asked.message)
             return EXIT_OK
         if values["dryrun"]:
-            return _print_dry_run(runner, job, as_json=values["json"])
+            return _print_dry_run(job, as_json=values["json"])
         return _submit(runner, job, values)
 
 
@@ -217,9 +216,8 @@ def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
     return found["component_name"], words or found.get("component_args", [])
 
 
-def _print_dry_run(runner: Runner, job: Prepared, *, as_json: bool) -> int:
-    missing = missing_script(job, runner.scheduler(job.scheduler))
-    for note in (*job.notes, *([missing] if missing else ())):
+def _print_dry_run(job: Prepared, *, as_json: bool) -> int:
+    for note in filter(None, (*job.notes, job.missing)):
         say(f"note: {note}")
     if as_json:
         print_json(job.to_json())
