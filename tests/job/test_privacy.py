@@ -10,7 +10,6 @@ import relight.job as specs
 from relight.base import redaction
 from relight.base.redaction import HIDDEN, redact_argv, redact_env, redact_text
 from relight.job.serial import to_json
-from relight.runner.submitted import redact_app
 
 SECRET = "hunter2"
 
@@ -189,14 +188,14 @@ def test_secrets_are_redacted_in_all_parts_of_app() -> None:
         metadata={"api_key": SECRET, "deep": [{"secret": SECRET}, 1, None], "team": "vision"},
     )
     app = specs.AppDef("a", [role], {"password": SECRET, "owner": "me"})
-    kept = redact_app(app)
-    assert SECRET not in json.dumps(to_json(kept))
-    (found,) = kept.roles
-    assert found.env == {"HF_TOKEN": HIDDEN, "URL": f"https://me:{HIDDEN}@host", "A": "1"}
-    assert found.metadata == {
+    kept = redaction.redact_app(to_json(app))
+    assert SECRET not in json.dumps(kept)
+    (found,) = kept["roles"]
+    assert found["env"] == {"HF_TOKEN": HIDDEN, "URL": f"https://me:{HIDDEN}@host", "A": "1"}
+    assert found["metadata"] == {
         "api_key": HIDDEN, "deep": [{"secret": HIDDEN}, 1, None], "team": "vision"
     }  # fmt: skip
-    assert kept.metadata == {"password": HIDDEN, "owner": "me"}
+    assert kept["metadata"] == {"password": HIDDEN, "owner": "me"}
     assert SECRET in json.dumps(to_json(app))
 
 

@@ -159,6 +159,33 @@ def _is_other(name: str, value: str) -> bool:
     return name.endswith("pwd") and value.lstrip("'\"").startswith(("/", "$", "~", ".", "`"))
 
 
+def redact_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a scheduler's options with secrets hidden."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found[name] = redact_env({str(k): str(v) for k, v in value.items()})
+        else:
+            found[name] = HIDDEN if value and is_secret(name) else value
+    return found
+
+
+def redact_app(app: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an app in JSON form, with the secrets in its arguments, variables and metadata
+    hidden.
+    """
+    roles = [
+        {
+            **role,
+            "args": redact_argv(role["args"]),
+            "env": redact_env(role["env"]),
+            "metadata": redact_value(role["metadata"]),
+        }
+        for role in app["roles"]
+    ]
+    return {**app, "roles": roles, "metadata": redact_value(app["metadata"])}
+
+
 def redact_value(value: Any) -> Any:
     """Return a JSON value with the secrets in all of its strings hidden."""
     if isinstance(value, Mapping):

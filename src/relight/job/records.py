@@ -16,7 +16,7 @@ from typing import Any
 
 from relight.base import env as environment
 from relight.base.env import Environment
-from relight.base.errors import MachineError, UsageError
+from relight.base.errors import MachineError, RelightError, UsageError
 from relight.host import files
 from relight.host.files import make_directories, remove_tree
 from relight.host.waiting import wait_until
@@ -101,14 +101,20 @@ def write(app_id: str, record: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def submitting(app_id: str) -> Iterator[None]:
-    """Lock a job while it is being submitted. A command that stops the job waits for this lock.
+def submitting(record: Mapping[str, Any]) -> Iterator[None]:
+    """Write a job's record, which the block completes, and lock the job while it is being
+    submitted. A command that stops the job waits for this lock. If the block fails, no record is
+    left.
 
     Raises:
+        UsageError: if the job already has a record.
         MachineError: if its directory can't be written.
     """
     import fcntl
 
+    app_id = record["id"]
+    if read(app_id) is not None:
+        raise UsageError(f"{app_id} was already submitted", hint="create another one with dryrun")
     file = os.path.join(directory(app_id), _LOCK)
     try:
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -117,7 +123,14 @@ def submitting(app_id: str) -> Iterator[None]:
     try:
         with suppress(OSError):  # the file system doesn't support locks
             fcntl.flock(fd, fcntl.LOCK_EX)
+        write(app_id, record)  # first, so that every running job has a record
         yield
+    except BaseException:
+        with suppress(RelightError):  # the original error matters more
+            remove(app_id)
+        raise
+    else:
+        write(app_id, record)
     finally:
         with suppress(OSError):
             os.unlink(file)

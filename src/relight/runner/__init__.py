@@ -14,5 +14,5 @@ recorded to its status. To add an operation on jobs, add a method to `Runner`, a
 """
 
 from relight.runner.prepared import Prepared as Prepared
-from relight.runner.runner import Job as Job
 from relight.runner.runner import Runner as Runner
+from relight.runner.submitted import Job as Job

@@ -17,7 +17,7 @@ from copy import deepcopy
 from datetime import datetime
 from itertools import islice
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from relight.base import env as environment
 from relight.base.env import Environment
@@ -43,6 +43,7 @@ from relight.runner.lookup import Purpose, find_job
 from relight.runner.plugin_guard import guarded
 from relight.runner.prepared import Prepared
 from relight.runner.settings import ConfigFile
+from relight.runner.submitted import Job
 from relight.schedulers import registry
 from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
 
@@ -50,18 +51,6 @@ DEFAULT_SCHEDULER = "local"
 _POLLS = 20
 """Status queries may take up to 1/N of the time, where N is this number."""
 _MIN_PAUSE_S, _USUAL_PAUSE_S, _MAX_PAUSE_S = 0.02, 0.5, 10.0
-
-
-class Job(NamedTuple):
-    """An entry in a list of jobs. The `message` field is the reason why the job failed, or
-    empty.
-    """
-
-    handle: str
-    name: str
-    state: AppState
-    submitted: str
-    message: str = ""
 
 
 class Runner:
@@ -507,11 +496,7 @@ class Runner:
         if a scheduler is specified, all jobs that the scheduler knows of.
         """
         cfg = self._settings_cfg(scheduler) if scheduler else {}
-        found = submitted.listed(self.scheduler, scheduler, self.session, cfg)
-        return [
-            job if job.state is AppState.FAILED else job._replace(message="")
-            for job in (Job(*each) for each in found)
-        ]
+        return submitted.listed(self.scheduler, scheduler, self.session, cfg)
 
     def describe(self, handle: str | Handle) -> dict[str, Any]:
         """Return a job's record without secrets. It consists of the app, the time and place of

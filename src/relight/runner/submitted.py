@@ -3,27 +3,37 @@
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from relight.base import redaction
 from relight.base.env import Environment
 from relight.base.errors import RelightError, UsageError
 from relight.job import handles, records, serial
-from relight.job.app import AppDef, AppState
+from relight.job.app import AppState
 from relight.job.handles import Handle, to_handle
 from relight.job.user import user_name
 from relight.runner.prepared import Prepared
 from relight.schedulers import registry
-from relight.schedulers.api import AppStatus, Scheduler
+from relight.schedulers.api import AppStatus, JobSummary, Scheduler
 from relight.schedulers.uninterruptible import UnansweredError
 
 Record = dict[str, Any]
 _USER = ("USER", "LOGNAME", "USERNAME")
 """Environment variables that contain the user's name. The last one is for Windows."""
+
+
+class Job(NamedTuple):
+    """An entry in a list of jobs. The `message` field is the reason why the job failed, or
+    empty.
+    """
+
+    handle: str
+    name: str
+    state: AppState
+    submitted: str
+    message: str = ""
 
 
 def submit(job: Prepared, scheduler: Scheduler, env: Environment) -> str:
@@ -32,25 +42,16 @@ def submit(job: Prepared, scheduler: Scheduler, env: Environment) -> str:
     Raises:
         RelightError: if the submission fails. No record is left in this case.
     """
-    if records.read(job.app_id) is not None:
-        raise UsageError(
-            f"{job.app_id} was already submitted", hint="create another one with dryrun"
-        )
     record = _record(job, env)
-    with records.submitting(job.app_id):
+    with records.submitting(record):
         try:
-            records.write(job.app_id, record)  # first, so that every running job has a record
             app_id = scheduler.submit(job.request)
-        except BaseException as error:
-            with suppress(RelightError):  # the original error matters more
-                records.remove(job.app_id)
-            if isinstance(error, UnansweredError) and job.request.app_id:
-                handle = str(Handle(job.scheduler, job.session, job.request.app_id))
-                error.hint = f"relight delete {handle}, once the scheduler responds"
+        except UnansweredError as error:
+            if job.request.app_id:
+                error.hint = f"relight delete {record['handle']}, once the scheduler responds"
             raise
         handle = str(Handle(job.scheduler, job.session, app_id))
         record |= {"app_id": app_id, "handle": handle, "state": AppState.SUBMITTED.name}
-        records.write(job.app_id, record)
     return handle
 
 
@@ -71,11 +72,10 @@ def current_handle(job: Handle) -> Handle:
 
 def find_record(job: Handle) -> Record | None:
     """Return a job's record, or None if it was not submitted from this machine."""
-    for name in (job.scheduler, *_other_names(job.scheduler)):
-        record = records.find_by_handle(name, job.app_id)
-        if record is not None:
-            return record
-    return None
+    name = job.scheduler
+    names = dict.fromkeys((name, registry.ALIASES.get(name, name), *registry.aliases(name)))
+    found = (records.find_by_handle(each, job.app_id) for each in names)
+    return next(filter(None, found), None)
 
 
 def record_state(record: Record | None, found: AppStatus | None) -> None:
@@ -103,11 +103,10 @@ def states_now(find: Callable[[str], Scheduler], found: list[Record]) -> list[Ap
 
 def listed(
     find: Callable[[str], Scheduler], scheduler: str, session: str, cfg: Mapping[str, Any]
-) -> Iterator[tuple[str, str, AppState, str, str]]:
-    """Return the handle, name, state, time and message of each job, newest first. These are the
-    jobs recorded on this machine, the `relight run` jobs on this machine and, if a scheduler is
-    specified, all other jobs that this scheduler knows of. The argument `cfg` contains the
-    scheduler's options from the settings.
+) -> list[Job]:
+    """Return jobs, newest first. These are the jobs recorded on this machine, the `relight run`
+    jobs on this machine and, if a scheduler is specified, all other jobs that this scheduler knows
+    of. The argument `cfg` contains the scheduler's options from the settings.
 
     Raises:
         RelightError: if the given scheduler does not respond.
@@ -117,30 +116,33 @@ def listed(
         for record in records.every()
         if not scheduler or registry.same(record["scheduler"], scheduler)
     ]
-    lines = []
-    for record, state in zip(found, states_now(find, found), strict=True):
-        message = str(record.get("message", ""))
-        lines.append((record["handle"], record["name"], state, record["submitted"], message))
-    if not scheduler:
-        lines += _run_jobs(find, session)
-    if scheduler:
-        known = {to_handle(record["handle"]).app_id for record in found}
-        for each in find(scheduler).list(cfg):
-            if each.app_id not in known:
-                handle = str(Handle(scheduler, session, each.app_id))
-                lines.append((handle, each.name, each.state, each.submitted, each.message))
-    yield from sorted(lines, key=lambda line: records.instant(line[3]), reverse=True)
+    jobs = [
+        Job(
+            record["handle"],
+            record["name"],
+            state,
+            record["submitted"],
+            str(record.get("message", "")),
+        )
+        for record, state in zip(found, states_now(find, found), strict=True)
+    ]
+    known = {to_handle(record["handle"]).app_id for record in found if scheduler}
+    others = find(scheduler).list(cfg) if scheduler else _run_jobs(find)
+    for each in others:
+        if each.app_id not in known:
+            handle = str(Handle(scheduler or handles.RUN, session, each.app_id))
+            jobs.append(Job(handle, each.name, each.state, each.submitted, each.message))
+    return [
+        job if job.state is AppState.FAILED else job._replace(message="")
+        for job in sorted(jobs, key=lambda job: records.instant(job.submitted), reverse=True)
+    ]
 
 
-def _run_jobs(
-    find: Callable[[str], Scheduler], session: str
-) -> Iterator[tuple[str, str, AppState, str, str]]:
+def _run_jobs(find: Callable[[str], Scheduler]) -> Sequence[JobSummary]:
     try:
-        for each in find(handles.RUN).list({}):
-            handle = str(Handle(handles.RUN, session, each.app_id))
-            yield handle, each.name, each.state, each.submitted, each.message
+        return find(handles.RUN).list({})
     except RelightError:
-        pass  # this user doesn't have a directory for sockets
+        return ()  # this user doesn't have a directory for sockets
 
 
 def _state_in(record: Record, statuses: Mapping[str, AppStatus]) -> AppState:
@@ -185,7 +187,8 @@ def _record(job: Prepared, env: Environment) -> Record:
 
     app_id = job.request.app_id or job.app_id
     folder = projects(job.workspace)[0].directory if job.workspace else os.getcwd()
-    folder = folder if os.path.isdir(folder) else os.path.dirname(folder)
+    git = git_state(folder if os.path.isdir(folder) else os.path.dirname(folder))
+    app = serial.to_json(job.app)
     return {
         "id": job.app_id,
         "app_id": app_id,
@@ -196,30 +199,20 @@ def _record(job: Prepared, env: Environment) -> Record:
         "state": AppState.UNSUBMITTED.name,
         "submitted": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "command": redaction.redact_argv(job.words),
-        "cfg": _without_secrets(dict(job.request.cfg)),
-        "app": serial.to_json(redact_app(job.app)),
+        "cfg": redaction.redact_options(job.request.cfg),
+        "app": redaction.redact_app(app),
         "environment": redaction.redact_environment(env.variables),
         "user": next(filter(None, map(env.get, _USER)), "") or user_name(),
         "host": socket.gethostname(),
         "directory": os.getcwd(),
         "workspace": job.workspace,
-        "git": git_state(folder),
+        "git": git,
         "versions": {
             "relight": __version__,
             "python": sys.version.split()[0],
             "packages": _packages(),
         },
     }
-
-
-def _without_secrets(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in cfg.items():
-        if isinstance(value, Mapping):
-            found[name] = redaction.redact_env({str(k): str(v) for k, v in value.items()})
-        else:
-            found[name] = redaction.HIDDEN if value and redaction.is_secret(name) else value
-    return found
 
 
 def _packages() -> dict[str, str]:
@@ -237,22 +230,3 @@ def _packages() -> dict[str, str]:
             if name.endswith(".dist-info") and dash:
                 found.setdefault(package, version)
     return dict(sorted(found.items()))
-
-
-def _other_names(name: str) -> list[str]:
-    known = [*registry.ALIASES, *registry.ALIASES.values()]
-    return [each for each in dict.fromkeys(known) if each != name and registry.same(each, name)]
-
-
-def redact_app(app: AppDef) -> AppDef:
-    """Return the app with the secrets in its arguments, variables and metadata hidden."""
-    roles = [
-        replace(
-            role,
-            args=redaction.redact_argv(role.args),
-            env=redaction.redact_env(role.env),
-            metadata=redaction.redact_value(role.metadata),
-        )
-        for role in app.roles
-    ]
-    return replace(app, roles=roles, metadata=redaction.redact_value(app.metadata))
