@@ -113,9 +113,10 @@ def submitting(record: Mapping[str, Any]) -> Iterator[None]:
     import fcntl
 
     app_id = record["id"]
-    if read(app_id) is not None:
+    folder = directory(app_id)
+    if os.path.exists(os.path.join(folder, FILE)):
         raise UsageError(f"{app_id} was already submitted", hint="create another one with dryrun")
-    file = os.path.join(directory(app_id), _LOCK)
+    file = os.path.join(folder, _LOCK)
     try:
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:

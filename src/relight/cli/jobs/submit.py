@@ -27,8 +27,9 @@ from relight.flags import suggestions
 from relight.flags.arguments import parse
 from relight.flags.spec import Flag
 from relight.job import components
-from relight.job.components.dist import ddp
+from relight.job.components import loading
 from relight.job.components.arguments import HelpAskedError
+from relight.job.components.dist import ddp
 from relight.job.handles import Handle
 from relight.runner.prepared import Prepared
 from relight.runner.runner import Runner
@@ -272,7 +273,7 @@ def _misplaced(given: Sequence[str], left: Sequence[str]) -> UsageError | None:
     words = takewhile("--".__ne__, left)
     is_file = re.compile(r"[^-=][^=]*\.py:\w+").fullmatch
     component = next((word for word in words if word in known or is_file(word)), "")
-    function = components.load(component) or ddp
+    function = loading.find(component) if component in known else ddp
     flag = left[0].partition("=")[0]
     if flag.lstrip("-").replace("-", "_") not in signature(function).parameters:
         return None

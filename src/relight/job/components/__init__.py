@@ -1,9 +1,6 @@
 """The built-in components: functions whose signatures define their command lines."""
 
-from collections.abc import Callable
 from contextvars import ContextVar
-from importlib import import_module
-from typing import Any
 
 from relight.job import launcher_file
 
@@ -31,12 +28,3 @@ BUILT_IN = {
 def names() -> list[str]:
     """Return the names of the built-in components."""
     return [f"{module}.{name}" for module, names in BUILT_IN.items() for name in names]
-
-
-def load(name: str) -> Callable[..., Any] | None:
-    """Return the built-in component with this name, or None."""
-    module, _, function = name.partition(".")
-    if function not in BUILT_IN.get(module, ()):
-        return None
-    found: Callable[..., Any] = getattr(import_module(f"{__name__}.{module}"), function)
-    return found

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -31,9 +32,9 @@ def find(address: str) -> Component:
     Raises:
         UsageError: if the component does not exist, or its file can't be loaded.
     """
-    found = components.load(address)
-    if found is not None:
-        return found
+    if address in components.names():
+        module, name = address.split(".")
+        return _load_module(_import(f"{components.__name__}.{module}"), name, address)
     if ":" in address:
         place, _, name = address.rpartition(":")
         if not place or not name:
@@ -96,7 +97,6 @@ def registered(asked: str = "") -> dict[str, Component]:
 
 def _modules(module: ModuleType) -> Iterator[tuple[str, ModuleType]]:
     """Yield a module and, if it is a package, its submodules, each with its name as a prefix."""
-    from importlib import import_module
     from pkgutil import walk_packages
 
     yield "", module
@@ -236,8 +236,6 @@ def _is_file(path: str, full: str) -> bool:
 
 
 def _import(name: str, path: str = "") -> ModuleType:
-    from importlib import import_module
-
     found: ModuleType = _guarded(lambda: import_module(name), path or name)
     return found
 
