@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -183,16 +184,18 @@ def test_launcher_file_contains_only_the_launcher() -> None:
     assert others == launcher_file.FOR_SSH | launcher_file.COMMANDS
 
 
-def test_stub_lists_the_names_that_the_package_loads_on_access() -> None:
-    stub = ast.parse((ROOT / "__init__.pyi").read_text())
+@pytest.mark.parametrize("package", [TOP, "relight.job"])
+def test_stub_lists_the_names_that_the_package_loads_on_access(package: str) -> None:
+    found = import_module(package)
+    stub = ast.parse(Path(str(found.__file__)).with_suffix(".pyi").read_text())
     listed = {
         alias.name: node.module
         for node in stub.body
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(TOP)
+        if isinstance(node, ast.ImportFrom) and node.module != package
         for alias in node.names
     }
     assert listed == {
-        name: f"{TOP}.{module}" for name, module in vars(relight)["_FROM_MODULE"].items()
+        name: f"{package}.{module}" for name, module in vars(found)["_FROM_MODULE"].items()
     }
 
 

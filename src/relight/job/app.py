@@ -76,7 +76,7 @@ def unspecified() -> Resource:
     return Resource(-1, -1, -1)
 
 
-UNSPECIFIED = unspecified()
+NULL_RESOURCE = unspecified()
 
 
 @dataclass
