@@ -12,13 +12,7 @@ from relight.base.errors import UsageError
 from relight.job import macros
 from relight.job.app import AppDef, Role
 from relight.job.components import IMAGE, TORCHRUN, launcher
-from relight.job.components.nodes import (
-    JobSize,
-    parse_job_size,
-    parse_name,
-    parse_size,
-    role_name,
-)
+from relight.job.components.nodes import parse_job_size, parse_name, parse_size, role_name
 from relight.job.mounts import parse_mounts
 from relight.job.resources import resource
 
@@ -78,27 +72,49 @@ def torchrun(
         tee: which worker output is shown and logged: 1 stdout, 2 stderr, 3 both, 0 none
     """
     size = parse_job_size(h, j) if h and j.isdecimal() else parse_size(j)
-    return _app(
-        size,
-        script_args,
-        script=script,
-        m=m,
+    named = parse_name(name, script, m, script_args)
+    if not 0 < rdzv_port < 65536:
+        raise UsageError(f"--rdzv_port={rdzv_port}: expected a port from 1 to 65535")
+    if tee not in range(4):
+        raise UsageError(f"--tee={tee}: expected 0, 1, 2 or 3")
+    endpoint = "localhost:0" if size.nodes.max_nodes == 1 else f"{_RANK0_HOST}:{rdzv_port}"
+    words = ["--rdzv_backend", shlex.quote(rdzv_backend)]
+    if not rdzv_backend.strip():
+        raise UsageError(f"--rdzv_backend={rdzv_backend}: expected a name, such as c10d")
+    if rdzv_conf:
+        for pair in rdzv_conf.split(","):
+            if not re.fullmatch(r"\s*\w[^=]*=.*", pair) and pair.strip():
+                raise UsageError(f"--rdzv_conf={rdzv_conf}: expected A=1,B=2")
+        words += ["--rdzv_conf", shlex.quote(rdzv_conf)]
+    words += ["--rdzv_endpoint", endpoint, "--rdzv_id", shlex.quote(macros.app_id)]
+    words += ["--nnodes", str(size.nodes), "--nproc_per_node", str(size.workers)]
+    words += ["--tee", str(tee), "--role", "''"]
+    if rdzv_backend == "static":
+        words += ["--node_rank", shlex.quote(macros.replica_id)]
+    program = TORCHRUN if launcher.get() == TORCHRUN else "relight run"
+    command = [script] if script else ["-m", m or ""]
+    words += [shlex.quote(word) for word in (*command, *script_args)]
+    variables = {
+        "LOGLEVEL": read().get("LOGLEVEL", "WARNING"),
+        **(env or {}),
+        "TORCHX_TRACKING_EXPERIMENT_NAME": named.experiment,
+        "TORCHX_TRACKING_RUN_NAME": named.run,
+        **(_DEBUG if debug else {}),
+    }
+    role = Role(
+        name=role_name(script, m),
         image=image,
-        name=name,
-        h=h,
-        cpu=cpu,
-        gpu=gpu,
-        memMB=memMB,
-        env=env,
-        metadata=metadata,
+        min_replicas=size.nodes.min_nodes,
+        entrypoint="bash",
+        args=["-c", " ".join([program, *words])],
+        env=variables,
+        num_replicas=size.nodes.max_nodes,
         max_retries=max_retries,
-        rdzv_port=rdzv_port,
-        rdzv_backend=rdzv_backend,
-        rdzv_conf=rdzv_conf,
-        mounts=mounts,
-        debug=debug,
-        tee=tee,
+        resource=resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+        port_map={"c10d": rdzv_port},
+        mounts=parse_mounts(mounts or []),
     )
+    return AppDef(named.run, [role], metadata or {})
 
 
 def ddp(
@@ -145,9 +161,8 @@ def ddp(
         debug: set the variables that make CUDA, NCCL and torch log more
         tee: which worker output is shown and logged: 1 stdout, 2 stderr, 3 both, 0 none
     """
-    return _app(
-        parse_size(j),
-        script_args,
+    return torchrun(
+        *script_args,
         script=script,
         m=m,
         image=image,
@@ -156,6 +171,7 @@ def ddp(
         cpu=cpu,
         gpu=gpu,
         memMB=memMB,
+        j=str(parse_size(j)),
         env=env,
         metadata=metadata,
         max_retries=max_retries,
@@ -198,84 +214,17 @@ def spmd(
         mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
         debug: set the variables that make CUDA, NCCL and torch log more
     """
-    return _app(
-        parse_job_size(h, j),
-        args,
+    return torchrun(
+        *args,
         script=script,
         m=m,
         image=image,
         name=name,
         h=h,
+        j=str(parse_job_size(h, j)),
         env=env,
         metadata=metadata,
         max_retries=max_retries,
         mounts=mounts,
         debug=debug,
     )
-
-
-def _app(
-    size: JobSize,
-    script_args: tuple[str, ...],
-    *,
-    script: str | None,
-    m: str | None,
-    image: str,
-    name: str,
-    h: str | None,
-    env: dict[str, str] | None,
-    metadata: dict[str, str] | None,
-    max_retries: int,
-    mounts: list[str] | None,
-    debug: bool,
-    cpu: int = 2,
-    gpu: int = 0,
-    memMB: int = 1024,  # noqa: N803
-    rdzv_port: int = 29500,
-    rdzv_backend: str = "c10d",
-    rdzv_conf: str | None = None,
-    tee: int = 3,
-) -> AppDef:
-    named = parse_name(name, script, m, script_args)
-    if not 0 < rdzv_port < 65536:
-        raise UsageError(f"--rdzv_port={rdzv_port}: expected a port from 1 to 65535")
-    if tee not in range(4):
-        raise UsageError(f"--tee={tee}: expected 0, 1, 2 or 3")
-    endpoint = "localhost:0" if size.nodes.max_nodes == 1 else f"{_RANK0_HOST}:{rdzv_port}"
-    words = ["--rdzv_backend", shlex.quote(rdzv_backend)]
-    if not rdzv_backend.strip():
-        raise UsageError(f"--rdzv_backend={rdzv_backend}: expected a name, such as c10d")
-    if rdzv_conf:
-        for pair in rdzv_conf.split(","):
-            if not re.fullmatch(r"\s*\w[^=]*=.*", pair) and pair.strip():
-                raise UsageError(f"--rdzv_conf={rdzv_conf}: expected A=1,B=2")
-        words += ["--rdzv_conf", shlex.quote(rdzv_conf)]
-    words += ["--rdzv_endpoint", endpoint, "--rdzv_id", shlex.quote(macros.app_id)]
-    words += ["--nnodes", str(size.nodes), "--nproc_per_node", str(size.workers)]
-    words += ["--tee", str(tee), "--role", "''"]
-    if rdzv_backend == "static":
-        words += ["--node_rank", shlex.quote(macros.replica_id)]
-    program = TORCHRUN if launcher.get() == TORCHRUN else "relight run"
-    command = [script] if script else ["-m", m or ""]
-    words += [shlex.quote(word) for word in (*command, *script_args)]
-    variables = {
-        "LOGLEVEL": read().get("LOGLEVEL", "WARNING"),
-        **(env or {}),
-        "TORCHX_TRACKING_EXPERIMENT_NAME": named.experiment,
-        "TORCHX_TRACKING_RUN_NAME": named.run,
-        **(_DEBUG if debug else {}),
-    }
-    role = Role(
-        name=role_name(script, m),
-        image=image,
-        min_replicas=size.nodes.min_nodes,
-        entrypoint="bash",
-        args=["-c", " ".join([program, *words])],
-        env=variables,
-        num_replicas=size.nodes.max_nodes,
-        max_retries=max_retries,
-        resource=resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
-        port_map={"c10d": rdzv_port},
-        mounts=parse_mounts(mounts or []),
-    )
-    return AppDef(named.run, [role], metadata or {})

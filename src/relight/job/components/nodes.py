@@ -27,6 +27,9 @@ class JobSize(NamedTuple):
     nodes: Nodes
     workers: int
 
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.workers}"
+
 
 def parse_name(
     name: str, script: str | None, m: str | None, script_args: Sequence[str] = ()
