@@ -18,15 +18,13 @@ from relight.job.app import (
 )
 
 Object = dict[str, Any]
+_KINDS = (AppDef, Role, Resource, Workspace, BindMount, VolumeMount, DeviceMount)
 
 
 def to_json(app: AppDef) -> Object:
     """Return an app as an object for `json.dumps`."""
-    return {
-        "name": app.name,
-        "roles": [_role(role) for role in app.roles],
-        "metadata": _plain(app.metadata),
-    }
+    found: Object = _plain(app)
+    return found
 
 
 def from_json(value: Any) -> AppDef:
@@ -44,34 +42,6 @@ def from_json(value: Any) -> AppDef:
         roles=[_to_role(role, f"app.roles[{number}]") for number, role in enumerate(roles)],
         metadata=_object(found.get("metadata", {}), "app.metadata"),
     )
-
-
-def _role(role: Role) -> Object:
-    resource = role.resource
-    return {
-        "name": role.name,
-        "image": role.image,
-        "min_replicas": role.min_replicas,
-        "entrypoint": role.entrypoint,
-        "args": list(role.args),
-        "env": dict(role.env),
-        "num_replicas": role.num_replicas,
-        "max_retries": role.max_retries,
-        "retry_policy": str(role.retry_policy),
-        "resource": {
-            "cpu": resource.cpu,
-            "gpu": resource.gpu,
-            "memMB": resource.memMB,
-            "capabilities": _plain(resource.capabilities),
-            "devices": dict(resource.devices),
-            "tags": _plain(resource.tags),
-        },
-        "port_map": dict(role.port_map),
-        "metadata": _plain(role.metadata),
-        "mounts": [vars(mount).copy() for mount in role.mounts],
-        "workspace": role.workspace and {"projects": dict(role.workspace.projects)},
-        "overrides": {},  # they have already been applied
-    }
 
 
 def _to_role(value: Any, where: str) -> Role:
@@ -133,13 +103,16 @@ def _to_mount(value: Any, where: str) -> Mount:
 
 
 def _plain(value: Any) -> Any:
+    kind = next((kind for kind in _KINDS if isinstance(value, kind)), None)
+    if kind is not None:
+        found = {field.name: _plain(getattr(value, field.name)) for field in fields(kind)}
+        # Reading the fields has applied a role's overrides.
+        return found | {"overrides": {}} if kind is Role else found
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    return str(value)
+    return value if value is None or isinstance(value, (int, float)) else str(value)
 
 
 def _object(value: Any, where: str, known: set[str] | None = None) -> Object:
