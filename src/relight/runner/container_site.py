@@ -13,7 +13,7 @@ from relight.flags.arguments import parse
 from relight.flags.rdzv_conf import KEY_BY_NAME
 from relight.flags.site import CONF, PASSED, SUBMISSION_HOST, Site
 from relight.flags.spec import FLAG_BY_NAME
-from relight.runner.site_locks import DEFAULTS
+from relight.runner.site_locks import DEFAULTS, plain_name
 
 _OF_HOST = frozenset(("failure-report", "keep-warm", "log-dir", "tracker"))
 """Flags that name files or processes of a host. A container may lack them and then fail to
@@ -32,7 +32,7 @@ def variables(site: Site) -> dict[str, str]:
     files = {key for key, _ in site.conf if key in KEY_BY_NAME and KEY_BY_NAME[key].is_file}
     run = {name: text for name, text in site.run.items() if name not in local}
     conf = {key: text for key, text in site.conf if key not in files}
-    locked = [name for name in sorted(site.locked) if _key(name) not in local | files]
+    locked = [name for name in sorted(site.locked) if plain_name(name) not in local | files]
     locked = [name for name in locked if not name.startswith(("schedulers.", *DEFAULTS))]
     if not run and not conf and not locked:
         return {}
@@ -49,7 +49,3 @@ def _is_local(value: object) -> bool:
     check.
     """
     return bool(getattr(value, "file", "") or getattr(value, "command", ""))
-
-
-def _key(name: str) -> str:
-    return name.removeprefix("run.").removeprefix(f"{CONF}.")

@@ -74,7 +74,7 @@ def unknown(site: Site) -> Iterator[tuple[str, str]]:
         yield what, f"can be locked: {_VALID}"
     for name in sorted(site.locked):
         if not name.startswith(DEFAULTS) and (known := _alternatives(name)):
-            own = name if name.startswith(_SCHEDULERS) else _plain(name)
+            own = name if name.startswith(_SCHEDULERS) else plain_name(name)
             hint = did_you_mean(own, known, f"valid names: {_VALID}")
             yield f"locked: there is no {name}, so this has no effect", hint
 
@@ -94,7 +94,7 @@ def _alternatives(name: str) -> list[str]:
     """
     if not name.startswith(_SCHEDULERS):
         known = [*FLAG_BY_NAME, *(key.name for key in KEYS)]
-        return [] if _plain(name) in known else known
+        return [] if plain_name(name) in known else known
     scheduler, _, option = name.removeprefix(_SCHEDULERS).partition(".")
     if scheduler not in (*registry.names(), *registry.ALIASES):
         return [f"{_SCHEDULERS}{each}.{option}" for each in registry.names()]
@@ -106,5 +106,6 @@ def _alternatives(name: str) -> list[str]:
     return [] if is_known else [f"{_SCHEDULERS}{scheduler}.{each.name}" for each in own]
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return the name of a flag or key without its section."""
     return name.removeprefix("run.").removeprefix(f"{CONF}.")
