@@ -60,7 +60,7 @@ from relight.events.event_types import (
     WorkerStarted,
 )
 from relight.flags import site
-from relight.flags.arguments import parse, to_spec
+from relight.flags.arguments import ParsedFlags, parse, to_spec
 from relight.host import system
 
 OnEvent = Callable[[Event], None]
@@ -176,17 +176,15 @@ def run(
     limit_s = time_limit("timeout_s", timeout_s)
     if on_event is not None and not callable(on_event):
         raise UsageError(f"on_event={on_event!r}: expected a function with one argument, or None")
-    words, variables = _checked(spec)
+    words, env, parsed = _parsed(spec)
     job = _Job(on_event)
     if in_process:
-        return _run_here(words, variables, job, limit_s)
-    return _run_child(words, variables, job, limit_s)
+        return _run_here(parsed, env, job, limit_s)
+    return _run_child(words, env.variables, job, limit_s)
 
 
-def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
-    """Validate a spec with the command-line parser. Return the spec's command line and
-    environment.
-    """
+def _parsed(spec: RunSpec) -> tuple[list[str], Environment, ParsedFlags]:
+    """Return a spec's command line and environment, and the parsed command line."""
     if not isinstance(spec, RunSpec):
         raise UsageError(
             f"relight.run takes a RunSpec, not {spec!r}",
@@ -201,8 +199,7 @@ def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
         raise UsageError(f"script={spec.script!r}: expected a string", hint=f"'{spec.script}'")
     if not isinstance(spec.module, bool):
         raise UsageError(f"module={spec.module!r}: expected True or False")
-    variables = {**job_variables(), **spec.env}
-    words, env = spec.command_line(), Environment(variables)
+    words, env = spec.command_line(), Environment({**job_variables(), **spec.env})
     parsed = parse(words, env, site=site.load(env))
     if parsed.command != (spec.script, *spec.args):
         raise UsageError(
@@ -210,7 +207,7 @@ def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
             hint="pass the script as `script` and its arguments as `args`",
         )
     to_spec(parsed)
-    return words, variables
+    return words, env, parsed
 
 
 class _Job:
@@ -228,8 +225,7 @@ class _Job:
         self._reason = ""
         self.exit_code: int | None = None
         """The exit code reported by the agent, or None until the agent reports one."""
-        self._end: JobEnded | None = None
-        self._failures: tuple[Failure, ...] = ()
+        self.report = _Report(None, ())
 
     def take(self, event: Event) -> None:
         """Process an event and pass it to the user's callback."""
@@ -247,10 +243,6 @@ class _Job:
         if self._on_event is not None:
             self._on_event(event)
 
-    def record_end(self, end: JobEnded | None, failures: tuple[Failure, ...]) -> None:
-        """Store the agent's final report."""
-        self._end, self._failures = end, failures
-
     def result(self, exit_code: int, reason: str, stopped_after_s: float | None) -> RunResult:
         """Return the result.
 
@@ -259,7 +251,7 @@ class _Job:
             reason: why the agent ended, used if the agent itself did not report a reason.
             stopped_after_s: the time limit after which the agent was stopped, or None.
         """
-        end = self._end
+        end, failures = self.report
         timed_out = stopped_after_s is not None and exit_code != 0
         own = self._reason or reason
         return RunResult(
@@ -268,7 +260,7 @@ class _Job:
             exit_codes=dict(sorted(self._exit_codes.items())),
             restarts=self._restarts,
             cause=end.root if end is not None else None,
-            failures=self._failures,
+            failures=failures,
             report=end.report if end is not None else (),
             timed_out=timed_out,
         )
@@ -277,8 +269,8 @@ class _Job:
 # Running the agent in a child process.
 
 
-class _JobEnd(NamedTuple):
-    """The child's last message, which says how the job ended and which local workers failed."""
+class _Report(NamedTuple):
+    """An agent's final report, which says how the job ended and which local workers failed."""
 
     end: JobEnded | None
     failures: tuple[Failure, ...]
@@ -305,8 +297,8 @@ def _run_child(
                 break
             if isinstance(message, RelightError):
                 refusal = message
-            elif isinstance(message, _JobEnd):
-                job.record_end(*message)
+            elif isinstance(message, _Report):
+                job.report = message
             else:
                 job.take(message)
         agent.wait()
@@ -448,7 +440,7 @@ def entry(fd: int) -> NoReturn:
     def send_event(event: Event) -> None:
         tell(event)
         if isinstance(event, Ended):
-            tell(_JobEnd(agent.node.end, agent.node.failures))
+            tell(_Report(agent.node.end, agent.node.failures))
 
     code = EXIT_INTERNAL
     try:
@@ -461,23 +453,18 @@ def entry(fd: int) -> NoReturn:
         tell(error)
         code = error.exit_code
     except Exception as error:
-        tell(_bug(error))
+        hint = "please report it, with these lines and the command"
+        bug = InternalError(f"internal error in relight (a bug): {describe_bug(error)}", hint=hint)
+        tell(bug)
     exit_signals.quick_exit(code)
-
-
-def _bug(error: Exception) -> InternalError:
-    hint = "please report it, with these lines and the command"
-    return InternalError(f"internal error in relight (a bug): {describe_bug(error)}", hint=hint)
 
 
 # Running the agent in this process.
 
 
 def _run_here(
-    words: Sequence[str], variables: Mapping[str, str], job: _Job, timeout_s: float | None
+    parsed: ParsedFlags, env: Environment, job: _Job, timeout_s: float | None
 ) -> RunResult:
-    env = Environment(variables)
-    parsed = parse(list(words), env, site=site.load(env))
     _check_process(parsed.given)
     raised: list[BaseException] = []
     received: list[int] = []
@@ -487,7 +474,7 @@ def _run_here(
         if isinstance(event, SignalReceived):
             received.append(event.number)
         if isinstance(event, Ended):
-            job.record_end(agent.node.end, agent.node.failures)
+            job.report = _Report(agent.node.end, agent.node.failures)
         try:
             job.take(event)
         except BaseException as error:
