@@ -27,30 +27,18 @@ class Handle(NamedTuple):
         return f"{self.scheduler}://{self.session}/{self.app_id}"
 
 
-def parse_handle(text: str) -> Handle | None:
+def to_handle(text: str) -> Handle:
     """Parse `scheduler://session/job`, optionally followed by `/ROLE` or `/ROLE/REPLICA,…` for a
-    part of the job. Return None if the text doesn't have this form.
+    part of the job.
 
     Raises:
-        UsageError: if a replica number is too large.
+        UsageError: if the text doesn't have this form, or a replica number is too large.
     """
     match = re.fullmatch(_FORM, text)
     if match is None:
-        return None
+        raise UsageError(f"{text!r} is not a job handle", hint=EXAMPLE)
     scheduler, session, app_id, role, replicas = match.groups()
     return parse_part(Handle(scheduler, session, app_id), role, replicas)
-
-
-def to_handle(text: str) -> Handle:
-    """Parse a handle, as `parse_handle` does.
-
-    Raises:
-        UsageError: if the text is not a handle.
-    """
-    handle = parse_handle(text)
-    if handle is None:
-        raise UsageError(f"{text!r} is not a job handle", hint=EXAMPLE)
-    return handle
 
 
 def is_whole(text: str) -> bool:

@@ -273,9 +273,10 @@ def _unknown(name: str, signature: Signature, where: str, value: str | None = No
         if value is not None and name in _SWITCHES_OF_SUBMIT:
             hint += f" and takes no value: {name}"
         return UsageError(f"{signature.name} has no parameter {name}{where}", hint=hint)
-    hint = f"{_names(signature)}; {_after_dashes(signature)}".removesuffix("; ")
+    names, after = _names(signature), _after_dashes(signature)
+    hint = f"{names}; {after}".removesuffix("; ")
     if meant := closest_match(name.lstrip("-").replace("-", "_"), known):
-        hint = f"did you mean --{meant}? {_after_dashes(signature)}".strip()
+        hint = f"did you mean --{meant}? {after}".strip()
     return UsageError(f"{signature.name} has no parameter {name}{where}", hint=hint)
 
 

@@ -113,13 +113,6 @@ def pairs(text: str, outer: str = ",;") -> dict[str, str]:
     return found
 
 
-def boolean(text: str) -> bool:
-    """Convert `true` or `false`, in upper or lower case."""
-    if text.lower() not in ("true", "false"):
-        raise ValueError("expected true or false")
-    return text.lower() == "true"
-
-
 def _in_turn(
     parts: Sequence[Any], kind: ParameterKind, each: Callable[[Any, type], Any]
 ) -> tuple[Any, ...]:
@@ -138,7 +131,9 @@ def _put(found: dict[str, str], key: str, value: str) -> None:
 
 def _plain(text: str, base: type) -> Any:
     if base is bool:
-        return boolean(text)
+        if text.lower() not in ("true", "false"):
+            raise ValueError("expected true or false")
+        return text.lower() == "true"
     cast: Callable[[str], Any] = base
     try:
         return cast(text)

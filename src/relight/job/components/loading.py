@@ -20,7 +20,8 @@ from relight.base.plugins import one_line
 from relight.base.text import closest_match, did_you_mean
 from relight.job import components
 from relight.job.app import AppDef
-from relight.job.components import arguments
+from relight.job.components import arguments, torchx_components
+from relight.job.components.source import error_location, source_file
 
 GROUP, OF_TORCHX = "relight.components", "torchx.components"
 Component = Callable[..., Any]
@@ -153,8 +154,6 @@ def call(
     Raises:
         UsageError: if it raises an exception, or returns something other than an app.
     """
-    from relight.job.components import torchx_components
-
     token = components.launcher.set(launcher)
     try:
         with redirect_stdout(sys.stderr):  # stdout is reserved for the result
@@ -164,8 +163,6 @@ def call(
     except RelightError:
         raise
     except (Exception, SystemExit) as error:
-        from relight.job.components.source import error_location, source_file
-
         where = error_location(error, source_file(function))
         raise UsageError(f"{address} failed in {where}: {one_line(error)}") from None
     finally:
@@ -246,8 +243,6 @@ def _guarded(load: Callable[[], Any], path: str) -> Any:
         with redirect_stdout(sys.stderr):
             return load()
     except (Exception, SystemExit) as error:
-        from relight.job.components.source import error_location
-
         hint = _without_torchx(error)
         where = error_location(error, path)
         raise UsageError(f"can't load {where}: {one_line(error)}", hint=hint) from None
