@@ -343,8 +343,8 @@ def test_relightignore_patterns_match_as_in_git(
 @pytest.mark.needs_git
 def test_character_class_in_ignore_file_never_matches_slash(tmp_path: Path) -> None:
     rules = patterns.parse(["a[!b]c", "/x[^y]z"])
-    assert not patterns.ignored(rules, "x/z", False)
-    assert patterns.ignored(rules, "q/a-c", False)
+    assert not patterns.verdict(rules, "x/z", False)
+    assert patterns.verdict(rules, "q/a-c", False)
 
 
 @pytest.mark.needs_git

@@ -5,7 +5,7 @@ begins with `!` re-includes a path, and paths below an ignored directory are not
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _CLASSES = {
@@ -39,8 +39,9 @@ def parse(lines: Iterable[str]) -> tuple[Pattern, ...]:
     return tuple(found)
 
 
-def ignored(patterns: Iterable[Pattern], path: str, is_directory: bool) -> bool:
-    """Return whether a path is ignored, given that its directory is not.
+def verdict(patterns: Sequence[Pattern], path: str, is_directory: bool) -> bool | None:
+    """Return whether a path is ignored, given that its directory is not, or None if no pattern
+    matches.
 
     Args:
         patterns: the patterns, in file order.
@@ -48,16 +49,13 @@ def ignored(patterns: Iterable[Pattern], path: str, is_directory: bool) -> bool:
         is_directory: whether the path is a directory; false for a symbolic link, regardless of its
             target.
     """
-    verdict = False
     name = path.rpartition("/")[2]
-    for pattern in patterns:
-        if pattern.takes_back != verdict or pattern.regex is None:
-            continue  # it wouldn't change the verdict
-        if pattern.directories_only and not is_directory:
+    for pattern in reversed(patterns):
+        if pattern.regex is None or (pattern.directories_only and not is_directory):
             continue
         if pattern.regex.fullmatch(path if pattern.whole else name):
-            verdict = not verdict
-    return verdict
+            return not pattern.takes_back
+    return None
 
 
 def _pattern(text: str) -> Pattern:

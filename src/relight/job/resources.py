@@ -121,17 +121,15 @@ class NamedResources(Mapping[str, Resource]):
         if name in _TABLE and self._given is None and not _has_own(read()):
             return _from_table(name)
         known = list(self)
-        found = name if name in known else ""
-        if not found:
-            same = [each for each in known if each.lower() == name.lower()]
-            if len(same) > 1:
-                raise UsageError(
-                    f"the named resource {name} is ambiguous: {', '.join(same)}",
-                    hint="match the case of the name in the list",
-                )
-            found = same[0] if same else ""
-        if not found:
+        same = [name] if name in known else [x for x in known if x.lower() == name.lower()]
+        if len(same) > 1:
+            raise UsageError(
+                f"the named resource {name} is ambiguous: {', '.join(same)}",
+                hint="match the case of the name in the list",
+            )
+        if not same:
             raise _unknown(name, known)
+        found = same[0]
         maker = self._all().get(found)
         if maker is None:
             return _from_table(found)

@@ -19,7 +19,7 @@ def parse(lines: Iterable[str]) -> list[str]:
     return [text for text in texts if text not in ("", ".")]
 
 
-def verdict(patterns: Sequence[str], path: str) -> bool | None:
+def verdict(patterns: Sequence[str], path: str, _is_directory: bool) -> bool | None:
     """Return whether a path is ignored, or None if no pattern matches.
 
     Args:

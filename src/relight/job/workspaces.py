@@ -18,7 +18,8 @@ import shutil
 import stat
 import subprocess
 import tarfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import ModuleType
 from typing import IO, Any, NamedTuple
 
 from relight.base.errors import MachineError, UsageError
@@ -26,6 +27,10 @@ from relight.job import dockerignore, patterns, records, torchxignore
 
 IGNORED_BY_DEFAULT = (".git", ".venv/", "__pycache__/")
 GIT_LIMIT_S = 2.0
+_SYNTAXES: Mapping[str, ModuleType] = {
+    ".relightignore": patterns, ".torchxignore": torchxignore, ".dockerignore": dockerignore,
+}  # fmt: skip
+"""The modules that implement the ignore files. The first file that exists is used."""
 IsIgnored = Callable[[str, bool], bool]
 """A function that returns whether a path is ignored. Its second argument says whether the path is a
 directory.
@@ -238,49 +243,25 @@ def git_state(path: str) -> dict[str, Any]:
 
 
 def _ignored_below(source: str) -> IsIgnored:
-    for name in _RULES:
+    syntax: ModuleType = patterns
+    lines: list[str] = []
+    for name in _SYNTAXES:
         path = os.path.join(source, name)
         try:
             with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-                lines = file.read().split("\n")
+                syntax, lines = _SYNTAXES[name], file.read().split("\n")
+            break
         except FileNotFoundError:
             continue
         except OSError as error:
             raise _unreadable(source, error) from None
-        return _RULES[name](lines)
-    return _git_matcher(())
-
-
-def _git_matcher(lines: Sequence[str]) -> IsIgnored:
-    rules = patterns.parse([*IGNORED_BY_DEFAULT, *lines])
-    return lambda path, is_directory: patterns.ignored(rules, path, is_directory)
-
-
-def _torchx_matcher(lines: Sequence[str]) -> IsIgnored:
-    rules = torchxignore.parse(lines)
-    return _or_usual(lambda path, _: torchxignore.verdict(rules, path))
-
-
-def _docker_matcher(lines: Sequence[str]) -> IsIgnored:
-    rules = dockerignore.parse(lines)
-    return _or_usual(lambda path, is_directory: dockerignore.verdict(rules, path, is_directory))
-
-
-def _or_usual(verdict: Callable[[str, bool], bool | None]) -> IsIgnored:
-    usual = _git_matcher(())
+    rules, usual = syntax.parse(lines), patterns.parse(IGNORED_BY_DEFAULT)
 
     def is_ignored(path: str, is_directory: bool) -> bool:
-        found = verdict(path, is_directory)
-        return usual(path, is_directory) if found is None else found
+        found = syntax.verdict(rules, path, is_directory)
+        return bool(patterns.verdict(usual, path, is_directory) if found is None else found)
 
     return is_ignored
-
-
-_RULES: Mapping[str, Callable[[Sequence[str]], IsIgnored]] = {
-    ".relightignore": _git_matcher,
-    ".torchxignore": _torchx_matcher,
-    ".dockerignore": _docker_matcher,
-}
 
 
 def _file(path: str) -> tuple[int, int] | None:

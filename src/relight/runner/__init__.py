@@ -2,11 +2,13 @@
 
 Use `from relight.runner import Runner` to submit jobs from Python. A submission takes this path:
 
-    settings.py, options.py   the scheduler's options, from flags, Python and settings files
-    validation.py             rejects an app that can't run
-    job_env.py                variables that identify the job
-    plugin_guard.py           checks what the scheduler returns
-    submitted.py              keeps the job's record
+    job/components/loading.py   the app that a component creates
+    validation.py               rejects an app that can't run
+    settings.py, options.py     the scheduler's options, from flags, Python and settings files
+    site_locks.py               rejects what the site's file locks
+    job_env.py                  variables that identify the job
+    plugin_guard.py             checks what the scheduler returns
+    submitted.py                keeps the job's record
 
 Later commands find the job with `lookup`. `event_log` and `agent_reports` add what its agents
 recorded to its status. To add an operation on jobs, add a method to `Runner`, and to

@@ -281,7 +281,7 @@ class Runner:
         job = self._parsed(handle)
         found = self.scheduler(job.scheduler).status([job.app_id]).get(job.app_id)
         record = submitted.find_record(job)
-        if found is None and record is not None and record.get("state"):
+        if found is None and record is not None:
             state = AppState[record["state"]]
             why = "its scheduler no longer knows it"
             if records.is_being_submitted(record["id"]):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from relight.base import redaction
 from relight.base.env import Environment
 from relight.base.errors import RelightError, UsageError
+from relight.base.package import __version__
 from relight.job import handles, records, serial
 from relight.job.app import AppState
 from relight.job.handles import Handle, to_handle
@@ -96,9 +97,12 @@ def states_now(find: Callable[[str], Scheduler], found: list[Record]) -> list[Ap
     respond.
     """
     statuses = _unfinished(find, found)
+    states = []
     for record in found:
-        record_state(record, statuses.get(record["handle"]))
-    return [_state_in(record, statuses) for record in found]
+        status = statuses.get(record["handle"])
+        record_state(record, status)
+        states.append(AppState[record["state"]] if status is None else status.state)
+    return states
 
 
 def listed(
@@ -145,16 +149,11 @@ def _run_jobs(find: Callable[[str], Scheduler]) -> Sequence[JobSummary]:
         return ()  # this user doesn't have a directory for sockets
 
 
-def _state_in(record: Record, statuses: Mapping[str, AppStatus]) -> AppState:
-    known = statuses.get(record["handle"])
-    return AppState[record.get("state", "UNKNOWN")] if known is None else known.state
-
-
 def _unfinished(find: Callable[[str], Scheduler], found: list[Record]) -> dict[str, AppStatus]:
     """Return the statuses of jobs whose recorded state is not final."""
     unfinished: dict[str, list[Record]] = {}
     for record in found:
-        if not AppState[record.get("state", "UNKNOWN")].is_over:
+        if not AppState[record["state"]].is_over:
             unfinished.setdefault(record["scheduler"], []).append(record)
     statuses: dict[str, AppStatus] = {}
     for name, group in unfinished.items():
@@ -182,7 +181,6 @@ def _status(
 
 
 def _record(job: Prepared, env: Environment) -> Record:
-    from relight.base.package import __version__
     from relight.job.workspaces import git_state, projects  # importing tarfile takes 10 ms
 
     app_id = job.request.app_id or job.app_id
