@@ -157,7 +157,7 @@ class Runner:
                 hint=did_you_mean(launcher, components.LAUNCHERS),
             )
         name = self.scheduler_name(scheduler)
-        found = self.scheduler(name)
+        found, site = self.scheduler(name), self.settings.site
         words: tuple[str, ...] = ()
         script = ""
         if isinstance(app, str):
@@ -170,22 +170,21 @@ class Runner:
         values, notes = self._cfg(name, found, cfg, workspace)
         is_local = found.capabilities.files
         missing = validation.missing_script(script, workspace, values, is_local=is_local)
-        site = self.settings.site
         notes = [*notes, *node_exclusion.add(name, found, values, self.env, site)]
         notes += [f"{site.path}: {what}" for what in site_locks.unlockable(site)]
         locks = site_locks.check(name, found, app, values, site)
-        bundled = launcher in (launcher_file.INSTALLED, launcher_file.TRAVELS)
-        more = {launcher_file.VARIABLE: launcher} if bundled else {}
+
+        more: dict[str, str] = {}
+        if launcher in (launcher_file.INSTALLED, launcher_file.TRAVELS):
+            more[launcher_file.VARIABLE] = launcher
         if found.capabilities.images or values.get("image"):
             more |= container_site.variables(site)
         app = with_job_env(app, name, self.session, parent_run_id, self.env, self.settings, more)
-
         app_id = app_id or new_id(app.name)
         images: Sequence[Mapping[str, str]] = ()
         if workspace and found.capabilities.pushes_images:
-            repository = values["image_repo"]
             made: tuple[AppDef, Sequence[Mapping[str, str]]]
-            made = _docker().with_workspace(app, workspace, app_id, repository)
+            made = _docker().with_workspace(app, workspace, app_id, values["image_repo"])
             app, images = made
             notes += [
                 f"the workspace is added to {each['base']} and pushed as {each['image']}"
