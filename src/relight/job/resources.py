@@ -109,8 +109,7 @@ class NamedResources(Mapping[str, Resource]):
     """
 
     def __init__(self, own: Own | None = None) -> None:
-        self._given = own
-        self._own: Own | None = own
+        self._own = own
 
     def __getitem__(self, name: str) -> Resource:
         """Look up a resource by name.
@@ -118,7 +117,7 @@ class NamedResources(Mapping[str, Resource]):
         Raises:
             UsageError: if no resource has this name, ignoring case.
         """
-        if name in _TABLE and self._given is None and not _has_own(read()):
+        if name in _TABLE and self._own is None and not _has_own(read()):
             return _from_table(name)
         known = list(self)
         same = [name] if name in known else [x for x in known if x.lower() == name.lower()]

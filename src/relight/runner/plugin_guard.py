@@ -71,15 +71,12 @@ class _Guarded:
 
     def _checked(self, part: str, found: Any) -> Any:
         is_right, expected = _PARTS.get(part, _ANYTHING)
-        if not is_right(found):
-            raise self._invalid(part, found, expected)
-        return found
-
-    def _invalid(self, part: str, found: Any, expected: str) -> MachineError:
+        if is_right(found):
+            return found
         shown = repr(found)
         if len(shown) > _SHOWN or "\n" in shown:  # a request may contain secrets
             shown = f"a {type(found).__name__}"
-        return MachineError(
+        raise MachineError(
             f"the scheduler {self._name} has {shown} as its {part}: expected {expected}", hint=_HINT
         )
 

@@ -48,20 +48,16 @@ def validate(app: AppDef) -> AppDef:
         seen.add(role.name)
         if role.entrypoint in ("", "<MISSING>"):
             raise UsageError(f"role {role.name} has no entrypoint")
-        if role.num_replicas < 1:
-            raise UsageError(
-                f"role {role.name} has num_replicas={role.num_replicas}: must be at least 1"
-            )
+        for name, least in (("num_replicas", 1), ("max_retries", 0)):
+            value = getattr(role, name)
+            if value < least:
+                raise UsageError(f"role {role.name} has {name}={value}: must be at least {least}")
         if role.num_replicas > MAX_REPLICAS:
             raise UsageError(f"role {role.name} has more than {MAX_REPLICAS} replicas")
         if role.min_replicas is not None and not 0 < role.min_replicas <= role.num_replicas:
             raise UsageError(
                 f"role {role.name} has min_replicas={role.min_replicas}: "
                 f"must be between 1 and num_replicas={role.num_replicas}"
-            )
-        if role.max_retries < 0:
-            raise UsageError(
-                f"role {role.name} has max_retries={role.max_retries}: must be at least 0"
             )
         _check_parts(role)
         _check_texts(role)
