@@ -16,7 +16,6 @@ from contextlib import closing
 from copy import deepcopy
 from datetime import datetime
 from itertools import islice
-from types import TracebackType
 from typing import Any, Self
 
 from relight.base import env as environment
@@ -80,12 +79,7 @@ class Runner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
