@@ -24,10 +24,10 @@ _VALID = "flags of relight run, keys of --rdzv-conf, and schedulers.NAME.OPTION"
 
 
 def check(name: str, found: Scheduler, app: AppDef, cfg: Mapping[str, Any], site: Site) -> Locks:
-    """Reject a job with a variable that sets a locked flag of `relight run`, or that changes what
-    a locked option of the scheduler sets in another way, such as with words for sbatch. Return the
-    locked options. The agent would reject the variable on its node, after the job has waited for
-    one.
+    """Reject a job that sets a locked flag of `relight run` with a variable, or that changes what a
+    locked option of the scheduler sets in another way, such as with words for sbatch. The agent
+    would only reject the variable on its node, after the job has waited for one. Return the
+    scheduler's locked options.
 
     Args:
         name: the scheduler's name.
