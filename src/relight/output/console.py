@@ -55,10 +55,12 @@ class Console:
         """Whether writing failed, for example with EPIPE (no reader) or ENOSPC (a full disk)."""
         self.reader_is_gone = False
         self._queue = bytearray()
-        self._owner: ConsoleStream | None = None
+        self.owner: ConsoleStream | None = None
+        """The stream that is in the middle of a line."""
         self._at_return = False
         """Whether the owner's last byte was a carriage return, so that its line may be ended."""
-        self._waiting: dict[ConsoleStream, None] = {}
+        self.waiting: dict[ConsoleStream, None] = {}
+        """The streams that wait for their turn."""
         self._waiting_since = 0.0
         self._again: bool | None = None
         """Whether the waiting streams must be served again, or None while they are not being
@@ -100,7 +102,7 @@ class Console:
     @property
     def is_at_line_start(self) -> bool:
         """Whether everything has been written and no stream is in the middle of a line."""
-        return not self._queue and self._owner is None
+        return not self._queue and self.owner is None
 
     def overwrite(self, data: bytes | bytearray) -> None:
         """Write text that isn't part of the output, before the next line of output."""
@@ -118,30 +120,21 @@ class Console:
             self._say_notes(self._repeated.all_notes())
         self.loop.run_until(lambda: self.broken or not self._queue or stop_waiting(), limit_s)
 
-    def owned_by(self, stream: "ConsoleStream") -> bool:
-        """Return whether a `stream` is in the middle of a line."""
-        return self._owner is stream
-
-    @property
-    def contested(self) -> bool:
-        """Whether any stream is waiting for its turn."""
-        return bool(self._waiting)
-
     def may_write(self, stream: "ConsoleStream") -> bool:
         """Return whether `stream` may write now. If it may not write yet, its `flush` method is
         called as soon as it may.
         """
-        owner = self._owner
+        owner = self.owner
         if owner is not None and owner is not stream and (self._at_return or owner.over):
             self._end_line()
-        if not self.full and self._owner in (None, stream):
+        if not self.full and self.owner in (None, stream):
             return True
         now = self.loop.now()
-        if not self._waiting:
+        if not self.waiting:
             self._waiting_since = now
-        self._waiting[stream] = None
-        if self._owner is not None and self._patience.when is None:
-            self._patience.set(self._breaks_at(self._owner))
+        self.waiting[stream] = None
+        if self.owner is not None and self._patience.when is None:
+            self._patience.set(self._breaks_at(self.owner))
         return False
 
     def write(self, stream: "ConsoleStream", data: bytes | bytearray) -> None:
@@ -152,23 +145,23 @@ class Console:
                 return
         self._put(stream.with_prefix(data))
         stream.wrote_at = self.loop.now()
-        self._owner = None if data.endswith(b"\n") else stream
+        self.owner = None if data.endswith(b"\n") else stream
         self._at_return = data.endswith(b"\r")
-        if self._owner is None or self._at_return:
+        if self.owner is None or self._at_return:
             self._serve()
 
     def leave(self, stream: "ConsoleStream") -> None:
         """Forget a stream that has ended."""
         self.streams.discard(stream)
-        if self._owner is stream:
+        if self.owner is stream:
             self._serve()
 
     def _breaks_at(self, owner: "ConsoleStream") -> float:
         return min(owner.wrote_at + _QUIET_S, self._waiting_since + _PATIENCE_S)
 
     def _on_patience(self) -> None:
-        owner = self._owner
-        if owner is None or not self._waiting or self.full:
+        owner = self.owner
+        if owner is None or not self.waiting or self.full:
             return  # a full console serves the waiting streams once it has room
         due = self._breaks_at(owner)
         if self.loop.now() < due:
@@ -195,14 +188,14 @@ class Console:
         if stream.rank is None or len(self.streams) == 1:
             self._repeated.interrupt()
             return data
-        inside, now = self._owner is stream, self.loop.now()
+        inside, now = self.owner is stream, self.loop.now()
         shown = self._repeated.output(stream.rank, bytes(data), now, inside=inside)
         if self._notes.when is None:
             self._notes.set(self._repeated.deadline())
         return shown
 
     def _on_notes(self) -> None:
-        repeated, owner, now = self._repeated, self._owner, self.loop.now()
+        repeated, owner, now = self._repeated, self.owner, self.loop.now()
         due = repeated.deadline() if repeated is not None else None
         if repeated is None or due is None:
             return
@@ -221,10 +214,10 @@ class Console:
             self._put(f"{note}\n".encode())
 
     def _end_line(self) -> None:
-        if self._owner is not None:
+        if self.owner is not None:
             self._put(b"\n")
-            self._owner.begin_line()
-            self._owner = None
+            self.owner.begin_line()
+            self.owner = None
 
     def _serve(self) -> None:
         """Let the waiting streams write, longest wait first.
@@ -235,9 +228,9 @@ class Console:
         is_served, self._again = self._again is not None, True
         if is_served:
             return
-        while self._again and self._waiting:
+        while self._again and self.waiting:
             self._again = False
-            waiting, self._waiting = self._waiting, {}
+            waiting, self.waiting = self.waiting, {}
             for stream in waiting:
                 stream.flush()
         self._again = None
@@ -268,7 +261,7 @@ class Console:
         self._serve()
 
     def _resume_streams(self) -> None:
-        self._waiting.clear()
+        self.waiting.clear()
         for stream in list(self.streams):
             stream.flush()
             stream.on_room()
@@ -290,7 +283,7 @@ class ConsoleStream:
         """Called when a `full` stream can accept more output, and when writing to the console
         fails.
         """
-        self._console = console
+        self.console = console
         self._prefix = prefix
         self._buffer = bytearray()
         self._at_line_start = True
@@ -309,16 +302,6 @@ class ConsoleStream:
     def over(self) -> bool:
         """Whether the stream has ended and everything has been passed on."""
         return self._ended and not self._buffer
-
-    @property
-    def broken(self) -> bool:
-        """Whether the console can no longer be written to."""
-        return self._console.broken
-
-    @property
-    def reader_is_gone(self) -> bool:
-        """Whether the console's reader has exited, for example because of `| head`."""
-        return self._console.reader_is_gone
 
     def feed(self, data: bytes) -> None:
         """Accept output from the worker."""
@@ -339,9 +322,9 @@ class ConsoleStream:
 
     def flush(self) -> None:
         """Pass on the output that can be shown now."""
-        if self._console.broken:
+        if self.console.broken:
             self._buffer.clear()
-        while self._buffer and self._console.may_write(self):
+        while self._buffer and self.console.may_write(self):
             if size := self._presentable():
                 self._hand_off(size)
                 continue
@@ -349,7 +332,7 @@ class ConsoleStream:
                 self._alarm.set_after(_PARTIAL_S)
             break
         if self.over:
-            self._console.leave(self)
+            self.console.leave(self)
         was_full, self._was_full = self._was_full, self.full
         if was_full and not self._was_full:
             self.on_room()
@@ -360,27 +343,27 @@ class ConsoleStream:
 
     def _presentable(self) -> int:
         """Return how many bytes of the buffer may be shown without waiting for more output."""
-        console, buffer = self._console, self._buffer
+        console, buffer = self.console, self._buffer
         if self._ended or (len(console.streams) == 1 and not self._prefix):
             return len(buffer)
         size = buffer.rfind(b"\n") + 1
         if self._prefix:  # each update of a progress bar is a line, and \r\n may be split here
             size = max(size, buffer.rfind(b"\r", 0, len(buffer) - 1) + 1)
-        elif not size and console.owned_by(self) and console.contested:
+        elif not size and console.owner is self and console.waiting:
             size = buffer.find(b"\r", 0, len(buffer) - 1) + 1  # a progress bar restarts its line
-        if size or not (self.full or console.owned_by(self)):
+        if size or not (self.full or console.owner is self):
             return size
         return len(buffer)
 
     def _on_delay(self) -> None:
-        if self._buffer and self._console.may_write(self):
+        if self._buffer and self.console.may_write(self):
             self._hand_off(len(self._buffer))
         self.flush()
 
     def _hand_off(self, size: int) -> None:
         data = self._buffer[:size]
         del self._buffer[:size]
-        self._console.write(self, data)
+        self.console.write(self, data)
 
     def with_prefix(self, data: bytes | bytearray) -> bytes | bytearray:
         """Return the output, with the prefix inserted before each line that begins in it."""

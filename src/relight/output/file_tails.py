@@ -59,13 +59,15 @@ class FileTail:
     def blocked(self) -> bool:
         """Whether there is no point in reading the file, either for now or permanently."""
         stream = self.stream
-        return stream is not None and (stream.full or (stream.broken and self._copy is None))
+        return stream is not None and (
+            stream.full or (stream.console.broken and self._copy is None)
+        )
 
     @property
     def done(self) -> bool:
         """Whether all output that has been written has been passed on."""
         stream = self.stream
-        return self.fd < 0 and (stream is None or stream.over or stream.broken)
+        return self.fd < 0 and (stream is None or stream.over or stream.console.broken)
 
     def read(self) -> int:
         """Read a chunk of new content if the console has room, and return its size."""
@@ -108,7 +110,7 @@ class FileTail:
                 self._on_traceback()
         if self._copy is not None:
             self._copy(data)
-        if show and self.stream is not None and not self.stream.broken:
+        if show and self.stream is not None and not self.stream.console.broken:
             self.stream.feed(data)
         return len(data)
 

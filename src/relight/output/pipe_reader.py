@@ -6,6 +6,7 @@ continuously delays neither other workers nor signals.
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -81,7 +82,7 @@ class PipeReader:
     def done(self) -> bool:
         """Whether all output that has been written has been passed on."""
         stream = self._stream
-        return self.fd < 0 and (stream is None or stream.over or stream.broken)
+        return self.fd < 0 and (stream is None or stream.over or stream.console.broken)
 
     def end(self) -> LongOutput:
         """Return the end of the output. If tracebacks are being searched for, also return the
@@ -97,7 +98,7 @@ class PipeReader:
         """
         self._finishing = True
         left = _LARGEST_PIPE
-        while left > 0 and self.fd >= 0 and not (self._stream and self._stream.broken):
+        while left > 0 and self.fd >= 0 and not (self._stream and self._stream.console.broken):
             size = self._read(min(left, _CHUNK))
             if not size:
                 break
@@ -112,15 +113,13 @@ class PipeReader:
     def unread(self) -> int:
         """Return how many bytes have been written but not read, or 0 if this is unknown."""
         try:
-            import array
             import fcntl
             import termios
 
-            count = array.array("i", [0])
-            fcntl.ioctl(self.fd, termios.FIONREAD, count)
+            count = fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4))
         except (ImportError, OSError, ValueError):
             return 0
-        return count[0]
+        return int.from_bytes(count, sys.byteorder)
 
     def drop(self) -> int:
         """Discard the output that has not been shown, and return the number of bytes."""
@@ -154,7 +153,7 @@ class PipeReader:
     def _on_room(self) -> None:
         if self.fd < 0:
             return
-        if self._stream is not None and self._stream.reader_is_gone:
+        if self._stream is not None and self._stream.console.reader_is_gone:
             self.close()  # the worker then gets the same error as on the console itself
             return
         self._loop.on_readable(self.fd, self._on_readable)

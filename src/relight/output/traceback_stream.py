@@ -102,7 +102,7 @@ class TracebackStream(ConsoleStream):
 
     def feed(self, data: bytes) -> None:
         """Accept output from the worker."""
-        now = self._console.loop.now()
+        now = self.console.loop.now()
         self._show(self._core.output(data, now))
         due = self._core.deadline()
         if due is not None and due <= now:
@@ -126,7 +126,7 @@ class TracebackStream(ConsoleStream):
         self._show(self._core.release())
 
     def _decide(self) -> None:
-        now = self._console.loop.now()
+        now = self.console.loop.now()
         ends = self._is_shutting_down()
         if ends and self._core.is_late(now):
             self._on_late()

@@ -116,7 +116,6 @@ class Logs:
         """Called when a worker takes a long time to end while its traceback is held back. Must be
         set before `open` is called.
         """
-        self._directory = directory
         self._directories: dict[int, str] = {}
         """The directories of workers that replaced other workers, by local rank."""
         self._loop = loop
@@ -137,13 +136,8 @@ class Logs:
         for console in consoles:
             once = settings.repeated_lines
             console.shows_once = once == "always" or (once == "once" and os.isatty(console.fd))
-        if directory:
-            try:
-                os.makedirs(directory)
-            except OSError as error:
-                self._do_without(error)
-                self._directory = ""
-                return
+        self._directory = self._created(directory)
+        if self._directory:
             for stream, name in _NAMES.items():
                 if texts := settings.filters[stream]:
                     self._filter_to(f"filtered_{name}.log", stream, texts)
@@ -293,12 +287,7 @@ class Logs:
             directory: their generation's `attempt_<n>`, which is created here. If empty, no files
                 are created.
         """
-        if directory:
-            try:
-                os.makedirs(directory)
-            except OSError as error:
-                self._do_without(error)
-                directory = ""
+        directory = self._created(directory)
         for local_rank in local_ranks:
             self._directories[local_rank] = directory
             for facts in (self._inspectors, self._terminals, self._stdout, self._stderr):
@@ -423,6 +412,16 @@ class Logs:
             self._streams(stream)[local_rank] = pipe
         self._to_pass_on.append(fd)
         return fd
+
+    def _created(self, directory: str) -> str:
+        """Create a directory, and return its path, or an empty string on failure."""
+        if directory:
+            try:
+                os.makedirs(directory)
+            except OSError as error:
+                self._do_without(error)
+                return ""
+        return directory
 
     def _make(self, path: str) -> int:
         """Create a file, and return its descriptor, or -1 on failure."""

@@ -78,8 +78,7 @@ class Hang(NamedTuple):
                 "waiting for the other"
             )
         end = [f"exit code {self.exit_code}; {verdict}"]
-        ranks = [root, *self.same, *(each for group in self.others for each in group)]
-        elsewhere = [*self._elsewhere(), *flight_recorder_text.lines(ranks)]
+        elsewhere = [*self._elsewhere(), *flight_recorder_text.lines(self._every)]
         room = _ROWS - count_rows([f"relight: {lines[0]}", *lines[1:], *elsewhere, *end]) - 3
         stack = [line if stack_text.is_title(line) else f"  {line}" for line in root.state.stack]
         shown = raised.lines if raised is not None else stack
@@ -136,6 +135,11 @@ class Hang(NamedTuple):
         return f"{self.cause}; {format_ranks(waiting)} {are} waiting" if waiting else self.cause
 
     @property
+    def _every(self) -> list[Failure]:
+        """All ranks, the suspects first."""
+        return [self.root, *self.same, *(each for group in self.others for each in group)]
+
+    @property
     def _tied(self) -> list[tuple[Failure, ...]]:
         waiting = [group for group in self.others if _waits(group) and _waits([self.root])]
         # A rank that has sent its part of a broadcast may rightly be further than the others.
@@ -160,7 +164,7 @@ class Hang(NamedTuple):
         of its own, for example in `finally: dist.barrier()`. An exception that all ranks handle is
         expected.
         """
-        every = (self.root, *self.same, *(each for group in self.others for each in group))
+        every = self._every
         seen = [(failure.rank, failure.doing) for failure in every if failure.doing is not None]
         if len(every) > 1 and len({doing.handling for _, doing in seen}) == 1:
             return []
@@ -172,10 +176,9 @@ class Hang(NamedTuple):
 
     def _ended_thread(self) -> list[str]:
         """Return a line about an exception that ended a thread or child process of a rank, for
-        which this rank may be waiting. The suspects come first.
+        which this rank may be waiting.
         """
-        groups = (self.root, *self.same), *self.others
-        for failure in (each for group in groups for each in group):
+        for failure in self._every:
             report = failure.report
             if report is not None and ended_thread(report):
                 age_s = failure.printed_s
