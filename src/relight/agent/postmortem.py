@@ -542,17 +542,11 @@ def _explain_exception(
 
 
 def _explain_full_disk(end: WorkerEnd, log: str) -> str:
-    """Return a note if a worker's output may have been lost because the disk was full, according to
-    statvfs(3).
-    """
+    """Return a note if a worker's output may have been lost because the disk was full."""
     if end.stop_signal or end.exitcode < 0 or not log:
         return ""
-    try:
-        disk = os.statvfs(os.path.dirname(log))
-    except OSError:
-        return ""
-    room = disk.f_bavail if os.geteuid() else disk.f_bfree
-    full = disk.f_blocks and not room  # some file systems report no blocks
+    free, size = exit_evidence.space(os.path.dirname(log))
+    full = size and not free  # some file systems report no blocks
     return "the disk of its log is full; output may be lost" if full else ""
 
 

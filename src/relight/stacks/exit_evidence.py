@@ -94,7 +94,7 @@ def file_size_limit(texts: Iterable[str]) -> str:
     if soft != resource.RLIM_INFINITY:
         return f"perhaps the file reached its size limit (ulimit -f, {format_size(soft)})"
     for folder in map(os.path.dirname, _paths(lines)):
-        free, _ = _space(folder)
+        free, _ = space(folder)
         if folder != "/" and os.path.isdir(folder) and free >= _ROOM:
             room = f"the file system of {folder} has {format_size(free)} free"
             return f"perhaps a file size limit (ulimit -f) or a quota: {room}"
@@ -112,7 +112,7 @@ def bus_error(env: Environment, shm: str = _SHM) -> str:
     full = _full(shm, set())
     if full:
         return f"{full}{remedy}"
-    _, size = _space(shm)
+    _, size = space(shm)
     if 0 < size <= _SMALL:
         small = f"{shm}, which has only {format_size(size)}, was full{remedy}"
         return f"perhaps {small}, or a memory-mapped file was truncated"
@@ -130,7 +130,7 @@ def full_shared_memory(texts: Iterable[str], env: Environment, shm: str = _SHM) 
     """
     if not any("shared memory" in text and _NO_ROOM.search(text) for text in texts):
         return ""
-    _, size = _space(shm)
+    _, size = space(shm)
     return _full(shm, set()) or (f"{shm} has {format_size(size)}{_shm_remedy(env)}" if size else "")
 
 
@@ -267,6 +267,18 @@ def local_rank(texts: Iterable[str], command: Command, local_world_size: int) ->
     return ""
 
 
+def space(path: str) -> tuple[int, int]:
+    """Return the free bytes and the size of the file system that contains a path, or 0 for both if
+    they are unknown.
+    """
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return 0, 0
+    free = disk.f_bavail if os.geteuid() else disk.f_bfree
+    return free * disk.f_frsize, disk.f_blocks * disk.f_frsize
+
+
 def _shm_remedy(env: Environment) -> str:
     contained = any(map(os.path.exists, _CONTAINER_FILES)) or env.get("KUBERNETES_SERVICE_HOST")
     return " (enlarge it with --shm-size)" if contained else ""
@@ -287,7 +299,7 @@ def _full(path: str, seen: set[int]) -> str:
     if device in seen:
         return ""
     seen.add(device)
-    free, size = _space(path)
+    free, size = space(path)
     if disk.f_flag & os.ST_RDONLY or not size:  # some file systems don't report any blocks
         return ""
     if free < _NEARLY:
@@ -297,18 +309,6 @@ def _full(path: str, seen: set[int]) -> str:
     if disk.f_files and not disk.f_ffree:
         return f"the file system of {path} has no inodes left (df -i)"
     return ""
-
-
-def _space(path: str) -> tuple[int, int]:
-    """Return the free bytes and the size of the file system that contains a path, or 0 for both if
-    they are unknown.
-    """
-    try:
-        disk = os.statvfs(path)
-    except OSError:
-        return 0, 0
-    free = disk.f_bavail if os.geteuid() else disk.f_bfree
-    return free * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
 
 def _writable(mounts: str) -> list[str]:

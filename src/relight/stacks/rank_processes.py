@@ -7,10 +7,9 @@ used instead.
 """
 
 import os
-from collections.abc import Iterable
 
 from relight.base.errors import UsageError
-from relight.host import system
+from relight.host import devices, system
 from relight.processes import agent_processes
 from relight.stacks import elf
 
@@ -26,8 +25,17 @@ _MAX_VARIABLES = 1 << 20
 
 def below(pid: int) -> dict[int, int]:
     """Find the ranks among a process and its descendants, and return their pids by rank."""
-    # `tree` lists parents first, so a process is checked after its parent.
-    return _ranks([pid, *system.tree(pid)])
+    found: dict[int, int] = {}
+    inside: set[int] = set()
+    for each in (pid, *system.tree(pid)):  # `tree` lists parents before children
+        if system.parent_pid(each) in inside:
+            inside.add(each)
+            continue
+        rank = _rank(each)
+        if rank is not None and not _launches(each):
+            inside.add(each)
+            found.setdefault(rank, find_python(each))
+    return found
 
 
 def find_job_ranks(job: str) -> dict[int, int]:
@@ -40,7 +48,8 @@ def find_job_ranks(job: str) -> dict[int, int]:
         UsageError: if several roles have the same rank.
     """
     mark = os.fsencode(f"RELIGHT_JOB_ID={job}")
-    members = {pid for pid in _every() if mark in _variables(pid)}
+    pids = [int(name) for name in devices.entries("/proc") if name.isdecimal()]
+    members = {pid for pid in pids if mark in _variables(pid)}
     ranks: dict[int, int] = {}
     for root in sorted(pid for pid in members if system.parent_pid(pid) not in members):
         for rank, pid in below(root).items():
@@ -58,20 +67,6 @@ def find_python(pid: int) -> int:
     return next((each for each in (pid, *system.tree(pid)) if elf.is_python(each)), pid)
 
 
-def _ranks(pids: Iterable[int]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    inside: set[int] = set()
-    for pid in pids:
-        if system.parent_pid(pid) in inside:
-            inside.add(pid)
-            continue
-        rank = _rank(pid)
-        if rank is not None and not _launches(pid):
-            inside.add(pid)
-            found.setdefault(rank, find_python(pid))
-    return found
-
-
 def _rank(pid: int) -> int | None:
     mark = b"RANK="
     value = next((v[len(mark) :] for v in _variables(pid) if v.startswith(mark)), b"")
@@ -84,13 +79,6 @@ def _launches(pid: int) -> bool:
         return True
     words = os.fsdecode(_read(f"/proc/{pid}/cmdline")).rstrip("\0").split("\0")
     return agent_processes.arguments(words) is not None
-
-
-def _every() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    except FileNotFoundError:
-        return []
 
 
 def _variables(pid: int) -> list[bytes]:
