@@ -42,11 +42,7 @@ def names_own_worker(path: str) -> bool:
 
 def is_of_own_worker(text: str) -> bool:
     """Return whether the text of an agent's error file says that one of its own workers failed."""
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(record, dict) and record.get("is_own") is True
+    return _record(text).get("is_own") is True
 
 
 def failure_line(text: str) -> str:
@@ -56,7 +52,7 @@ def failure_line(text: str) -> str:
     report = from_error_file(text)
     if report is None:
         return ""
-    headline = json.loads(text).get("headline")
+    headline = _record(text).get("headline")
     if isinstance(headline, str) and headline.strip():
         return clean(headline)
     return f"{report.type}: {report.message}" if report.type else report.message
@@ -75,8 +71,9 @@ def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
     Raises:
         OSError: if the file can't be written.
     """
-    record = _load(source)
-    if record is None:
+    text = _text(source)
+    record = _record(text)
+    if from_error_file(text) is None:
         record = {
             "message": {
                 "message": _message(failure),
@@ -112,13 +109,13 @@ def _message(failure: Failure) -> str:
     return f"{report.type}: {report.message}" if report.type else report.message
 
 
-def _load(path: str) -> dict[str, object] | None:
-    """Return the content of a worker's error file if it has a message."""
-    text = _text(path)
-    if from_error_file(text) is None:
-        return None
-    record: dict[str, object] = json.loads(text)
-    return record
+def _record(text: str) -> dict[str, object]:
+    """Parse an error file. The result is empty if the file is missing or malformed."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _text(path: str) -> str:

@@ -8,6 +8,7 @@ continuously delays neither other workers nor signals.
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from relight.host import system
 from relight.host.loop import Alarm, Loop
@@ -177,10 +178,7 @@ class FileTails:
         if self._inotify < 0:
             self._again(_POLL_S)
         else:
-            self._loop.on_readable(self._inotify, self._on_change)
-
-    def _on_change(self) -> None:
-        self._turn(changed=True)
+            self._loop.on_readable(self._inotify, partial(self._turn, changed=True))
 
     def _turn(self, *, changed: bool = False) -> None:
         """Read from each file. Then wait for the console, a short delay, or the next change to a

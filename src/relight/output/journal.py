@@ -37,38 +37,6 @@ _SHOWN_AFTER_S = 1.0
 """Waits that are shorter than this are not shown, which avoids an import."""
 
 
-class Wait:
-    """Shows on a terminal what the agent is waiting for.
-
-    Args:
-        consoles: the agent's consoles.
-        env: the environment, which describes the terminal.
-    """
-
-    def __init__(self, consoles: Consoles, env: Environment) -> None:
-        self.what: Callable[[], str] = str
-        self._consoles = consoles
-        self._env = env
-        self._loop = consoles.stderr.loop
-        self._since = self._loop.now()
-        self._line: StatusLine | None = None
-        self._alarm = Alarm(self._loop, self._show)
-        self._alarm.set_after(_SHOWN_AFTER_S)
-
-    def end(self) -> None:
-        """Remove the status line."""
-        self._alarm.set(None)
-        if self._line is not None:
-            self._line.hide()
-
-    def _show(self) -> None:
-        if self._line is None:
-            from relight.output.status_line import StatusLine
-
-            self._line = StatusLine(self._consoles, self._env)
-        self._alarm.set_after(self._line.show(self.what(), self._loop.now() - self._since))
-
-
 class Journal:
     """Writes the agent's messages and events, in between its workers' output.
 
@@ -105,7 +73,10 @@ class Journal:
             self._stderr.say if on_console else None,
             stimulus=lambda: self._stderr.loop.stimulus,
         )
-        self._wait: Wait | None = None
+        self._status: Callable[[], str] | None = None
+        self._status_since = 0.0
+        self._status_line: StatusLine | None = None
+        self._status_alarm = Alarm(self._stderr.loop, self._show_status)
 
     def say(self, message: str) -> None:
         """Write a message to stderr."""
@@ -123,21 +94,33 @@ class Journal:
         self.say(message)
 
     def set_status(self, what: Callable[[], str]) -> bool:
-        """Show a status line, starting after a second, until `clear_status` is called. Return False
-        if stderr isn't a terminal.
+        """Show on a terminal what the agent is waiting for, starting after a second, until
+        `clear_status` is called. Return False if stderr isn't a terminal.
         """
-        if self._wait is None:
+        if self._status is None:
             if not os.isatty(self._stderr.fd) or self._env.get("TERM", "dumb") == "dumb":
                 return False
-            self._wait = Wait(self._consoles, self._env)
-        self._wait.what = what
+            self._status_since = self._stderr.loop.now()
+            self._status_alarm.set_after(_SHOWN_AFTER_S)
+        self._status = what
         return True
 
     def clear_status(self) -> None:
         """Remove the line shown by `set_status`."""
-        if self._wait is not None:
-            self._wait.end()
-            self._wait = None
+        self._status = None
+        self._status_alarm.set(None)
+        if self._status_line is not None:
+            self._status_line.hide()
+
+    def _show_status(self) -> None:
+        if self._status is None:
+            return
+        if self._status_line is None:
+            from relight.output.status_line import StatusLine
+
+            self._status_line = StatusLine(self._consoles, self._env)
+        waited_s = self._stderr.loop.now() - self._status_since
+        self._status_alarm.set_after(self._status_line.show(self._status(), waited_s))
 
     def say_once(self, message: str) -> None:
         """Write a message to stderr, unless it repeats the previous message."""

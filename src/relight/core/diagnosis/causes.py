@@ -242,9 +242,7 @@ def role(failure: Failure) -> Role:
     if not failure.stop_signal:
         return Role.OWN if blame.from_failure(failure) is Blame.NOBODY else Role.VICTIM
     had_failed = had_failed_before(failure)
-    if had_failed is False:
-        return Role.STOPPED
-    if had_failed is None and not failure.is_explained:
+    if had_failed is False or (had_failed is None and not failure.is_explained):
         return Role.STOPPED
     if blame.from_failure(failure) is not Blame.NOBODY:
         return Role.VICTIM
@@ -388,8 +386,8 @@ def own_failure(known: Known) -> Verdict | None:
         why = f"rank {other.rank} failed {when} with a different error"
         return Verdict(Certainty.LIKELY, why, root, root)
     # These ranks may have failed first and be cleaning up, or be waiting before they try again.
-    handlers = [(f, _was_handling(f, known)) for f in known.ends if f is not root and handling(f)]
-    handlers = [(failure, why) for failure, why in handlers if why]
+    others = [failure for failure in known.ends if failure is not root and handling(failure)]
+    handlers = [(failure, why) for failure in others if (why := _was_handling(failure, known))]
     waited = not earlier and _may_have_waited(root)
     raised = _raised(root)
     needs_peer = waited or _NO_DATA.fullmatch(raised) or _OTHER_RANK.search(raised)
@@ -787,8 +785,7 @@ def _before_cleanup(failure: Failure) -> Failure | None:
 def collectives_differ(known: Known) -> Verdict | None:
     """Ranks were in collectives that don't match, and torch has compared them."""
     own = known.with_role(Role.OWN)
-    root = own[0] if own else None
-    if root is None or blame.difference(root) is None:
+    if not own or blame.difference(own[0]) is None:
         return None
     found = [(each, got) for each in known.ends if (got := blame.difference(each)) is not None]
     odd = set.intersection(*({got.rank, got.other} for _, got in found))
