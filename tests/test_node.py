@@ -381,7 +381,7 @@ def test_checkpointed_node_waits_for_other_nodes(
         clock.call_after(1.0, lambda: setattr(link, "silent_since", clock.time))
         clock.call_after(3.001, lambda: None)
     services: Any = SimpleNamespace(loop=clock, journal=journal)
-    leaving = Leaving(job, services, link, node)  # type: ignore[arg-type]
+    leaving = Leaving(job, services, node)  # type: ignore[arg-type]
     code, _ = leaving.as_preempted(Workers(), GenerationResult(), lambda: bool(over))
     assert link.sent[-1] == NodeLeaving("it is preempted (got SIGTERM)", waits=True)
     assert code == EXIT_PREEMPTED
@@ -403,7 +403,7 @@ def test_preempted_node_with_stopped_workers_is_not_blamed(
     )  # fmt: skip
     begun = clock.time
     services: Any = SimpleNamespace(loop=clock, journal=journal)
-    leaving = Leaving(job, services, link, node)  # type: ignore[arg-type]
+    leaving = Leaving(job, services, node)  # type: ignore[arg-type]
     code, _ = leaving.as_preempted(workers, GenerationResult((stopped,)), lambda: False)
     assert (code, clock.time) == (143, begun)
     assert link.sent[-1] == NodeLeaving("it is preempted (got SIGTERM)")

@@ -71,19 +71,15 @@ _LOADED_LATER = (
     "termios",
     "pwd",
     "relight.events.event_text",
-    "relight.processes.shared_pages",
     "relight.agent.shutdown",
     "relight.agent.postmortem",
-    "relight.host.kernel_log",
     "relight.core.workers.traceback_groups",
-    "relight.core.workers.colours",
     "relight.stacks.flight_recorder",
     "relight.agent.missing_at_init",
     "relight.stacks.native",
     "relight.output.status_line",
     "relight.net.tcp_store",
     "relight.output.traceback_stream",
-    "relight.core.diagnosis.printed_traceback",
     "relight.core.workers.repeated_lines",
     "relight.agent.stacks_before_stop",
     "relight.processes.breakpoints",
@@ -96,11 +92,9 @@ upgrade may remove or replace the files that the job was started from, or a file
 """
 _LOADED_FOR_NODES = (
     "relight.agent.coordinator",
-    "relight.net.heartbeats",
     *LOADED_FOR_NODES,
     "relight.processes.freezer",
     "relight.agent.watchdogs",
-    "relight.processes.straggler_reports",
     "relight.core.group.group_replay",
 )
 """Modules needed for the first late heartbeat, for a new coordinator or spawner, and for a flag
@@ -353,7 +347,7 @@ class Agent:
         from relight.agent.shutdown import Leaving
 
         self._end_survivors()
-        return Leaving(self.job, self._services, self.link, self.node)
+        return Leaving(self.job, self._services, self.node)
 
     # Making the job visible.
 
@@ -372,11 +366,11 @@ class Agent:
     def _open_inspector(self) -> None:
         """Make the job visible to relight's commands and to other programs."""
         from relight.agent.status.inspector import JobInspector
+        from relight.agent.status.view import ServedJob
 
-        self._inspector = JobInspector(
-            self.loop, self.job, self.journal, self.node, self._services.preload, self.link
-        )
-        self.node.on_question = self._inspector.received
+        preload = self._services.preload
+        served = ServedJob(self.loop, self.job, self.journal, self.node, preload)
+        self._inspector = JobInspector(served)
 
     def _show_end(self, exit_code: int, reason: str) -> None:
         self._shown.set(None)  # anything shown from now on would not be closed

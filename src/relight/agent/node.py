@@ -100,10 +100,11 @@ class Node:
         """The time until which workers may run, on the loop's clock."""
         self.on_question: Callable[[Question | NodeAnswered], None] = lambda _: None
         """Called with each message about a query from one node to all nodes."""
+        self.link: LocalLink | RemoteLink
+        """The link to the group, once this node joins it."""
         self._job = job
         self._loop = loop
         self._journal = journal
-        self._link: LocalLink | RemoteLink
         self._network: NetworkCheck | None = None
         self._port = 0
         """The address of the next generation's store, if rank 0 is on this node."""
@@ -120,7 +121,7 @@ class Node:
             link: the link to the group.
             network: probes other nodes, if the user enabled that check.
         """
-        self._link, self._network = link, network
+        self.link, self._network = link, network
         link.open(self)
 
     # Called by the agent.
@@ -153,7 +154,7 @@ class Node:
         """How long it has been since a coordinator responded to this node, or 0 if the coordinator
         is in this process.
         """
-        return self._link.unheard_s()
+        return self.link.unheard_s()
 
     def get_ready(self, port: int, outcome: GenerationResult) -> None:
         """Report that no workers are running on this node, and how the previous workers ended.
@@ -165,7 +166,7 @@ class Node:
         self._port = port
         self._wait_reason = ""
         self.state = self._report(port, outcome)
-        self._link.send(self.state)
+        self.link.send(self.state)
 
     def attach_workers(self, workers: WorkerGroup) -> None:
         """Attach workers that are about to start."""
@@ -181,7 +182,7 @@ class Node:
     def wait_for_others(self, workers: WorkerGroup) -> None:
         """Report that all workers on this node have succeeded."""
         workers.have_succeeded = True
-        self._link.send(WorkersSucceeded(workers.formed.generation.id))
+        self.link.send(WorkersSucceeded(workers.formed.generation.id))
 
     def preempt(self, reason: str) -> None:
         """Report that this node will soon be preempted, so that all workers in the job save a
@@ -189,7 +190,7 @@ class Node:
         """
         self.preempted = reason
         self.taken_away_at = self._loop.now() + self._job.grace_s
-        self._link.send(self._preemption())
+        self.link.send(self._preemption())
 
     def save_alone(self) -> None:
         """Make this node's workers save a checkpoint and leave, unless the group has already
@@ -198,7 +199,7 @@ class Node:
         workers = self.running
         if workers is None or workers.stopped_by is not None:
             return
-        cause = f"{self._link.join.host} is preempted: {self.preempted}; the group has not answered"
+        cause = f"{self.link.join.host} is preempted: {self.preempted}; the group has not answered"
         left_s = self.taken_away_at - self._loop.now()
         workers.stop(
             StopWorkers(self.generation, cause, checkpoint_first=True, limit_s=max(left_s, 0.001))
@@ -294,7 +295,7 @@ class Node:
             case StopWorkers():
                 self._on_stop(message)
             case StartProbes() if self._network is not None:
-                self._network.start(message, self._link.send)
+                self._network.start(message, self.link.send)
                 if isinstance(self.state, NodeReady):  # a new coordinator needs it as well
                     self.state = self.state._replace(prober=self._network.prober)
             case JobEnded(reason=reason):
@@ -369,7 +370,7 @@ class Node:
         generation = self.generation
 
         def answer(calls: int) -> None:
-            self._link.send(CheckpointCalls(generation, limit, calls))
+            self.link.send(CheckpointCalls(generation, limit, calls))
 
         if self.running is not None:
             self.running.memory.limit(limit, answer)
@@ -437,7 +438,7 @@ class Node:
             return counted_down(self._wait_reason, self._loop.now() - self._reported_at)
         meeting = self._job.meeting
         where = f" ({meeting.who} at {meeting.where})" if meeting is not None else ""
-        what = "the group to form" if self._link.has_joined else "the coordinator to answer"
+        what = "the group to form" if self.link.has_joined else "the coordinator to answer"
         return f"waiting for {what}{where}"
 
     def _say_wait(self, text: str) -> None:
@@ -459,7 +460,7 @@ class Node:
         journal.record(
             Formed(
                 number, restart, here, nodes, world_size, address, port, cause,
-                failed_host=failed_host, host=self._link.join.host,
+                failed_host=failed_host, host=self.link.join.host,
             )
         )  # fmt: skip
         if restart > self.restart:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from relight.agent.agent_config import AgentConfig
-from relight.agent.group import LocalLink
 from relight.agent.node import Node
 from relight.agent.worker_group import AgentContext, GenerationResult, WorkerGroup
 from relight.base.errors import (
@@ -31,7 +30,6 @@ from relight.events.event_types import NotRestarting
 
 if TYPE_CHECKING:
     from relight.agent.health_check import HealthCheckFailure
-    from relight.agent.link import RemoteLink
 
 _TELL_S = 3.0
 """How long a leaving node tries to report the reason to the group."""
@@ -44,17 +42,13 @@ class Leaving:
     Args:
         job: the configuration of this node.
         services: the agent's loop and journal.
-        link: the link to the coordinator.
-        node: the node, in its latest state.
+        node: the node, in its latest state, with its link to the coordinator.
     """
 
-    def __init__(
-        self, job: AgentConfig, services: AgentContext, link: "LocalLink | RemoteLink", node: Node
-    ) -> None:
+    def __init__(self, job: AgentConfig, services: AgentContext, node: Node) -> None:
         self._job = job
         self._loop = services.loop
         self._journal = services.journal
-        self._link = link
         self._node = node
 
     def by_signal(self, number: int) -> tuple[int, str]:
@@ -65,7 +59,7 @@ class Leaving:
             self._journal.say(
                 f"got {signal_name(number)} before workers could start: {self._node.explain()}"
             )
-        self._link.send(NodeLeaving(f"its {reason}"))
+        self._node.link.send(NodeLeaving(f"its {reason}"))
         if number == signal.SIGTERM and self._node.has_saved:
             self._journal.say(
                 f"workers already checkpointed and exited; exit code {EXIT_PREEMPTED}"
@@ -94,10 +88,10 @@ class Leaving:
             end = self._give_up(node.workers, outcome, reason, "the health check failed")
             return (EXIT_MACHINE, leaves) if code else end
         # A check often finishes before this node has reached the coordinator.
-        self._loop.run_until(lambda: self._link.has_joined or is_over(), _TELL_S)
+        self._loop.run_until(lambda: self._node.link.has_joined or is_over(), _TELL_S)
         if code:  # the coordinator tells a new node within a second whether the others are running
             self._loop.run_until(lambda: node.others_formed is not None or is_over(), _TELL_S)
-        self._link.send(NodeLeaving(reason))
+        self._node.link.send(NodeLeaving(reason))
         postmortem.tell_container(leaves, env)
         return self._unfit_exit_code(), leaves
 
@@ -123,7 +117,7 @@ class Leaving:
             verdict_reason = "this node is preempted"
             wait = is_over if workers.saves else None  # other nodes may still be saving
             return self._give_up(workers, outcome, reason, verdict_reason, wait)
-        self._link.send(NodeLeaving(reason, waits=workers.all_exited_with_0))
+        self._node.link.send(NodeLeaving(reason, waits=workers.all_exited_with_0))
         if not workers.all_exited_with_0:
             code = signal_exit_code(signal.SIGTERM)
             self._journal.say(f"preempted: workers had to be stopped; exit code {code}")
@@ -190,7 +184,7 @@ class Leaving:
         from relight.core.group import restart_decision
 
         now, report = self._loop.now(), self._node.last_report(outcome)
-        self._link.send(NodeLeaving(why, waits=is_over is not None))
+        self._node.link.send(NodeLeaving(why, waits=is_over is not None))
         ends = [failure._replace(at=failure.at + now) for failure in outcome.failures]
         ended = restart_decision.GenerationEnd(ends, outcome.succeeded_ranks, "", workers.began)
         end = restart_decision.end(ended, f"no restart: {verdict_reason}", now)

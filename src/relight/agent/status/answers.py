@@ -31,7 +31,6 @@ from relight.core.status.snapshot import (
 )
 from relight.events.event_types import LoggedEvent, format_line
 from relight.host import background, job_origin, system
-from relight.processes.running_jobs import JobDirectory
 from relight.rendezvous.config import REPLICA
 
 _MAX_WORDS, _MAX_WORD, _MAX_LINE = 200, 1000, 300
@@ -130,15 +129,6 @@ def _take_stacks(served: ServedJob, reply: Callable[[str], None]) -> None:
         served.loop.run_guarded(lambda: reply(text), "the stacks of the workers")
 
     background.call(served.loop, work, done)
-
-
-def keep_last(served: ServedJob) -> None:
-    """Save the job's final snapshot.
-
-    Raises:
-        OSError: if the snapshot can't be written.
-    """
-    JobDirectory(served.config.command.env.variables).keep(snapshot(served))
 
 
 def snapshot(served: ServedJob) -> NodeSnapshot:

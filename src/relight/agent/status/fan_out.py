@@ -4,16 +4,12 @@
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from relight.agent.node import Node
 from relight.base import fields
 from relight.core.group.messages import AskNodes, NodeAnswered
 from relight.core.status.snapshot import NodeAnswer, NodeAnswers
 from relight.host.loop import Loop, Timer
-
-if TYPE_CHECKING:
-    from relight.agent.group import LocalLink
-    from relight.agent.link import RemoteLink
 
 _LIMIT_S = 2.0
 """Time limit for a query. The coordinator waits for the other nodes for half this time. A new
@@ -26,22 +22,22 @@ class OpenQuestions:
 
     Args:
         loop: the agent's loop.
-        link: the link to the coordinator.
+        node: this node, with its link to the coordinator.
     """
 
-    def __init__(self, loop: Loop, link: "LocalLink | RemoteLink") -> None:
-        self._loop, self._link = loop, link
+    def __init__(self, loop: Loop, node: Node) -> None:
+        self._loop, self._node = loop, node
         self._open: dict[str, _OpenQuestion] = {}
 
     def ask(self, question: str, reply: Callable[[bytes], None]) -> None:
         """Query all nodes, and pass their replies to `reply` as `NodeAnswers` in JSON."""
-        if not self._link.relays:
+        if not self._node.link.relays:
             reply(_written([]))
             return
         if question not in self._open:
             limit = self._loop.call_after(_LIMIT_S, lambda: self._end(question))
             self._open[question] = _OpenQuestion(limit)
-            self._link.send(AskNodes(question))
+            self._node.link.send(AskNodes(question))
         self._open[question].replies.append(reply)
 
     def on_answer(self, message: NodeAnswered) -> None:

@@ -5,29 +5,20 @@ show.
 
 from typing import TYPE_CHECKING
 
-from relight.agent.agent_config import AgentConfig
-from relight.agent.node import Node
 from relight.agent.status.job_socket import JobSocket
 from relight.agent.status.numbers import Numbers
 from relight.agent.status.view import ServedJob
 from relight.base.text import format_duration
 from relight.base.values import EVENT_HANDLERS
-from relight.core.group.messages import NodeAnswered, Question
 from relight.core.status.cold_cause import ColdCause
 from relight.core.status.goodput import format_account, is_worth_telling
 from relight.events.event_types import LoggedEvent, StoreReached
 from relight.host import job_origin
-from relight.host.loop import Loop
-from relight.output.journal import Journal
 
 if TYPE_CHECKING:
     from relight.agent.event_process import EventProcess
-    from relight.agent.group import LocalLink
-    from relight.agent.link import RemoteLink
     from relight.agent.status.page_process import PageProcess
     from relight.agent.status.status_file import StatusFile
-    from relight.warm.background import BackgroundPreload
-    from relight.warm.preloading import Preload
 
 _TOLD_S = 3.0
 """If a cold restart takes the workers longer than this, the agent reports that to the user and
@@ -39,42 +30,29 @@ class JobInspector:
     """Makes one agent's state visible to relight's commands and to other programs.
 
     Args:
-        loop: the agent's loop.
-        job: the configuration of the agent.
-        journal: the agent's events, and its messages to the user.
-        node: the agent's state and its workers.
-        preload: the process that imports modules in advance, or None without --preload.
-        link: the link to the coordinator.
+        served: the agent's job.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        job: AgentConfig,
-        journal: Journal,
-        node: Node,
-        preload: "Preload | BackgroundPreload | None",
-        link: "LocalLink | RemoteLink",
-    ) -> None:
-        self._loop, self._job, self._journal, self._link = loop, job, journal, link
-        self._served = ServedJob(loop, job, journal, node, preload)
-        self._ledger = self._served.ledger
+    def __init__(self, served: ServedJob) -> None:
+        self._served = served
+        self._loop, self._job, self._journal = served.loop, served.config, served.journal
+        self._ledger = served.ledger
         self._socket: JobSocket | None = None
         self._file: StatusFile | None = None
         self._page: PageProcess | None = None
         self._events: EventProcess | None = None
         self._cold = ColdCause()
-        for recorded in journal.events.after(0):
+        for recorded in self._journal.events.after(0):
             self._note(recorded)
-        journal.listeners.append(self._on_event)
-        name, env = job.spec.event_log_handler, job.command.env
+        self._journal.listeners.append(self._on_event)
+        name, env = self._job.spec.event_log_handler, self._job.command.env
         if name not in EVENT_HANDLERS:
-            loop.run_guarded(lambda: self._open_events(name), f"--event-log-handler={name}")
+            self._loop.run_guarded(lambda: self._open_events(name), f"--event-log-handler={name}")
         is_part = "RELIGHT_JOB_ID" in env.variables  # and it belongs to a known job
-        if not is_part or job.spec.status is not None:
-            loop.run_guarded(self._open_socket, "showing the job")
-        if is_part and job.run_directory:
-            loop.run_guarded(self._open_file, "saving the job's status")
+        if not is_part or self._job.spec.status is not None:
+            self._loop.run_guarded(self._open_socket, "showing the job")
+        if is_part and self._job.run_directory:
+            self._loop.run_guarded(self._open_file, "saving the job's status")
 
     def close(self, exit_code: int, reason: str) -> None:
         """Publish how the job ended."""
@@ -90,11 +68,6 @@ class JobInspector:
             self._loop.run_guarded(self._events.close, what)
         if self._page is not None:
             self._loop.run_guarded(self._page.close, what)
-
-    def received(self, message: Question | NodeAnswered) -> None:
-        """Process a message that belongs to one node's query to all nodes."""
-        if self._socket is not None:
-            self._socket.received(message)
 
     def _note(self, recorded: LoggedEvent) -> None:
         self._ledger.step(recorded.event, recorded.t, recorded.time)
@@ -154,7 +127,7 @@ class JobInspector:
 
     def _open_socket(self) -> None:
         try:
-            self._socket = JobSocket(self._served, self._link)
+            self._socket = JobSocket(self._served)
         except OSError as error:
             if self._journal.verbose or self._job.spec.status is not None:
                 self._journal.say(

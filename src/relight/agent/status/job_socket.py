@@ -12,8 +12,8 @@ The socket is created once the job has been running for a second.
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from relight.agent.status import answers
 from relight.agent.status.fan_out import OpenQuestions
@@ -24,10 +24,7 @@ from relight.host import files, user_sockets
 from relight.host.descriptors import receive
 from relight.host.loop import Loop
 from relight.host.user_sockets import JOBS, OF_JOB
-
-if TYPE_CHECKING:
-    from relight.agent.group import LocalLink
-    from relight.agent.link import RemoteLink
+from relight.processes.running_jobs import JobDirectory
 
 _MAX_QUESTION = 4096
 _MAX_CLIENTS = 16
@@ -44,16 +41,15 @@ class JobSocket:
 
     Args:
         job: the agent's job.
-        link: the link to the coordinator, which forwards queries to the other nodes.
 
     Raises:
         OSError: if the directory or the socket can't be created.
     """
 
-    def __init__(self, job: ServedJob, link: "LocalLink | RemoteLink") -> None:
-        self._job, self._loop, self._link = job, job.loop, link
+    def __init__(self, job: ServedJob) -> None:
+        self._job, self._loop = job, job.loop
         self._clients: set[_Connection] = set()
-        self._open = OpenQuestions(job.loop, link)
+        self._open = OpenQuestions(job.loop, job.node)
         directory = user_sockets.directory(job.config.command.env.variables, JOBS)
         self.directory = os.path.dirname(directory)
         self.why_elsewhere = files.why_elsewhere(self.directory)
@@ -61,21 +57,20 @@ class JobSocket:
         self._path = os.path.join(directory, job.id + OF_JOB)
         self._listener = user_sockets.listen(self._path)
         self._loop.on_readable(self._listener, self._accept)
+        job.node.on_question = self._on_question
 
     def close(self) -> None:
         """Remove the socket, and save the job's last snapshot."""
-        try:
-            answers.keep_last(self._job)  # first, for clients that find no socket
-        except OSError:
-            pass  # the disk may be full, which doesn't affect the job itself
+        variables = self._job.config.command.env.variables
+        with suppress(OSError):  # the disk may be full, which doesn't affect the job itself
+            # This comes first, for clients that find no socket.
+            JobDirectory(variables).keep(answers.snapshot(self._job))
         self._loop.forget(self._listener)
         self._listener.close()
         for client in list(self._clients):
             client.close()
-        try:
+        with suppress(OSError):  # it has already been removed
             os.unlink(self._path)
-        except OSError:
-            pass  # it has already been removed
 
     def answer(self, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
         """Answer a client's request line by calling `reply`, either immediately or later. The
@@ -89,16 +84,16 @@ class JobSocket:
             listeners.append(self._publish)
         answers.answer(self._job, question, reply)
 
-    def received(self, message: Question | NodeAnswered) -> None:
+    def forget(self, client: "_Connection") -> None:
+        """Drop a client that has been served."""
+        self._clients.discard(client)
+
+    def _on_question(self, message: Question | NodeAnswered) -> None:
         """Answer another node's query, or process a reply from another node."""
         if isinstance(message, Question):
             self._loop.run_guarded(lambda: self._answer_node(message), "a question of another node")
         else:
             self._open.on_answer(message)
-
-    def forget(self, client: "_Connection") -> None:
-        """Drop a client that has been served."""
-        self._clients.discard(client)
 
     def _publish(self, recorded: LoggedEvent) -> None:
         following = [client for client in self._clients if client.follows]
@@ -109,7 +104,7 @@ class JobSocket:
 
     def _answer_node(self, question: Question) -> None:
         def reply(text: str) -> None:
-            self._link.send(Answer(question.number, text))
+            self._job.node.link.send(Answer(question.number, text))
 
         answers.answer_node(self._job, question.question, reply)
 
