@@ -123,12 +123,12 @@ class RemoteLink(finders.Seeker):
         """The coordinators at the other ends of the two connections."""
         self._dial_again = Alarm(loop, self._dial_unanswered)
         self._met_coordinator = False
-        self._predecessor = ""
-        """Why a coordinator before the one in this process is possible, as the group knows it."""
-        self._warned = False
         """Whether a coordinator has sent a message, or the one in this process has formed a
         generation.
         """
+        self._predecessor = ""
+        """Why a coordinator before the one in this process is possible, as the group knows it."""
+        self._warned = False
         self._lost = _Coordinator()
         """The previous coordinator, until a new one has confirmed this node's generation."""
         self._gone: tuple[int, ...] = ()

@@ -5,6 +5,7 @@ The facts come from getrlimit(2), statvfs(3), cgroups(7), proc(5) and Linux's sy
 `host.devices` for the accelerators visible to a worker.
 """
 
+import fcntl
 import os
 import resource
 import socket
@@ -196,8 +197,6 @@ def _user_tasks_left(root: str) -> int:
 
 def _interfaces(root: str) -> tuple[str, ...]:
     """Return the addresses of this machine's network interfaces that are up."""
-    import fcntl
-
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
