@@ -164,9 +164,9 @@ def test_each_pod_prints_full_report_because_others_may_be_deleted() -> None:
     root = Failure(1, 1, "h", 1, 1, 0.0, 0, None, (), "", "")
     end = JobEnded(1, "a worker failed", ("rank 1 failed", "  look at its log"), root)
     submitted = {"RELIGHT_JOB_ID": "slurm://relight/3"}
-    assert "its own node reports it" in postmortem.report(end, None, Environment(submitted))
+    assert "its own node reports it" in postmortem.report(end, (), Environment(submitted))
     pod = Environment({**submitted, "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
-    assert postmortem.report(end, None, pod) == "rank 1 failed\n  look at its log"
+    assert postmortem.report(end, (), pod) == "rank 1 failed\n  look at its log"
 
 
 def test_missing_termination_log_is_not_created(tmp_path: Path) -> None:

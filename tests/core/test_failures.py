@@ -1014,8 +1014,9 @@ def test_ranks_at_the_same_location_share_one_stack_in_messages() -> None:
 def test_json_report_has_no_cause_if_the_blamed_rank_exited_with_code_0(tmp_path: Path) -> None:
     """The exit of the first victim is the symptom."""
     ended = JobEnded(1, "the workers failed", ("rank 1 had left",), end(0), ranks=(1,))
-    spec = SimpleNamespace(max_restarts=0, restart_policy="always")
+    path = tmp_path / "why.json"
+    spec = SimpleNamespace(max_restarts=0, restart_policy="always", failure_report=str(path))
     job = cast(AgentConfig, SimpleNamespace(command=SimpleNamespace(run_id="x"), spec=spec))
-    assert not failure_report.write(str(tmp_path / "why.json"), ended, None, job, 0)
-    written = json.loads((tmp_path / "why.json").read_text())
+    assert not failure_report.write(ended, (), job, 0)
+    written = json.loads(path.read_text())
     assert (written["cause"], written["ranks"], written["symptom"]["rank"]) == (None, [1], 0)

@@ -10,7 +10,7 @@ import pytest
 from conftest import LIMIT_S, RELIGHT, Launch
 
 from relight.agent import postmortem
-from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerEnd
+from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.host.kernel_log import Kill, parse
 from relight.host.loop import Loop
 from relight.host.oom_detector import OomKills
@@ -268,12 +268,8 @@ def test_oom_killed_child_is_reported_if_the_worker_noticed_its_death(
         0, 0, "vm", PID, 1, 95.0, 0, report if is_raised else None,
         ("loading", message), "", "",
     )  # fmt: skip
-    found = postmortem._explain_sigkill(
-        WorkerEnd(0, 1, 95.0, 0),
-        failure,
-        "loading\n",
-        SimpleNamespace(oom_kills=kills, pids={}, loaders={}),
-    )
+    workers = SimpleNamespace(oom_kills=kills, loaders={})
+    found = postmortem._explain_sigkill(failure, "loading\n", workers)
     expected = "probably out of memory: the kernel killed process 4712 (tok) (kernel log)"
     assert found == (expected if is_child else "")
 

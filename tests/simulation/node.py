@@ -512,14 +512,15 @@ def doing(process: Process) -> dict[int, WorkerState]:
 
 
 def gather(
-    ends: Sequence[Any], logs: object, workers: Workers, command: object, host: str, loop: Any
+    supervisor: Any, logs: object, command: object, host: str, loop: Any
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
     """Return what `relight.agent.postmortem.gather` would."""
     del logs, command
+    workers: Workers = supervisor.workers
     endings = workers.world.endings
     raised = ErrorReport(FailureKind.RECORDED, "ValueError", "bad", "train.py:1", "", ())
     failures = []
-    for local_rank, exitcode, at, asked, stopping_s in ends:
+    for local_rank, exitcode, at, asked, stopping_s in supervisor.ends:
         if exitcode:
             failures.append(Failure(
                 rank=workers.ranks[local_rank], local_rank=local_rank, host=host, pid=1,

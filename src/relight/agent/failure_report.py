@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from relight.agent.agent_config import AgentConfig
@@ -17,7 +18,7 @@ from relight.core.diagnosis.causes import Certainty, Role, absence, role
 from relight.core.diagnosis.failure_text import describe_exit
 from relight.core.diagnosis.hang_text import hung
 from relight.core.failure import ErrorReport, Failure, FailureKind
-from relight.core.group.messages import JobEnded, NodeReady
+from relight.core.group.messages import JobEnded
 from relight.host import files
 
 VERSION = 2
@@ -55,23 +56,19 @@ def remove_old(path: str) -> None:
         raise UsageError(f"--failure-report={path}: {why}", hint="pass the path of a writable file")
 
 
-def write(
-    path: str, end: JobEnded, ready: NodeReady | None, job: AgentConfig, restarts: int
-) -> str:
-    """Write the report on a failed job.
+def write(end: JobEnded, own: Sequence[Failure], job: AgentConfig, restarts: int) -> str:
+    """Write the report on a failed job to a file, which is always either complete or absent.
 
     Args:
-        path: the file. It is always either complete or absent.
         end: how the job ended.
-        ready: this node's last message, with the failures of its own workers.
-        job: this node's configuration.
+        own: the failures of this node's workers.
+        job: this node's configuration, with the path of the file.
         restarts: how often the job has been restarted.
 
     Returns:
         The reason why the file could not be written, or an empty string on success.
     """
     spec = job.spec
-    own = ready.failures if ready is not None else ()
     cause, symptom = end.root, end.symptom
     if cause is not None and end.ranks and cause.rank not in end.ranks:
         cause, symptom = None, symptom or cause  # the blamed ranks exited with code 0
@@ -97,9 +94,9 @@ def write(
         "text": end.report,
     }
     try:
-        files.replace(path, json.dumps(report, indent=1) + "\n", 0o666)
+        files.replace(spec.failure_report, json.dumps(report, indent=1) + "\n", 0o666)
     except OSError as error:
-        return f"can't write the failure report to {path}: {error.strerror}"
+        return f"can't write the failure report to {spec.failure_report}: {error.strerror}"
     return ""
 
 

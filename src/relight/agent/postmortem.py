@@ -12,14 +12,14 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from relight.base.env import Environment
 from relight.base.values import STDERR
 from relight.core.diagnosis import blame, causes, failure_text, last_words, loaders, tracebacks
 from relight.core.diagnosis.excerpts import headline
-from relight.core.failure import CRASHES, ErrorReport, Failure, FailureKind
-from relight.core.failure import WorkerEnd as WorkerEnd
-from relight.core.group.messages import JobEnded, NodeReady
+from relight.core.failure import CRASHES, ErrorReport, Failure, FailureKind, WorkerEnd
+from relight.core.group.messages import JobEnded
 from relight.core.workers.worker_command import Command
 from relight.host import devices, gpu_errors
 from relight.host.loop import Loop
@@ -27,6 +27,7 @@ from relight.host.oom_detector import NOBODY
 from relight.output import error_files
 from relight.output.worker_logs import Logs
 from relight.processes import interpreter
+from relight.processes.supervisor import Supervisor
 from relight.processes.worker_processes import Workers
 from relight.stacks import exit_evidence
 
@@ -65,19 +66,17 @@ _CHILD_KILLED = re.compile(
 
 
 def gather(
-    ends: Sequence[WorkerEnd],
-    logs: Logs,
-    workers: Workers,
-    command: Command,
-    host: str,
-    loop: Loop,
+    supervisor: Supervisor, logs: Logs, command: Command, host: str, loop: Loop
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
     """Return this node's failures in a generation (at least one), as sent to other nodes, and the
     ranks that succeeded before the first failure. Ranks that succeeded but had printed an error, or
     the reason why they left before others, are also listed as failures, with exit code 0. The
     agent's loop may run during the call.
     """
-    ends = [causes.without_late_signal(e, workers.had_handler.get(e.local_rank)) for e in ends]
+    workers, had_handler = supervisor.workers, supervisor.workers.had_handler
+    ends = [
+        causes.without_late_signal(end, had_handler.get(end.local_rank)) for end in supervisor.ends
+    ]
     failed = [end for end in ends if end.exitcode]
     first = min(end.at for end in failed)
     over = [
@@ -86,20 +85,21 @@ def gather(
     # A worker that was killed by the stop signal had not finished on its own.
     stopped = [end for end in failed if end.stop_signal and end.exitcode < 0]
     near = _lines_without_crash(ends, logs)
-    looked_at = [*failed, *over]
-    found = failure_text.with_others(_failure(e, logs, workers, command, host) for e in looked_at)
+    found = failure_text.with_others(
+        _failure(end, logs, workers, command, host) for end in (*failed, *over)
+    )
     victims = {e.local_rank for e in found if blame.from_failure(e) is blame.Blame.PEER}
     by_healthy = _lines_of({end.local_rank for end in stopped} - victims, logs)
     by_others = by_healthy | _lines_of(victims, logs)
     counts = Counter(line for rank in victims for line in _lines_of([rank], logs))
     by_other_victims = by_healthy | {line for line, count in counts.items() if count > 1}
-    found = [
-        _add_output(
-            each, end, logs, workers, command,
-            by_other_victims if each.local_rank in victims else by_others, near,
-        )
-        for each, end in zip(found, looked_at, strict=True)
-    ]  # fmt: skip
+
+    def printed_elsewhere(failure: Failure) -> frozenset[str]:
+        if _is_crash(failure.exitcode):
+            return near
+        return by_other_victims if failure.local_rank in victims else by_others
+
+    found = [_add_output(each, logs, workers, command, printed_elsewhere(each)) for each in found]
     found = with_gpu_errors(found, workers, command)
     found = [
         each if each.exitcode or _has_error(each) else each._replace(words="", report=None)
@@ -232,12 +232,12 @@ def suspects_peer(logs: Logs, local_rank: int) -> bool:
     return blame.determine(raised, tracebacks.last_lines(stderr), words) is not blame.Blame.NOBODY
 
 
-def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
+def report(end: JobEnded, own: Sequence[Failure], env: Environment) -> str:
     """Return this agent's report on a failed job.
 
     Args:
         end: how the job ended.
-        ready: this node's last message, with its failures.
+        own: the failures of this node's workers.
         env: the workers' environment. In a `relight submit` job, whose logs are read together, only
             the node with the root cause prints the full report, and the others refer to it. In a
             pod, each node prints it, because Kubernetes deletes the pods that are still running
@@ -246,7 +246,6 @@ def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
     root = end.root
     if not end.report or root is None:
         return "\n".join(end.report or (f"error: {end.reason}",))
-    own = ready.failures if ready is not None else ()
     of = root.rank, root.pid, root.host
     ours = any((each.rank, each.pid, each.host) == of for each in own)
     if ours or not env.get(JOB) or env.get(_IN_POD):
@@ -265,10 +264,8 @@ def tell_parent(path: str, failure: Failure, logs: Logs | None, headline: str) -
         headline: why the job failed, in one line.
     """
     source = logs.error_file(failure.local_rank) if logs is not None else ""
-    try:
+    with suppress(OSError, ValueError):  # optional: the report is also on stderr
         error_files.write(path, failure, source, headline)
-    except (OSError, ValueError):
-        return  # optional: the report is also on stderr
 
 
 def tell_container(headline: str, env: Environment) -> None:
@@ -278,14 +275,12 @@ def tell_container(headline: str, env: Environment) -> None:
     path = env.get(_TERMINATION_LOG) or ("/dev/termination-log" if env.get(_IN_POD) else "")
     if not path:
         return
-    try:
+    with suppress(OSError):  # optional: the report is also on stderr
         # Only write to an existing file, because the kubelet creates it before the container
         # starts.
         fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "wb") as log:
             log.write(headline.encode(errors="replace")[:_MAX_MESSAGE])
-    except OSError:
-        return  # optional: the report is also on stderr
 
 
 def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, host: str) -> Failure:
@@ -343,28 +338,20 @@ def _on_stdout(stdout: str, program: tracebacks.ProgramFacts) -> ErrorReport | N
 
 
 def _add_output(
-    failure: Failure,
-    end: WorkerEnd,
-    logs: Logs,
-    workers: Workers,
-    command: Command,
-    elsewhere: frozenset[str],
-    near: frozenset[str],
+    failure: Failure, logs: Logs, workers: Workers, command: Command, elsewhere: frozenset[str]
 ) -> Failure:
     """Return the failure with the worker's relevant output other than the exception, and with the
     facts reported by the machine.
     """
-    stderr = _with_own_files(_stderr(logs, end.local_rank), command)
+    stderr = _with_own_files(_stderr(logs, failure.local_rank), command)
     evidence = (
-        _explain_start_failure(workers.evidence.get(end.local_rank, ""), command)
-        or _explain_sigkill(end, failure, stderr, workers)
-        or _explain_signal(end, command)
+        _explain_start_failure(workers.evidence.get(failure.local_rank, ""), command)
+        or _explain_sigkill(failure, stderr, workers)
+        or _explain_signal(failure, command)
         or _explain_exception(failure, stderr, logs, command, workers)
-        or ("" if stderr or failure.report else _explain_full_disk(end, failure.log))
+        or ("" if stderr or failure.report else _explain_full_disk(failure))
     )
-    if _is_crash(end.exitcode):
-        elsewhere = near
-    words = _informative_line(failure, logs, stderr, elsewhere, _program(command))
+    words = _informative_line(failure, logs, stderr, elsewhere, command)
     return failure._replace(evidence=evidence, words=words)
 
 
@@ -439,11 +426,7 @@ def _printed(
 
 
 def _informative_line(
-    failure: Failure,
-    logs: Logs,
-    stderr: str,
-    elsewhere: frozenset[str],
-    program: tracebacks.ProgramFacts,
+    failure: Failure, logs: Logs, stderr: str, elsewhere: frozenset[str], command: Command
 ) -> str:
     """Return the most informative line in a worker's output. If a thread or the program printed
     another exception before the fatal one, include that exception. A line on stdout may have been
@@ -466,7 +449,7 @@ def _informative_line(
         return f"{before.type}: {headline(before, _MAX_WORDS)}{at}"
     stdout = _text(logs.stdout_of, local_rank)
     if is_exception:
-        earlier, later = tracebacks.besides(stderr, program)
+        earlier, later = tracebacks.besides(stderr, _program(command))
         is_ignored = report is not None and tracebacks.is_ignored(report)
         # An error that did not end the worker may be irrelevant by the time it ended.
         kept = earlier if failure.is_explained else [*earlier, *later] if is_ignored else later
@@ -508,9 +491,9 @@ def _explain_start_failure(evidence: str, command: Command) -> str:
     return evidence
 
 
-def _explain_signal(end: WorkerEnd, command: Command) -> str:
+def _explain_signal(failure: Failure, command: Command) -> str:
     """Return the machine's evidence about a signal that the kernel sent."""
-    number = -end.exitcode if end.exitcode < 0 else end.exitcode - 128
+    number = -failure.exitcode if failure.exitcode < 0 else failure.exitcode - 128
     if number == signal.SIGBUS:
         return exit_evidence.bus_error(command.env)
     return exit_evidence.cpu_limit() if number == signal.SIGXCPU else ""
@@ -541,27 +524,27 @@ def _explain_exception(
     return full or exit_evidence.file_size_limit(texts)
 
 
-def _explain_full_disk(end: WorkerEnd, log: str) -> str:
+def _explain_full_disk(failure: Failure) -> str:
     """Return a note if a worker's output may have been lost because the disk was full."""
-    if end.stop_signal or end.exitcode < 0 or not log:
+    if failure.stop_signal or failure.exitcode < 0 or not failure.log:
         return ""
-    free, size = exit_evidence.space(os.path.dirname(log))
+    free, size = exit_evidence.space(os.path.dirname(failure.log))
     full = size and not free  # some file systems report no blocks
     return "the disk of its log is full; output may be lost" if full else ""
 
 
-def _explain_sigkill(end: WorkerEnd, failure: Failure, stderr: str, workers: Workers) -> str:
+def _explain_sigkill(failure: Failure, stderr: str, workers: Workers) -> str:
     """Return the kernel's report on a SIGKILL that the agent did not send."""
-    if end.stop_signal:
+    if failure.stop_signal:
         return ""
-    if end.exitcode == -signal.SIGKILL:
-        found = workers.oom_kills.explain_kill(workers.pids.get(end.local_rank, 0), end.at)
+    if failure.exitcode == -signal.SIGKILL:
+        found = workers.oom_kills.explain_kill(failure.pid, failure.at)
         return exit_evidence.hard_cpu_limit() or found if found.startswith(NOBODY) else found
-    is_shell = end.exitcode == 128 + signal.SIGKILL
-    is_silent = end.exitcode > 0 and not stderr
+    is_shell = failure.exitcode == 128 + signal.SIGKILL
+    is_silent = failure.exitcode > 0 and not stderr
     lost = _lost_loader(failure, workers)
     if is_shell or is_silent or _reports_killed_child(failure) or _CHILD_KILLED.search(lost):
-        found = workers.oom_kills.explain_child_kill(end.at, is_worker=is_shell)
+        found = workers.oom_kills.explain_child_kill(failure.at, is_worker=is_shell)
         return f"{lost}; {found}" if lost and found else found
     return ""
 

@@ -135,20 +135,18 @@ class Leaving:
     def after_failure(self, end: JobEnded) -> tuple[int, str]:
         """Report a failed job to the user, to other programs, and to the parent process."""
         env, node = self._job.command.env, self._node
-        ready = node.state if isinstance(node.state, NodeReady) else None
         if end.verdict:
             host = end.root.host if end.root is not None else ""
             self._journal.record(NotRestarting(end.verdict, host))
-        path = self._job.spec.failure_report
-        if path:
+        if self._job.spec.failure_report:
             from relight.agent import failure_report
 
-            why = failure_report.write(path, end, ready, self._job, node.restart)
+            why = failure_report.write(end, node.failures, self._job, node.restart)
             if why:
                 self._journal.say(why)
         from relight.agent import postmortem
 
-        report = postmortem.report(end, ready, env)
+        report = postmortem.report(end, node.failures, env)
         self._show_tracebacks(report)
         self._journal.say_with_traceback(report)
         path = env.get("TORCHELASTIC_ERROR_FILE")

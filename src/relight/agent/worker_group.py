@@ -490,9 +490,7 @@ class WorkerGroup:
         from relight.core.diagnosis.failure_text import waited_for_others
 
         command, host = self._job.command, self._services.host
-        failures, succeeded_ranks = gather(
-            supervisor.ends, self.logs, supervisor.workers, command, host, self._loop
-        )
+        failures, succeeded_ranks = gather(supervisor, self.logs, command, host, self._loop)
         variables = {plan.local_rank: plan.variables for plan in self._plans}
         failures = tuple(
             with_address(each, variables[each.local_rank], self.logs) for each in failures
