@@ -5,7 +5,7 @@ output, the agent's events, or the workers' stacks.
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from relight.agent.node import Node
 from relight.agent.status.view import ServedJob
@@ -204,8 +204,7 @@ def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     ends = {end.local_rank: end for end in supervisor.ends}
     boot = time.time() - served.loop.now()
     pids = supervisor.workers.pids
-    reported = served.numbers.reported() if served.numbers is not None else {}
-    latest = served.uses | _uses(workers, reported, served.uses)
+    latest = served.uses | _uses(served, workers)
     served.uses = {pid: latest[pid] for pid in pids.values() if pid in latest}
     return tuple(
         RankSnapshot(
@@ -224,19 +223,13 @@ def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     )
 
 
-def _uses(
-    workers: WorkerGroup, reported: Mapping[int, tuple[str, ...]], before: Mapping[int, RankUse]
-) -> dict[int, RankUse]:
+def _uses(served: ServedJob, workers: WorkerGroup) -> dict[int, RankUse]:
     """Return the running workers' resource usage and the last step of those that have ended, keyed
     by pid.
-
-    Args:
-        workers: the workers.
-        reported: the numbers that they reported, by local rank.
-        before: the last samples, by pid.
     """
     supervisor = workers.supervisor
     assert supervisor is not None
+    reported = served.numbers.reported() if served.numbers is not None else {}
     totals = workers.memory.totals()
     progress, now, seen_at = workers.memory.progress(), time.monotonic(), time.time()
     found = {}
@@ -244,7 +237,7 @@ def _uses(
         step, done_at = progress.get(local_rank, (None, now))
         if local_rank not in supervisor.alive:
             if step is not None:
-                last = before.get(pid) or RankUse(0.0, 0.0, 0)
+                last = served.uses.get(pid) or RankUse(0.0, 0.0, 0)
                 stepped_at = seen_at - now + done_at
                 last_seen_at = max(last.seen_at, stepped_at)
                 found[pid] = last._replace(

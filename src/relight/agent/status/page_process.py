@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from relight.agent.status.view import ServedJob
 from relight.base.values import PageAddress
-from relight.host.loop import Timer
+from relight.host.loop import Alarm
 from relight.processes.helper import Helper
 
 _POLL_S = 1.0
@@ -36,13 +36,12 @@ class PageProcess:
             *("--listen", str(where), job.id),
         ]
         self._process: Helper | None = None
-        self._next: Timer | None = None
+        self._next = Alarm(self._loop, self._poll)
         self._poll()
 
     def close(self) -> None:
         """Stop the page, and don't start another one."""
-        if self._next is not None:
-            self._next.cancel()
+        self._next.set(None)
         process = self._process
         if process is None:
             return
@@ -52,7 +51,7 @@ class PageProcess:
 
     def _poll(self) -> None:
         if not self._job.has_rank_0:
-            self._next = self._loop.call_after(_POLL_S, self._poll)
+            self._next.set_after(_POLL_S)
             return
         if find_spec("relight.cli.inspect.status") is None:
             _report(

@@ -9,7 +9,7 @@ from relight.agent.status import answers
 from relight.agent.status.view import ServedJob
 from relight.core.status.snapshot import STATUS_FILE
 from relight.host import background, files
-from relight.host.loop import Timer
+from relight.host.loop import Alarm
 
 _EVERY_S = 2.0
 _FILES_PER_S = 50
@@ -31,14 +31,13 @@ class StatusFile:
         self._path = os.path.join(job.config.run_directory, STATUS_FILE)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._timer: Timer | None = None
+        self._next = Alarm(job.loop, self._save)
         self._save()
 
     def close(self) -> None:
         """Save the job's last snapshot, unless the disk is full or its server doesn't respond."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._next.set(None)
         text = answers.to_text(answers.snapshot(self._job))
 
         def write() -> None:
@@ -63,6 +62,6 @@ class StatusFile:
 
         def done(_: object) -> None:
             if not self._is_closed:
-                self._timer = self._job.loop.call_after(every_s, self._save)
+                self._next.set_after(every_s)
 
         background.call(self._job.loop, write, done)
