@@ -193,8 +193,9 @@ def serve(error: Exception, hello: dict[str, Any]) -> tuple[list[str], list[str]
     here.closed = lambda connection, reason: here.reasons.append(reason)  # type: ignore[method-assign]
     listener = Listener(loop, sock, there, {}, Security())
     connection = dial(loop, sock.getsockname(), here, hello, Security())
-    connection.send({"type": "x"})
     try:
+        loop.run_until(lambda: connection.is_open or bool(here.reasons))
+        connection.send({"type": "x"})
         loop.run_until(lambda: bool(here.reasons))
     finally:
         listener.close()
@@ -254,8 +255,9 @@ def test_elector_that_sends_garbage_is_disconnected() -> None:
     there = Owner(AssertionError())
     there.closed = lambda connection, reason: there.reasons.append(reason)  # type: ignore[method-assign]
     connection = dial(loop, host, there, {"sender": "elector"}, Security())
-    connection.send({"type": "votereply", "voter": [1]})
     try:
+        loop.run_until(lambda: connection.is_open)
+        connection.send({"type": "votereply", "voter": [1]})
         loop.run_until(lambda: bool(there.reasons))
     finally:
         for each in (elector, coordinator, connection, loop):

@@ -64,16 +64,15 @@ def test_messages_arrive_in_order_in_both_directions(ends: Ends, security: Secur
 
 
 @security
-def test_message_sent_before_handshake_is_delivered_afterwards(
-    ends: Ends, security: Security
-) -> None:
-    """A message to a peer that isn't authenticated yet is queued until it is."""
+def test_message_sent_before_handshake_is_dropped(ends: Ends, security: Security) -> None:
+    """No message is sent to a peer that isn't authenticated yet."""
     ends.listen(security)
     connection, _ = ends.dial(security)
     connection.send({"type": "early"})
-    assert not connection.drain()
+    ends.until(lambda: connection.is_open)
+    connection.send({"type": "late"})
     ends.until(lambda: ends.server.messages)
-    assert ends.server.messages == [{"type": "early"}]
+    assert ends.server.messages == [{"type": "late"}]
     assert connection.drain()
 
 

@@ -143,7 +143,7 @@ def test_node_that_joins_while_votes_have_expired_is_redirected(ends: Ends) -> N
     hello = fields.plain(Hello(job="runs", settings=ONE_NODE))
     connection = dial(ends.loop, ends.address, log, hello, OPEN_TO_ALL)
     ends.opened.append(connection)
-    ends.until(lambda: coordinator.others)
+    ends.until(lambda: coordinator.others and log.hellos)
     finder.votes = False
     node = Join("n", "h", "127.0.0.1", 1, "default", -1, 1, 1, 0, {}, None)
     connection.send(fields.to_json(node))

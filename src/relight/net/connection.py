@@ -118,7 +118,6 @@ class Connection:
             divert=None if divert is None else lambda: divert(self, self._release()),
         )
         self._decoder = wire.Decoder()
-        self._waiting: list[bytes] = []
         self._doom = ""
         self._timer = loop.call_after(timeout_s, lambda: self._fail_as_late(timeout_s))
 
@@ -139,18 +138,17 @@ class Connection:
         return self._stream.own_address()
 
     def send(self, message: Message) -> None:
-        """Send a message, or queue it if it can't be sent now. Drop it if the connection has ended.
+        """Send a message, or queue it if it can't be sent now. Drop it unless the connection is
+        open.
 
         Raises:
             ValueError: if the message is too large for the protocol.
         """
-        if self._stream.is_closed or self._doom:
+        if not self.is_open or self._doom:
             return
         body = wire.encode_body(message, stimulus=self._loop.stimulus)
-        if not self.is_open:
-            self._waiting.append(body)
-            return
-        self._push(body)
+        seal = self.opening.seal
+        self._stream.write(wire.frame(body if seal is None else seal(body)))
         if len(self._stream.unsent) > MAX_UNSENT:
             self._fail_later(f"the peer is not reading: {MAX_UNSENT >> 20} MiB are queued", 0)
 
@@ -158,7 +156,7 @@ class Connection:
         """Send as much data as the kernel accepts, and return whether everything has been sent."""
         if self.is_open:
             self._stream.flush()
-        return not self._stream.unsent and not self._waiting
+        return not self._stream.unsent
 
     def close(self) -> None:
         """Flush without blocking, and close the connection. The owner is not called again."""
@@ -237,18 +235,11 @@ class Connection:
         self._decoder.unseal = opening.unseal
         self._decoder.limit = wire.MAX_FRAME + TAG_BYTES
         self.is_open, self._handshake = True, None
-        waiting, self._waiting = self._waiting, []
-        for body in waiting:
-            self._push(body)
         self.owner.opened(self, opening.end())
 
     def _fail_as_late(self, timeout_s: float) -> None:
         if self._handshake is not None:
             self.fail(self._handshake.if_late(timeout_s))
-
-    def _push(self, body: bytes) -> None:
-        seal = self.opening.seal
-        self._stream.write(wire.frame(body if seal is None else seal(body)))
 
     def _on_broken(self, error: OSError) -> None:
         self._fail_later(_describe_error(error), _LAST_READS_S)
@@ -274,7 +265,6 @@ class Connection:
     def _retire(self) -> None:
         self._timer.cancel()
         self.is_open = False
-        self._waiting.clear()
 
 
 def dial(
