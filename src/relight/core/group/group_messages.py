@@ -38,28 +38,24 @@ class Differences:
         return lines
 
     def shared_machine(self, joins: Sequence[Join]) -> str:
-        """Return the line for a group with several nodes on one machine. Return it only once."""
-        text = "" if self._told_shared else shared_machine(joins)
-        self._told_shared = self._told_shared or bool(text)
-        return text
-
-
-def shared_machine(joins: Sequence[Join]) -> str:
-    """Return the line for a group with several nodes on one machine, or an empty string."""
-    counts: dict[tuple[str, str], int] = {}
-    for join in joins:
-        if join.machine:
-            machine = join.host, join.machine
-            counts[machine] = counts.get(machine, 0) + 1
-    if max(counts.values(), default=0) < 2:
-        return ""
-    fullest = max(counts, key=lambda machine: counts[machine])  # the first one if tied
-    host, count = fullest[0], counts[fullest]
-    those = "all nodes" if count == len(joins) else f"{count} of {len(joins)} nodes"
-    return (
-        f"{those} are agents on the same host, {host}, and share its CPUs and GPUs; a single "
-        "agent per host can start all workers there (--nproc-per-node)"
-    )
+        """Return the line for a group with several nodes on one machine, or an empty string. Return
+        the line only once.
+        """
+        counts: dict[tuple[str, str], int] = {}
+        for join in joins:
+            if join.machine:
+                machine = join.host, join.machine
+                counts[machine] = counts.get(machine, 0) + 1
+        if self._told_shared or max(counts.values(), default=0) < 2:
+            return ""
+        self._told_shared = True
+        fullest = max(counts, key=lambda machine: counts[machine])  # the first one if tied
+        host, count = fullest[0], counts[fullest]
+        those = "all nodes" if count == len(joins) else f"{count} of {len(joins)} nodes"
+        return (
+            f"{those} are agents on the same host, {host}, and share its CPUs and GPUs; a single "
+            "agent per host can start all workers there (--nproc-per-node)"
+        )
 
 
 def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:

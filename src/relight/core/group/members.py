@@ -58,7 +58,7 @@ class Members:
         self.node_ranks = NodeRanks()
         self._settings = settings
         self._by_node: dict[str, Member] = {}
-        self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their NodeReady
+        self._ready: dict[str, NodeReady] = {}  # of nodes without workers, by arrival
         self._differences = group_messages.Differences()
         self._flapping: Flapping | None = None  # created once a node is gone
         self._arrivals = 0
@@ -158,7 +158,7 @@ class Members:
         """Record that a message from a silent node has arrived over its existing connection."""
         self.silence.end(member.node, now)
         if member.ready is not None:
-            self._ready[member.node] = None
+            self._ready[member.node] = member.ready
 
     # Readiness.
 
@@ -170,7 +170,7 @@ class Members:
         """Record that a node has no workers and is waiting for a generation."""
         member.ready = ready
         if member.node not in self.silence:
-            self._ready[member.node] = None
+            self._ready[member.node] = ready
         if self.reachability is not None:
             self.reachability.set_ready(member.node, ready.prober)
 
@@ -202,13 +202,11 @@ class Members:
 
     def count_ready_from(self, generation: GenerationId) -> int:
         """Return how many of the ready nodes belonged to a given generation."""
-        readies = (member.ready for member in self.ready())
-        return sum(ready is not None and ready.generation == generation for ready in readies)
+        return sum(ready.generation == generation for ready in self._ready.values())
 
     def named_generations(self) -> set[GenerationId]:
         """Return the generations that earlier coordinators last named to the ready nodes."""
-        readies = (member.ready for member in self.ready())
-        return {ready.latest for ready in readies if ready is not None} - {NO_GENERATION}
+        return {ready.latest for ready in self._ready.values()} - {NO_GENERATION}
 
     def candidates(self, now: float) -> list[Member]:
         """Return the nodes for the next generation, in order of arrival. A node on probation is

@@ -111,15 +111,15 @@ class Roster:
 
     def mark_succeeded(self, group_ranks: Sequence[int]) -> None:
         """Record that nodes have succeeded according to a former coordinator."""
-        for group_rank in group_ranks:
-            if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
-                self._done_and_gone.add(group_rank)
+        self._done_and_gone.update(self._free(group_ranks))
 
     def mark_gone(self, group_ranks: Sequence[int]) -> None:
         """Record the nodes whose workers are known to have exited, or are frozen for good."""
-        for group_rank in group_ranks:
-            if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
-                self._gone.add(group_rank)
+        self._gone.update(self._free(group_ranks))
+
+    def _free(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of the group ranks whose node has left or has not arrived yet."""
+        return [rank for rank in ranks if 0 <= rank < len(self.order) and self.order[rank] is None]
 
     def set_quiet(self, node: str, since: float, limit_s: float) -> None:
         """Record when a node's workers became idle, and how long they may be idle. The argument

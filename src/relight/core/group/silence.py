@@ -73,9 +73,6 @@ class Silence:
     def __contains__(self, node: object) -> bool:
         return node in self._nodes
 
-    def __len__(self) -> int:
-        return len(self._nodes)
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._nodes)
 
