@@ -66,7 +66,7 @@ SOURCES = {
         "local_rank", "hard_cpu_limit", "_shm_remedy", "_full",
     ),
     "host/oom_detector.py": (
-        "explain_kill", "explain_child_kill", "_counted", "_own_place", "_place_of",
+        "explain_kill", "explain_child_kill", "_counted", "_place_of",
         "_format_limit", "_other", "NOBODY",
     ),
     "agent/shutdown.py": ("as_unfit", "as_preempted"),

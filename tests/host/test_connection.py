@@ -14,7 +14,8 @@ from ends import Ends, Log
 
 from relight.core.link import wire
 from relight.net import connection as connections
-from relight.net.connection import Connection, Security, dial, resolve
+from relight.net.connection import Connection, Security, dial
+from relight.net.dns import resolve
 from relight.net.listener import Listener
 
 WITH_TOKEN = Security(b"token")
@@ -370,7 +371,7 @@ def test_plain_connection_imports_no_hashlib_ssl_or_threading() -> None:
         "listener.Listener(loop, sock, Owner(), {}, c.Security())\n"
         "c.dial(loop, sock.getsockname(), Owner(), {}, c.Security())\n"
         "loop.run_until(lambda: len(done) == 2)\n"
-        "c.resolve(loop, '127.0.0.1', 1, lambda *_: done.append(1))\n"
+        "c.dns.resolve(loop, '127.0.0.1', 1, lambda *_: done.append(1))\n"
         "loop.run_until(lambda: len(done) == 3)\n"
         "names = 'ssl hmac hashlib threading asyncio encodings.idna random'.split()\n"
         "print([name for name in names if name in sys.modules])\n"

@@ -131,7 +131,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
         "Heartbeats": sockets.Heartbeats, "Listener": sockets.Listener, "raise_limit": lambda: None,
     },
     "relight.net.heartbeats": {"Heartbeats": sockets.Heartbeats},
-    "relight.net.connection": {"dial": sockets.dial, "resolve": sockets.resolve},
+    "relight.net.connection": {"dial": sockets.dial},
     "relight.net.dns": {"resolve": sockets.resolve, "outward_address": lambda: ""},
     "relight.host.background": {"call": sockets.call},
     "relight.agent.link": {"dial": sockets.dial, "Heartbeats": sockets.Heartbeats},

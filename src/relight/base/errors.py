@@ -82,8 +82,6 @@ class MachineError(RelightError):
 class InternalError(RelightError):
     """A state that must not occur."""
 
-    exit_code = EXIT_INTERNAL
-
 
 def describe_bug(error: BaseException) -> str:
     """Return a one-line description of an unexpected exception in relight, as

@@ -70,10 +70,21 @@ def records(path: str = _PATH) -> list[bytes] | None:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+    found: list[bytes] = []
     try:
-        return _records(fd)
+        while len(found) < _MAX_RECORDS:
+            try:
+                line = os.read(fd, _LARGEST)
+            except BrokenPipeError:
+                continue  # records were overwritten; the next read starts after them
+            except OSError:
+                break  # EAGAIN: no more records
+            if not line:
+                break  # not the device
+            found.append(line)
     finally:
         os.close(fd)
+    return found
 
 
 def record(line: bytes) -> tuple[float, bytes] | None:
@@ -103,18 +114,3 @@ def parse(lines: list[bytes], since: float) -> list[Kill] | None:
                 name = match[3].decode(errors="replace")
                 found.append(Kill(pid, name, at, in_cgroup, cgroup))
     return found if oldest <= since else None
-
-
-def _records(fd: int) -> list[bytes]:
-    found: list[bytes] = []
-    while len(found) < _MAX_RECORDS:
-        try:
-            line = os.read(fd, _LARGEST)
-        except BrokenPipeError:
-            continue  # records were overwritten; the next read starts after them
-        except OSError:
-            break  # EAGAIN: no more records
-        if not line:
-            break  # not the device
-        found.append(line)
-    return found

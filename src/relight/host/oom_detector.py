@@ -139,7 +139,8 @@ class OomKills:
         if here and self._cgroup is not None:
             if self._inotify >= 0:
                 self._note()
-            limit, place = self._own_place()
+            limit = _format_limit(_limit(self._cgroup))
+            place = f" in {_name(self._cgroup.path)}"
             if not self._times:
                 return f"perhaps out of memory{limit}: the kernel killed {_processes(here)}{place}"
             ago = min(abs(at - each) for each in self._times)
@@ -162,14 +163,6 @@ class OomKills:
 
     def _nobody(self) -> str:
         return "" if self._machine_before is None else NOBODY
-
-    def _own_place(self) -> tuple[str, str]:
-        """Return this process's memory limit and cgroup as phrases for a message. Both are empty if
-        they are unknown.
-        """
-        if self._cgroup is None:
-            return "", ""
-        return _format_limit(_limit(self._cgroup)), f" in {_name(self._cgroup.path)}"
 
     def _place_of(self, kill: "Kill") -> tuple[str, str]:
         """Return the memory limit and the path of the cgroup that the kernel log names, as phrases

@@ -19,7 +19,6 @@ from relight.core.link.authentication import NONCE_BYTES, TAG_BYTES, Opening
 from relight.host.loop import Loop
 from relight.net import dns
 from relight.net.byte_stream import ByteStream
-from relight.net.dns import resolve as resolve
 from relight.net.handshake import Handshake, HandshakeFailed
 from relight.net.ports import free_ports
 
@@ -119,7 +118,8 @@ class Connection:
         )
         self._decoder = wire.Decoder()
         self._doom = ""
-        self._timer = loop.call_after(timeout_s, lambda: self._fail_as_late(timeout_s))
+        late = self._handshake.if_late
+        self._timer = loop.call_after(timeout_s, lambda: self.fail(late(timeout_s)))
 
     @property
     def session_key(self) -> bytes:
@@ -237,10 +237,6 @@ class Connection:
         self.is_open, self._handshake = True, None
         self.owner.opened(self, opening.end())
 
-    def _fail_as_late(self, timeout_s: float) -> None:
-        if self._handshake is not None:
-            self.fail(self._handshake.if_late(timeout_s))
-
     def _on_broken(self, error: OSError) -> None:
         self._fail_later(_describe_error(error), _LAST_READS_S)
 
@@ -280,7 +276,7 @@ def dial(
     failure.
 
     Raises:
-        ValueError: if the address is a name (see `resolve`), or the hello is too large.
+        ValueError: if the address is a name (see `dns.resolve`), or the hello is too large.
     """
     family, target = dns.sock_address(*address)
     sock = socket.socket(family, socket.SOCK_STREAM)

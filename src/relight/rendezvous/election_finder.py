@@ -31,7 +31,8 @@ from relight.core.link.lease import Refusal
 from relight.core.link.votes import Ballot
 from relight.events.event_types import Tick, changed
 from relight.host.loop import Alarm, Loop
-from relight.net.connection import CLOSED, Connection, dial, resolve
+from relight.net.connection import CLOSED, Connection, dial
+from relight.net.dns import resolve
 from relight.net.heartbeats import Heartbeats
 from relight.net.ports import is_loopback, is_ours, listen
 from relight.rendezvous.config import Meeting

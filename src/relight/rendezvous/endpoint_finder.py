@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from relight.core.link.lease import Refusal
 from relight.host.loop import Loop
-from relight.net.connection import resolve
+from relight.net.dns import resolve
 from relight.net.ports import is_loopback, is_ours, listen
 from relight.rendezvous.config import Meeting
 from relight.rendezvous.discovery import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker

@@ -94,6 +94,7 @@ class EtcdRegister:
         self.own_address = ""
         self._members = members
         self._key = key
+        self._range = {"key": _encoded(key)}
         self._login = login
         self._token = _new_token()
         self._held = False
@@ -198,7 +199,7 @@ class EtcdRegister:
             self._call("/lease/revoke", {"ID": str(lease)})
 
     def _read_key(self) -> _KeyContent:
-        answer = self._call("/kv/range", self._range())
+        answer = self._call("/kv/range", self._range)
         return self._parse_key(answer, answer.body)
 
     def _write(self, revision: int, value: str, lease: int) -> _KeyContent:
@@ -207,16 +208,16 @@ class EtcdRegister:
 
     def _put(self, condition: dict[str, str], stored: _Stored, lease: int) -> _KeyContent:
         text = json.dumps(fields.plain(stored))
-        put = {"key": _encoded(self._key), "value": _encoded(text), "lease": str(lease)}
+        put = {**self._range, "value": _encoded(text), "lease": str(lease)}
         return self._transact(condition, {"request_put": put})
 
     def _remove(self, condition: dict[str, str]) -> _KeyContent:
-        return self._transact(condition, {"request_delete_range": {"key": _encoded(self._key)}})
+        return self._transact(condition, {"request_delete_range": self._range})
 
     def _transact(self, condition: dict[str, str], change: dict[str, Any]) -> _KeyContent:
         """Change the key if it meets a condition, and return the key's content afterwards."""
-        compare = {"key": _encoded(self._key), "result": "EQUAL", **condition}
-        look = {"request_range": self._range()}
+        compare = {**self._range, "result": "EQUAL", **condition}
+        look = {"request_range": self._range}
         answer = self._call(
             "/kv/txn", {"compare": [compare], "success": [change, look], "failure": [look]}
         )
@@ -225,9 +226,6 @@ class EtcdRegister:
         except (LookupError, TypeError):
             raise nonsense(answer) from None
         return self._parse_key(answer, last)
-
-    def _range(self) -> dict[str, Any]:
-        return {"key": _encoded(self._key)}
 
     def _parse_key(self, answer: EtcdAnswer, result: Any) -> _KeyContent:
         """Parse the record in a range response."""
