@@ -91,8 +91,8 @@ def receive(control: socket.socket) -> GenerationPlan | None:
     Raises:
         OSError: if no descriptor is left.
     """
-    header = _exactly(control, _COUNT.size)
-    if header is None:
+    header = descriptors.receive(control, _COUNT.size, socket.MSG_WAITALL)
+    if not header:
         return None
     (count,) = _COUNT.unpack(header)
     if count > _FEW:
@@ -149,13 +149,3 @@ def receive_worker(local_rank: int, fds: Sequence[int]) -> tuple[WorkerPlan, int
     argv, variables, cpus, signal_group = marshal.loads(described)  # noqa: S302  # by our agent
     os.close(file)
     return WorkerPlan(local_rank, argv, variables, stdout, stderr, cpus, signal_group), stdin
-
-
-def _exactly(control: socket.socket, size: int) -> bytes | None:
-    data = b""
-    while len(data) < size:
-        more = descriptors.receive(control, size - len(data))
-        if not more:
-            return None
-        data += more
-    return data
