@@ -32,7 +32,7 @@ def show(words: Sequence[str], *, as_json: bool) -> int:
     if as_json:
         print_json([_as_object(each) for each in found.values()])
         return EXIT_OK
-    being_made = _directory().being_made()
+    being_made = _directory().all_being_made()
     for made in being_made:
         say(f"{made.guard} is starting for {made.script} and importing modules")
     if not found:
@@ -109,7 +109,7 @@ def stop(words: Sequence[str]) -> int:
     }
     found |= {
         made.guard: partial(processes.stop_imports, made.guard)
-        for made in _directory().being_made()
+        for made in _directory().all_being_made()
     }
     if unknown := wanted - found.keys() - {*silent}:
         known = ", ".join(map(str, (*found, *silent)))

@@ -144,7 +144,7 @@ class Preload:
             self._generations, self._first_cold = 1, True
             self._learn()
             return
-        self._is_held_up, _ = self._processes.are_being_made()
+        self._is_held_up = self._processes.being_made() is not None
         if not self._is_held_up:
             self._take_or_start()
 
@@ -215,8 +215,8 @@ class Preload:
         began = self._loop.now()
 
         def look() -> None:
-            is_made, made = self._processes.are_being_made()
-            self._is_held_up = is_made and self._pays_to_wait(made, self._loop.now() - began)
+            made, waited_s = self._processes.being_made(), self._loop.now() - began
+            self._is_held_up = made is not None and self._pays_to_wait(made, waited_s)
             if self._is_held_up:
                 alarm.set_after(_POLL_S)
 
@@ -230,9 +230,9 @@ class Preload:
         if not otherwise():
             self._take_or_start()
 
-    def _pays_to_wait(self, made: BeingMade | None, waited_s: float) -> bool:
+    def _pays_to_wait(self, made: BeingMade, waited_s: float) -> bool:
         """Return whether to wait for another job's process that is still importing its modules."""
-        if made is None:  # the process is just starting, or uses a different relight version
+        if not made.guard:
             return waited_s < import_ahead.UNKNOWN_S
         learned = self._modules.learned
         import_s = (learned.known.import_s if learned is not None else 0.0) or None
@@ -623,7 +623,7 @@ class Preload:
         if spawner.is_lasting and not spawner.guard and not is_kept:
             warm_processes.stop_imports(spawner.pid)
             end = self._loop.now() + _GUARD_S
-            while self._processes.are_being_made()[0] and self._loop.now() < end:
+            while self._processes.being_made() and self._loop.now() < end:
                 time.sleep(_POLL_S)
         spawner.stop()
         if spawner.guard:

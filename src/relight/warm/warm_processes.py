@@ -91,14 +91,12 @@ class WarmProcesses:
             else:
                 yield found
 
-    def are_being_made(self) -> tuple[bool, BeingMade | None]:
-        """Return whether any process is still importing its modules, and the state of that
-        process.
-        """
+    def being_made(self) -> BeingMade | None:
+        """Return the process that is still importing its modules, or None."""
         try:
-            return SocketDirectory(self._worker.variables).is_being_made(_name(self._worker))
+            return SocketDirectory(self._worker.variables).being_made(_name(self._worker))
         except OSError:
-            return False, None
+            return None
 
     def start(self, setup: dict[str, Any], *, is_ahead: bool = False) -> SpawnerHandle:
         """Start a process. When it is ready, it replaces the processes that this job took over or
@@ -254,15 +252,13 @@ def _end_oldest(directory: SocketDirectory) -> None:
     """Stop the least recently used processes that no job is using, so that another process can be
     started.
     """
-    found = [each for path in directory.sockets() if (each := ask(path))]
-    idle = [each for each in found if not each.description.jobs]
-    idle.sort(key=lambda each: each.description.idle_s)
+    found = list(_answers(_connect(directory.sockets())))
     for each in found:
         each.connection.close()
-    while len(found) >= _MAX and idle:
-        oldest = idle.pop()
-        found.remove(oldest)
-        stop(oldest.path)
+    idle = [each for each in found if not each.description.jobs]
+    idle.sort(key=lambda each: each.description.idle_s, reverse=True)
+    for each in idle[: max(0, len(found) - _MAX + 1)]:
+        stop(each.path)
 
 
 def _session() -> int:

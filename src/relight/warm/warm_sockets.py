@@ -56,11 +56,12 @@ class BeingMade(NamedTuple):
     program.
 
     The process has imported `imported` of `modules` modules so far. It started at `began_s` on the
-    monotonic clock, and has a low priority if `is_low_priority` is set.
+    monotonic clock, and has a low priority if `is_low_priority` is set. If `guard` is 0, nothing is
+    known, because the process is just starting, or uses a different relight version.
     """
 
-    guard: int
-    script: str
+    guard: int = 0
+    script: str = ""
     modules: int = 0
     began_s: float = 0.0
     is_low_priority: bool = False
@@ -71,13 +72,13 @@ class BeingMade(NamedTuple):
         return json.dumps(fields.plain(self._replace(imported=0))).encode() + b"\n"
 
     @classmethod
-    def parse(cls, text: bytes) -> "BeingMade | None":
+    def parse(cls, text: bytes) -> "BeingMade":
         """Parse the content of a locked file: `text`, then the number of imported modules."""
         described, _, imported = text.partition(b"\n")
         try:
             known: BeingMade = fields.record(cls, fields.decode(described))
         except fields.Malformed:
-            return None
+            return cls()
         return known._replace(imported=int(imported) if imported.strip().isdigit() else 0)
 
 
@@ -124,29 +125,22 @@ class SocketDirectory:
                 return path, lock
             os.close(lock)  # `unlock` has removed the file in the meantime
 
-    def is_being_made(self, name: str) -> tuple[bool, BeingMade | None]:
-        """Return whether a process with this name is being created, and the state of that
-        process.
-        """
-        text = self._is_locked(self._lock(name))
-        return text is not None, BeingMade.parse(text or b"")
+    def being_made(self, name: str) -> BeingMade | None:
+        """Return the process with this name that is being created, or None."""
+        return self._owner(self._lock(name))
 
-    def being_made(self) -> list[BeingMade]:
-        """Return all processes that are being created."""
-        found = []
-        for name in os.listdir(self.path):
-            if name.startswith(_LOCK):
-                text = self._is_locked(os.path.join(self.path, name))
-                if (known := BeingMade.parse(text or b"")) is not None:
-                    found.append(known)
-        return found
+    def all_being_made(self) -> list[BeingMade]:
+        """Return all processes that are being created, if something is known about them."""
+        names = [name for name in os.listdir(self.path) if name.startswith(_LOCK)]
+        found = [self._owner(os.path.join(self.path, name)) for name in names]
+        return [made for made in found if made is not None and made.guard]
 
     def _lock(self, name: str) -> str:
         return os.path.join(self.path, f"{_LOCK}{name}")
 
     @staticmethod
-    def _is_locked(path: str) -> bytes | None:
-        """Return the content of a file if the file is locked, and None otherwise."""
+    def _owner(path: str) -> BeingMade | None:
+        """Return the process that has locked a file, or None if it is not locked."""
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -154,7 +148,7 @@ class SocketDirectory:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return os.read(file, 1 << 16)
+            return BeingMade.parse(os.read(file, 1 << 16))
         except OSError:
             pass
         finally:
