@@ -206,9 +206,9 @@ class Loop:
             timeout_s = left if timeout_s is None else min(left, timeout_s)
         for key, events in self._selector.select(timeout_s):
             for bit, index in ((selectors.EVENT_READ, 0), (selectors.EVENT_WRITE, 1)):
-                # A callback may have removed a descriptor that still has an event in the list, and
-                # another one may have added a new descriptor with the same number.
-                if events & bit and (callback := key.data[index]) is not None:
+                # A callback may have removed a descriptor that still has an event in the list.
+                pair = self._callbacks.get(key.fd)
+                if events & bit and pair is not None and (callback := pair[index]) is not None:
                     self.begin()
                     callback()
         now = self.now()
@@ -234,13 +234,13 @@ class Loop:
             if callback is None:
                 return
             pair = self._callbacks[number] = [None, None]
-            self._selector.register(number, bit, pair)
+            self._selector.register(number, bit)
         pair[0 if bit == selectors.EVENT_READ else 1] = callback
         events = (selectors.EVENT_READ if pair[0] else 0) | (
             selectors.EVENT_WRITE if pair[1] else 0
         )
         if events:
-            self._selector.modify(number, events, pair)
+            self._selector.modify(number, events)
         else:
             self._selector.unregister(number)
             del self._callbacks[number]

@@ -27,14 +27,13 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from relight.base import fields
 from relight.host import free_memory, linux, user_sockets
 from relight.host.descriptors import receive
-from relight.host.loop import Alarm, Fd, Loop, Timer
 from relight.host.process_handle import ProcessHandle
 from relight.preload.guard import AgentProcess
 from relight.warm.warm_sockets import Description
@@ -59,16 +58,14 @@ class JobConnection(NamedTuple):
     warm_process: ProcessHandle
 
 
+class _Connection(NamedTuple):
+    socket: socket.socket
+    until: float
+
+
 class _Guard(NamedTuple):
     process: ProcessHandle
     agent: ProcessHandle
-
-
-class _JobBegun(BaseException):
-    """Raised in a child that serves a job, to leave the loop."""
-
-    def __init__(self, job: JobConnection) -> None:
-        self.job = job
 
 
 class WarmProcess:
@@ -101,25 +98,19 @@ class WarmProcess:
         self._inode = os.lstat(path).st_ino
         self._idle_s = idle_s
         self._describe = describe
-        self._connections: dict[socket.socket, Timer] = {}
-        """Agents that have not replied yet, and the end of their time."""
-        self._guards: list[_Guard] = []
+        self._connections: dict[int, _Connection] = {}
+        self._guards: dict[int, _Guard] = {}
+        self._began = self._idle_since = time.monotonic()
         self._uses = -1 if is_ahead else 0
         self._is_ending = False
-        self._loop = Loop()
-        self._began = self._idle_since = self._loop.now()
-        self._idle = Alarm(self._loop, self._end)
-        self._idle.set_after(idle_s)
-        self._loop.on_readable(self._listener, self._accept)
-        for process in until:
-            self._loop.on_readable(process, partial(self._end_on, process))
-        self._folder = _watch(path)
-        if self._folder >= 0:
-            self._loop.on_readable(self._folder, self._on_change)
-        self._pressure = select.epoll()  # readable when the kernel reports memory pressure
-        if (pressure := _pressure()) >= 0:
-            self._pressure.register(pressure, select.EPOLLPRI)
-        self._loop.on_readable(self._pressure, self._on_pressure)
+        self._forgotten: set[int] = set()
+        self._poll = select.poll()
+        self._poll.register(self._listener, select.POLLIN)
+        self._folder, self._pressure = _watch(path), _pressure()
+        self._ends = {*(each.fileno() for each in until), self._pressure}
+        """Descriptors on which any event makes this process end."""
+        for fd in {self._folder, *self._ends} - {-1}:
+            self._poll.register(fd, select.POLLPRI if fd == self._pressure else select.POLLIN)
 
     def run(self, first: socket.socket, agent: int) -> JobConnection:
         """Serve agents. Return only in a child, which serves a single job.
@@ -128,12 +119,45 @@ class WarmProcess:
             first: the connection to the agent that started this process.
             agent: the pid of that agent.
         """
-        try:
-            self._take(first, agent)
-            self._loop.run_until(lambda: self._is_ending and not self._guards)
-        except _JobBegun as begun:
-            return begun.job
+        if job := self._take(first, agent):
+            return job
+        while self._guards or not self._is_ending:
+            self._forgotten.clear()
+            for fd, _ in self._poll.poll(self._wait_ms()):
+                if fd not in self._forgotten and (job := self._serve(fd)):
+                    return job
+            now = time.monotonic()
+            for fd in [fd for fd, each in self._connections.items() if each.until <= now]:
+                self._close(fd)
+            if not self._guards and now >= self._idle_since + self._idle_s:
+                self._end()
         os._exit(0)
+
+    def _serve(self, fd: int) -> JobConnection | None:
+        if fd == self._listener.fileno():
+            self._accept()
+        elif fd in self._connections:
+            return self._obey(fd)
+        elif fd in self._guards:
+            self._on_guard_exit(fd)
+        elif fd == self._folder:
+            self._on_change()
+        elif fd == self._pressure and not free_memory.why_scarce():
+            pass  # others are waiting for memory, but ending this process would not help them
+        elif fd in self._ends:
+            self._forget(fd)
+            self._end()
+        else:
+            self._on_agent_exit(fd)
+        return None
+
+    def _wait_ms(self) -> float | None:
+        """Return how many milliseconds to sleep, or None to sleep until the next event."""
+        ends = [each.until for each in self._connections.values()]
+        if not self._guards:
+            ends.append(self._idle_since + self._idle_s)
+        # poll(2) truncates to whole milliseconds, so it would return slightly too early.
+        return max(0.0, min(ends) - time.monotonic()) * 1000 + 1 if ends else None
 
     def _accept(self) -> None:
         try:
@@ -145,7 +169,7 @@ class WarmProcess:
             connection.close()
             return
         connection.settimeout(_ANSWER_S)
-        now = self._loop.now()
+        now = time.monotonic()
         try:
             description = self._describe(
                 age_s=now - self._began,
@@ -163,45 +187,41 @@ class WarmProcess:
         except OSError:
             connection.close()
             return
-        self._loop.on_readable(connection, partial(self._obey, connection))
-        self._connections[connection] = self._loop.call_at(
-            now + _ANSWER_S, partial(self._close, connection)
-        )
+        self._connections[connection.fileno()] = _Connection(connection, now + _ANSWER_S)
+        self._poll.register(connection, select.POLLIN)
         if description.why_not:
             self._end()
 
-    def _obey(self, connection: socket.socket) -> None:
+    def _obey(self, fd: int) -> JobConnection | None:
+        connection = self._connections[fd].socket
         word = receive(connection, 16)
         if word == b"take\n" and not self._is_ending:
-            self._connections.pop(connection).cancel()
-            self._loop.forget(connection)
-            self._take(connection, user_sockets.peer(connection).pid)
-            return
-        self._close(connection)
+            del self._connections[fd]
+            self._forget(fd)
+            return self._take(connection, user_sockets.peer(connection).pid)
+        self._close(fd)
         if word == b"stop\n":
             self._end()
+        return None
 
-    def _close(self, connection: socket.socket) -> None:
-        self._connections.pop(connection).cancel()
-        self._loop.forget(connection)
-        connection.close()
+    def _close(self, fd: int) -> None:
+        self._forget(fd)
+        self._connections.pop(fd).socket.close()
 
-    def _take(self, control: socket.socket, agent: int) -> None:
-        """Fork the guard for a job.
-
-        Raises:
-            _JobBegun: in the guard.
+    def _take(self, control: socket.socket, agent: int) -> JobConnection | None:
+        """Fork the guard for a job. Return the job's connection in the guard, and None in this
+        process.
         """
         try:
             control.setblocking(True)
             process = ProcessHandle(agent)
         except OSError:
             control.close()  # agent exited or in another container, or no descriptor left
-            return
+            return None
         if _is_closed(control):  # by now, the pid may belong to another process
             control.close()
             process.close()
-            return
+            return None
         this, pid = None, -1
         try:
             this = ProcessHandle(os.getpid())
@@ -210,54 +230,43 @@ class WarmProcess:
             with contextlib.suppress(OSError):
                 control.sendall(f"unfit it can't be forked: {error.strerror}\n".encode())
         if this is not None and pid == 0:
-            # Closing them later would close different descriptors with the same numbers.
-            self._loop.close()
-            self._pressure.close()
-            for other in (self._listener, *self._connections):
-                other.close()
+            for other in (self._listener, *(each.socket for each in self._connections.values())):
+                other.detach()  # or it would close a different descriptor with the same number
             kept = (control.fileno(), *process.descriptors, *this.descriptors)
             linux.close_all_but({0, 1, 2, *kept, *linux.libffi_descriptors()})
-            raise _JobBegun(JobConnection(control, AgentProcess(process, control.fileno()), this))
+            return JobConnection(control, AgentProcess(process, control.fileno()), this)
         if this is not None:
             this.close()
         control.close()
         if pid < 0:
             process.close()
-            return
+            return None
         self._uses += 1
-        self._idle.set(None)
-        # A descriptor is available, because two were just closed.
-        guard = _Guard(ProcessHandle(pid), process)
-        self._guards.append(guard)
-        self._loop.on_readable(guard.process, partial(self._on_guard_exit, guard))
-        self._loop.on_readable(guard.agent, partial(self._on_agent_exit, guard))
+        guard = ProcessHandle(pid)  # a descriptor is available, because two were just closed
+        self._guards[guard.fileno()] = _Guard(guard, process)
+        self._poll.register(guard, select.POLLIN)
+        self._poll.register(process, select.POLLIN)
+        return None
 
-    def _on_guard_exit(self, guard: _Guard) -> None:
+    def _on_guard_exit(self, fd: int) -> None:
         """Reap a guard. If the guard was killed, kill its descendants."""
-        self._guards.remove(guard)
-        self._loop.forget(guard.process)
-        self._loop.forget(guard.agent)
+        self._forget(fd)
+        guard = self._guards.pop(fd)
         linux.reap(guard.process.pid, _END_LIMIT_S)
         guard.process.close()
+        self._forget(guard.agent.fileno())
         guard.agent.close()
-        linux.end_children(_END_LIMIT_S, [each.process.pid for each in self._guards])
-        self._idle_since = self._loop.now()
-        if not self._guards:
-            self._idle.set_after(self._idle_s)
+        linux.end_children(_END_LIMIT_S, [each.process.pid for each in self._guards.values()])
+        self._idle_since = time.monotonic()
 
-    def _on_agent_exit(self, guard: _Guard) -> None:
+    def _on_agent_exit(self, fd: int) -> None:
         """Send SIGCONT to the guard of a job whose agent has exited, in case the guard is
         stopped.
         """
-        self._loop.forget(guard.agent)
-        os.kill(guard.process.pid, signal.SIGCONT)
-
-    def _on_pressure(self) -> None:
-        """End this process if memory is scarce. If only other processes are waiting for memory,
-        that would not help them.
-        """
-        if free_memory.why_scarce():
-            self._end_on(self._pressure)
+        self._forget(fd)
+        for guard in self._guards.values():
+            if guard.agent.fileno() == fd:
+                os.kill(guard.process.pid, signal.SIGCONT)
 
     def _on_change(self) -> None:
         """End this process if its socket no longer exists. Other changes to the directory don't
@@ -266,7 +275,8 @@ class WarmProcess:
         with contextlib.suppress(BlockingIOError):
             os.read(self._folder, 1 << 16)
         if not self._has_socket():
-            self._end_on(self._folder)
+            self._forget(self._folder)
+            self._end()
 
     def _has_socket(self) -> bool:
         try:
@@ -274,17 +284,20 @@ class WarmProcess:
         except OSError:
             return False
 
-    def _end_on(self, fd: Fd) -> None:
-        """End this process because of an event, which is no longer waited for."""
-        self._loop.forget(fd)
-        self._end()
+    def _forget(self, fd: int) -> None:
+        """Stop watching a descriptor. The descriptor may be closed and reused before earlier events
+        have been handled.
+        """
+        self._forgotten.add(fd)
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(fd)
 
     def _end(self) -> None:
         """Stop accepting jobs, and exit once no job is running."""
         if self._is_ending:
             return
         self._is_ending = True
-        self._loop.forget(self._listener)
+        self._forget(self._listener.fileno())
         self._listener.close()
         if self._has_socket():
             with contextlib.suppress(OSError):
