@@ -119,9 +119,7 @@ def parse_seconds(text: str) -> float:
 def parse_wait(text: str) -> float:
     """Parse a waiting time. 0 means no wait."""
     try:
-        if float(text) == 0:
-            return 0.0
-        return parse_seconds(text)
+        return parse_seconds(text) if float(text) else 0.0
     except ValueError:
         raise ValueError(f"expected a number of seconds from 0 to {MAX_SECONDS:.0f}") from None
 

@@ -177,10 +177,8 @@ def _configure(request: Mapping[str, Any]) -> pytest.Config:
     for name in request["modules"]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    variable = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
-    before = os.environ.get(variable)
-    os.environ[variable] = "1"
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         config = get_config(_arguments(request))
         for name in request["plugins"]:
             module = sys.modules.get(name) or importlib.import_module(name)
@@ -190,10 +188,6 @@ def _configure(request: Mapping[str, Any]) -> pytest.Config:
         config.parse(_arguments(request), addopts=False)
         for name in request["blocked"]:
             config.pluginmanager.set_blocked(name)
-    finally:
-        del os.environ[variable]
-        if before is not None:
-            os.environ[variable] = before
     return config
 
 

@@ -110,13 +110,9 @@ class ReportedTest:
                     seen.add(key)
                     place = known["filename"], known["lineno"]
                     message = warnings.WarningMessage(known["message"], _category(known), *place)
+                    about = {"when": "runtest", "nodeid": item.nodeid, "location": None}
                     item.ihook.pytest_warning_recorded.call_historic(
-                        kwargs={
-                            "warning_message": message,
-                            "when": "runtest",
-                            "nodeid": item.nodeid,
-                            "location": None,
-                        }
+                        kwargs={"warning_message": message, **about}
                     )
 
     def complete(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:

@@ -114,7 +114,7 @@ def to_error(
     first = _first(result)
     if first is None:
         return WorkersFailedError(result.reason)
-    error = own_class(ChildFailedError, "errors", "ChildFailedError")
+    error = own_class(ChildFailedError, "errors")
     failures = {first.rank: first, **failures}  # the first one wins among equal timestamps
     found = {rank: _failure(each, raised.get(rank)) for rank, each in failures.items()}
     made: Exception = error(name, found, result.report)
@@ -159,10 +159,10 @@ def _seconds(when: str) -> int:
         return int(time.time())
 
 
-def own_class(own: type[Exception], module: str, name: str) -> Any:
+def own_class(own: type[Exception], module: str) -> Any:
     """Return our exception class or, if the caller has imported torch, a subclass that also derives
     from torch's class.
     """
     found = sys.modules.get(f"torch.distributed.elastic.multiprocessing.{module}")
-    theirs = getattr(found, name, None)
-    return own if theirs is None else type(name, (own, theirs), {"__doc__": own.__doc__})
+    theirs = getattr(found, own.__name__, None)
+    return own if theirs is None else type(own.__name__, (own, theirs), {"__doc__": own.__doc__})

@@ -128,7 +128,7 @@ def _signals_raise(config: Any) -> Iterator[None]:
         del frame
         sigval = signal.Signals(number)
         message = f"Process {os.getpid()} got signal: {sigval}"
-        raise own_class(SignalException, "api", "SignalException")(message, sigval)
+        raise own_class(SignalException, "api")(message, sigval)
 
     try:
         numbers = parse_signals(config.signals_to_handle)

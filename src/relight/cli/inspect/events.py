@@ -185,8 +185,7 @@ def _read(source: Handle | str, *, follow: bool) -> Iterator[tuple[str, Line]]:
     """
     if isinstance(source, str):
         event_log.check_file(source)
-        texts = event_log.file_lines(source, follow=follow)
-        yield from _lines(texts)
+        yield from _lines(event_log.file_lines(source, follow=follow))
         return
     with Runner() as runner:
         yield from _lines(event_log.lines(runner, source, follow=follow))
