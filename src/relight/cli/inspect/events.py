@@ -12,7 +12,7 @@ from relight.base.errors import EXIT_OK, MachineError, UsageError
 from relight.base.fields import Malformed
 from relight.base.text import did_you_mean, pluralize
 from relight.base.values import parse_count
-from relight.cli.jobs.common import HANDLE, JSON, Page, read_arguments, say
+from relight.cli.jobs.common import HANDLE, JSON, Page, read_arguments, say, switch
 from relight.cli.jobs.logs import parse_time
 from relight.core.group.group_replay import replay
 from relight.events import event_lines, event_types
@@ -37,16 +37,15 @@ PAGE = Page(
     ),
     (
         Flag("name", str, "", "NAME,…", "only these events, such as WorkerExited"),
-        Flag("all", None, False, "",
-             "also print internal events: StateChanged, and those from --record-group"),
+        switch("all", "also print internal events: StateChanged, and those from --record-group"),
         Flag("since", parse_time, None, "T", "only events since then: 10m, or a time"),
         Flag("rank", parse_count, None, "N", "only events for this worker"),
         Flag("stimulus", str, "", "ID", "only what the input with this id caused, on all nodes, "
              "including internal events"),
-        Flag("follow", None, False, "", "keep printing new events until the job ends", short="f"),
-        Flag("replay", None, False, "",
-             "replay the recorded group steps (relight run --record-group) and compare"),
-        Flag("schema", None, False, "", "print a description of the events and their fields"),
+        switch("follow", "keep printing new events until the job ends", short="f"),
+        switch("replay",
+               "replay the recorded group steps (relight run --record-group) and compare"),
+        switch("schema", "print a description of the events and their fields"),
         JSON,
     ),
     (

@@ -10,11 +10,10 @@ from relight.base.errors import EXIT_MACHINE, EXIT_OK
 from relight.base.fields import printable
 from relight.base.values import whole
 from relight.cli.inspect import ranks
-from relight.cli.jobs.common import HANDLE, JSON, Page, print_json, read_arguments
+from relight.cli.jobs.common import HANDLE, JSON, Page, print_json, read_arguments, switch
 from relight.core.diagnosis import stack_text
 from relight.core.diagnosis.stack_text import ProcessStack, RankGroup, ThreadStack
 from relight.core.group import node_stacks
-from relight.flags.spec import Flag
 from relight.job import handles
 from relight.processes.running_jobs import JobDirectory
 from relight.runner.lookup import run_jobs
@@ -34,8 +33,8 @@ PAGE = Page(
         "functions, using py-spy, which stops each process for a moment.",
     ),
     (
-        Flag("all", None, False, "", "the stacks of all ranks and all their threads"),
-        Flag("native", None, False, "", "include C and C++ functions (needs py-spy)"),
+        switch("all", "the stacks of all ranks and all their threads"),
+        switch("native", "include C and C++ functions (needs py-spy)"),
         JSON,
     ),
     (

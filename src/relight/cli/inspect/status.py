@@ -15,6 +15,7 @@ from relight.cli.jobs.common import (
     read_arguments,
     say,
     status_object,
+    switch,
     table,
 )
 from relight.core.status import preload_status
@@ -42,7 +43,7 @@ PAGE = Page(
     ),
     (
         Flag("roles", str, "", "A,B", "only these roles"),
-        Flag("web", None, False, "", "serve a status page for the job and print its address"),
+        switch("web", "serve a status page for the job and print its address"),
         Flag(
             "listen",
             parse_page,
@@ -51,7 +52,7 @@ PAGE = Page(
             "address of the page; port 0 means any free port; public: no token is needed to view "
             "it",
         ),
-        Flag("until-end", None, False, "", "stop serving when the job ends"),
+        switch("until-end", "stop serving when the job ends"),
         JSON,
     ),
     (

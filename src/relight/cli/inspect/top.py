@@ -10,7 +10,7 @@ from relight.base import env
 from relight.base.errors import EXIT_OK, RelightError, UsageError
 from relight.base.values import one_of, parse_interval
 from relight.cli.jobs import common
-from relight.cli.jobs.common import Page, read_arguments
+from relight.cli.jobs.common import Page, read_arguments, switch
 from relight.flags.spec import Flag
 from relight.inspect import top_rows
 from relight.inspect.gpus import Gpus, gpu_use
@@ -36,7 +36,7 @@ PAGE = Page(
         Flag("sort", one_of(*top_rows.ORDERS), "rank", "COLUMN", ", ".join(top_rows.ORDERS)),
         Flag("filter", str, "", "WORDS", "only rows that contain all of these words"),
         Flag("interval", parse_interval, 2.0, "SECONDS", "refresh interval"),
-        Flag("once", None, False, "", "print one table and exit"),
+        switch("once", "print one table and exit"),
     ),
     (
         "relight top",

@@ -23,8 +23,14 @@ from relight.job.handles import Handle, shown_replica
 from relight.runner.runner import Runner
 from relight.schedulers.api import AppStatus
 
+
+def switch(name: str, help: str, *, short: str = "") -> Flag:
+    """Return a flag without a value."""
+    return Flag(name, None, False, "", help, short)
+
+
 HELP = FLAG_BY_NAME["help"]
-JSON = Flag("json", None, False, "", "print JSON")
+JSON = switch("json", "print JSON")
 HANDLE = "SCHEDULER://SESSION/JOB"
 EXIT_TIMEOUT = 124
 """The exit code that timeout(1) uses."""

@@ -7,8 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from relight.base.errors import EXIT_OK, UsageError
-from relight.cli.jobs.common import JSON, Page, print_json, read_arguments, table
-from relight.flags.spec import Flag
+from relight.cli.jobs.common import JSON, Page, print_json, read_arguments, switch, table
 from relight.job import components
 from relight.job.components import arguments, loading
 from relight.job.components.arguments import Signature
@@ -17,9 +16,7 @@ PAGE = Page(
     "components [flags] [COMPONENT]",
     ("Lists all components, or the flags of one component.",),
     (
-        Flag(
-            "print", None, False, "", "print its source code, as a template for your own component"
-        ),
+        switch("print", "print its source code, as a template for your own component"),
         JSON,
     ),
     (

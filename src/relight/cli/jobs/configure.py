@@ -4,7 +4,7 @@ import os
 
 from relight.base import env as environment
 from relight.base.errors import EXIT_OK, MachineError, RelightError, UsageError
-from relight.cli.jobs.common import Page, read_arguments, say
+from relight.cli.jobs.common import Page, read_arguments, say, switch
 from relight.flags.spec import Flag
 from relight.runner import settings
 from relight.runner.options import FIXME
@@ -22,10 +22,10 @@ PAGE = Page(
     ),
     (
         Flag("schedulers", str, "", "A,B", "only these schedulers", short="s"),
-        Flag("all", None, False, "", "don't comment out the options", short="a"),
-        Flag("print", None, False, "", "print the file instead of writing it"),
-        Flag("show", None, False, "",
-             "print the values in effect and their sources; with --all, include defaults"),
+        switch("all", "don't comment out the options", short="a"),
+        switch("print", "print the file instead of writing it"),
+        switch("show",
+               "print the values in effect and their sources; with --all, include defaults"),
     ),
     ("relight configure -s slurm", "relight configure --all --print",
      "relight configure --show"),

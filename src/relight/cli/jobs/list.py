@@ -11,6 +11,7 @@ from relight.cli.jobs.common import (
     read_arguments,
     say,
     shown_time,
+    switch,
     table,
 )
 from relight.flags.spec import Flag
@@ -30,8 +31,7 @@ PAGE = Page(
         Flag("scheduler", str, "", "NAME", "only jobs on this scheduler, including those "
              "submitted from other machines", short="s"),
         Flag("state", one_of(*AppState.__members__), "", "STATE", "only jobs in this state"),
-        Flag("all", None, False, "", "list all finished jobs (implied by --state and --json)",
-             short="a"),
+        switch("all", "list all finished jobs (implied by --state and --json)", short="a"),
         JSON,
     ),
     (

@@ -9,7 +9,7 @@ from typing import Any
 
 from relight.base.errors import EXIT_OK, EXIT_SIGNAL_BASE, RelightError, UsageError
 from relight.base.values import one_of, parse_count
-from relight.cli.jobs.common import HANDLE, JSON, Follower, Page, read_arguments, say
+from relight.cli.jobs.common import HANDLE, JSON, Follower, Page, read_arguments, say, switch
 from relight.flags.spec import Flag
 from relight.job import handles
 from relight.job.app import AppState
@@ -59,9 +59,8 @@ PAGE = Page(
         "name of its replica. JOB is a handle, an id or a name.",
     ),
     (
-        Flag("follow", None, False, "", "keep printing until the job ends", short="f"),
-        Flag("tail", None, False, "",
-             "the same as --follow; with a number, the same as --lines", short="t"),
+        switch("follow", "keep printing until the job ends", short="f"),
+        switch("tail", "the same as --follow; with a number, the same as --lines", short="t"),
         Flag("lines", parse_count, None, "N", "only the last N lines of each replica", short="n"),
         Flag("role", str, "", "NAME", "only this role"),
         Flag("replica", str, "", "N,…", "only these replicas"),

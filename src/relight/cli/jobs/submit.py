@@ -21,6 +21,7 @@ from relight.cli.jobs.common import (
     report,
     say,
     status_object,
+    switch,
 )
 from relight.cli.jobs.schedulers import option_lines
 from relight.flags import suggestions
@@ -49,16 +50,15 @@ PAGE = Page(
              short="s"),
         Flag("scheduler-args", str, "", "K=V,…",
              "scheduler options; the same as -cfg K=V,…; -cfg help lists them"),
-        Flag("dryrun", None, False, "", "print what would be submitted, then exit"),
-        Flag("wait", None, False, "", "wait until the job ends; the exit code is the job's"),
-        Flag("log", None, False, "",
-             "print the job's output while it runs, and wait until it ends"),
-        Flag("tee-logs", None, False, "", "the same as --log"),
+        switch("dryrun", "print what would be submitted, then exit"),
+        switch("wait", "wait until the job ends; the exit code is the job's"),
+        switch("log", "print the job's output while it runs, and wait until it ends"),
+        switch("tee-logs", "the same as --log"),
         Flag("workspace", str, "", "DIR", "directory to copy for the job"),
         Flag("parent-run-id", str, "", "ID", "id of the parent run, for trackers"),
         Flag("launcher", str, "auto", "NAME",
              "auto, installed, travels (sent with the job), torchrun"),
-        Flag("stdin", None, False, "", "read flags and arguments from a JSON object on stdin"),
+        switch("stdin", "read flags and arguments from a JSON object on stdin"),
         JSON,
     ),
     (

@@ -9,7 +9,7 @@ from relight.base.errors import EXIT_OK, MachineError, RelightError, UsageError
 from relight.base.fields import printable
 from relight.base.text import did_you_mean
 from relight.base.values import parse_trackers
-from relight.cli.jobs.common import JSON, Page, print_json, read_arguments, say, table
+from relight.cli.jobs.common import JSON, Page, print_json, read_arguments, say, switch, table
 from relight.flags.arguments import ParsedFlags
 from relight.flags.spec import Flag
 from relight.job.handles import SESSION
@@ -35,8 +35,8 @@ PAGE = Page(
         Flag("tracker", parse_trackers, (), "NAME[=CONFIG]", "use this tracker, as in relight run"),
         Flag("parent-run-id", str, "", "ID", "jobs: only descendants of this run"),
         Flag("artifact", str, "", "NAME", "artifacts, lineage: only this one"),
-        Flag("sources-only", None, False, "", "lineage: only its ancestors"),
-        Flag("descendants-only", None, False, "", "lineage: only its descendants"),
+        switch("sources-only", "lineage: only its ancestors"),
+        switch("descendants-only", "lineage: only its descendants"),
         JSON,
     ),
     (
