@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from relight.base import env as environment
@@ -40,6 +41,14 @@ _ASK = (
     "import json, sys, sysconfig as s; print(json.dumps([s.get_path('purelib'), "
     "s.get_path('scripts'), sys.version_info[:2], sys.prefix]))"
 )
+_FOLDER = os.path.join(SHIM, "site")
+_HOOK = (
+    f"import sys\nsys.path.insert(0, {_FOLDER!r})\n"
+    "try:\n import relight_hook\n relight_hook.install()\nexcept ImportError: pass\n"
+    f"finally: sys.path.remove({_FOLDER!r})"
+)
+_HOOK_LINE = f"import sys; exec({_HOOK!r})\n"
+"""The .pth line that loads the hook if its directory still exists."""
 _MARK = "Written by `relight shim install`"
 _TORCHRUN = f"""\
 #!/bin/sh
@@ -123,19 +132,8 @@ def find(folder: str, env: Environment) -> Place:
     return Place(python, prefix, hook, os.path.join(programs, "torchrun"))
 
 
-def hook_line(folder: str) -> str:
-    """Return the .pth line that loads the hook from a directory if the directory still exists."""
-    code = (
-        f"import sys\nsys.path.insert(0, {folder!r})\n"
-        "try:\n import relight_hook\n relight_hook.install()\nexcept ImportError: pass\n"
-        f"finally: sys.path.remove({folder!r})"
-    )
-    return f"import sys; exec({code!r})\n"
-
-
 def _install(place: Place) -> None:
-    with open(place.hook, "w", encoding="utf-8") as file:
-        file.write(hook_line(os.path.join(SHIM, "site")))
+    Path(place.hook).write_text(_HOOK_LINE, encoding="utf-8")
     if not os.path.lexists(place.torchrun):
         fd = os.open(place.torchrun, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
         with open(fd, "w", encoding="utf-8") as file:
@@ -156,12 +154,11 @@ def _remove(place: Place) -> None:
 
 def _status(place: Place) -> int:
     try:
-        with open(place.hook, encoding="utf-8") as file:
-            line = file.read()
+        line = Path(place.hook).read_text(encoding="utf-8")
     except FileNotFoundError:
         print(f"{place.prefix}: not installed")
         return EXIT_NOT_INSTALLED
-    if line == hook_line(os.path.join(SHIM, "site")):
+    if line == _HOOK_LINE:
         print(f"{place.prefix}: torchrun starts this relight")
     else:
         print(f"{place.prefix}: installed by a different relight; see {place.hook}")

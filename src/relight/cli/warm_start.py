@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     parsed = parse(argv, env, site=own)
     if not parsed.command:
         parsed = parse([*argv, *_OF_LAUNCH], env, site=own)
-    spec, notes = _complete(to_spec(parsed)), list[str]()
+    spec = _complete(to_spec(parsed))
     system.require_linux("a warm process")
     job, notes = prepare(spec, parsed.given | {"preload"}, env)
     worker = job.worker_program

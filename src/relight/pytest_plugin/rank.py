@@ -47,16 +47,14 @@ class RankPlugin:
         self.is_good = True
         self._reports = reports
         self._stacks = stacks
-        self._timeout_s: float = request["timeout_s"]
-        self._limit(self._timeout_s + _IMPORT_S)
-        self._backend: str = request["backend"]
-        self._init: bool = request["init"]
+        self._request = request
+        self._limit(request["timeout_s"] + _IMPORT_S)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
         """Start the timer and initialize the process group."""
-        self._limit(self._timeout_s)
-        if self._init:
+        self._limit(self._request["timeout_s"])
+        if self._request["init"]:
             if importlib.util.find_spec("torch") is None:
                 pytest.fail(
                     "the process group requires torch, which is not installed; use init=False to "
@@ -65,7 +63,7 @@ class RankPlugin:
                 )
             import torch.distributed as dist
 
-            dist.init_process_group(self._backend or _backend())
+            dist.init_process_group(self._request["backend"] or _backend())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self) -> Generator[None, Any, Any]:
@@ -74,7 +72,7 @@ class RankPlugin:
         destroying it takes 20 ms, during which gloo waits for its threads.
         """
         result = yield
-        if self._init and self.is_good:
+        if self._request["init"] and self.is_good:
             import torch.distributed as dist
 
             if dist.is_initialized() and dist.get_backend() != "gloo":
@@ -117,7 +115,7 @@ class RankPlugin:
 
     def _limit(self, seconds: float) -> None:
         """Schedule a stack dump after this many seconds."""
-        if self._timeout_s:
+        if self._request["timeout_s"]:
             faulthandler.dump_traceback_later(seconds, file=self._stacks)
 
     def _write(self, record: dict[str, Any]) -> None:

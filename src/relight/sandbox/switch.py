@@ -30,6 +30,7 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -99,11 +100,9 @@ def set_sysctl(key: str, value: str) -> None:
     """Write a setting, but only if its value differs, because /proc/sys is read-only in many
     containers.
     """
-    with open(f"/proc/sys/{key}") as file:
-        if file.read().strip() == value:
-            return
-    with open(f"/proc/sys/{key}", "w") as file:
-        file.write(value)
+    path = Path("/proc/sys", key)
+    if path.read_text().strip() != value:
+        path.write_text(value)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from relight.base import plugins
+from relight.base import plugins, trackers
 from relight.base.errors import RelightError, UsageError
 from relight.base.text import did_you_mean
 
@@ -20,9 +20,9 @@ def names_and_configs(variables: Mapping[str, str]) -> dict[str, str | None]:
     """Return the name and configuration of each tracker that the environment variables specify. The
     variables are the same as in TorchX.
     """
-    names = variables.get("TORCHX_TRACKERS", "")
+    names = variables.get(trackers.TRACKERS, "")
     return {
-        name: variables.get(f"TORCHX_TRACKER_{name.upper()}_CONFIG")
+        name: variables.get(trackers.config_variable(name))
         for name in filter(None, map(str.strip, names.split(",")))
     }
 

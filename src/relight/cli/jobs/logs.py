@@ -114,14 +114,14 @@ def main(argv: list[str]) -> int:
         replicas = runner.replicas(handle) if query["rank"] is None else [(handle.role, 0)]
         silent = set(replicas)
         name = partial(handles.shown_replica, handle.scheduler)
-        if values["follow"] or values["tail"]:
+        follow = values["follow"] or values["tail"]
+        if follow:
             _explain_missing_output(runner, handle, silent, (AppState.SUBMITTED, AppState.PENDING))
-        if (values["follow"] or values["tail"]) and len(replicas) > 1 and not values["json"]:
+        if follow and len(replicas) > 1 and not values["json"]:
             Follower(runner, handle, sys.stdout, **query).join(None)
             return EXIT_OK
-        query["follow"] = values["follow"] or values["tail"]
         for role, replica in replicas:
-            for line in runner.log_lines(handle, role, replica, **query):
+            for line in runner.log_lines(handle, role, replica, follow=follow, **query):
                 silent.discard((role, replica))
                 if values["json"]:
                     who = {"role": role, "replica": replica}
@@ -129,7 +129,7 @@ def main(argv: list[str]) -> int:
                     shown = json.dumps({**who, "line": line})
                 else:
                     shown = line if len(replicas) == 1 else f"{name(role, replica)} {line}"
-                print(shown, flush=query["follow"])
+                print(shown, flush=follow)
         _explain_missing_output(runner, handle, silent, tuple(AppState))
     return EXIT_OK
 
