@@ -279,14 +279,13 @@ _REMEDIES = {
 
 def _clocks(nodes: Sequence[DoctorNode]) -> Iterator[Finding]:
     known = sorted(
-        ((node.clock_s, number) for number, node in enumerate(nodes) if node.clock_s is not None),
-        key=lambda pair: (pair[0] or 0.0, pair[1]),
+        (node.clock_s, number) for number, node in enumerate(nodes) if node.clock_s is not None
     )
     if len(known) < 2:
         return
     middle_s, middle = known[(len(known) - 1) // 2]
     for clock_s, number in known:
-        ahead = (clock_s or 0.0) - (middle_s or 0.0)
+        ahead = clock_s - middle_s
         error_s = nodes[number].clock_error_s + nodes[middle].clock_error_s
         if abs(ahead) - error_s > CLOCKS_S:
             word = "ahead of" if ahead > 0 else "behind"
