@@ -1,15 +1,7 @@
 """`relight cancel`: stops jobs."""
 
 from relight.base.errors import EXIT_OK
-from relight.cli.jobs.common import (
-    HANDLE,
-    JSON,
-    Page,
-    print_json,
-    read_arguments,
-    say,
-    status_object,
-)
+from relight.cli.jobs.common import HANDLE, JSON, Page, print_status, read_arguments, say
 from relight.runner.lookup import Purpose
 from relight.runner.runner import Runner
 
@@ -35,7 +27,7 @@ def main(argv: list[str]) -> int:
         for handle in [runner.find(text, Purpose.CANCEL) for text in parsed.command]:
             was_over, found = runner.cancel_unless_over(handle)
             if parsed.values["json"]:
-                print_json(status_object(handle, found))
+                print_status(handle, found)
             else:
                 note = " (it had already ended)" if was_over else ""
                 if not found.state.is_over:  # not every scheduler waits for the replicas to exit

@@ -127,6 +127,11 @@ def shown_time(text: str) -> str:
         return text
 
 
+def print_status(handle: Handle, found: AppStatus) -> None:
+    """Print a job's status as JSON."""
+    print_json(status_object(handle, found))
+
+
 def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
     """Return a status as JSON for `relight status --json` and `submit --json`. Keys may be added
     but are never removed. They include all keys used by TorchX (nightly 2026.10.26).

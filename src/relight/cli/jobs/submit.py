@@ -18,9 +18,9 @@ from relight.cli.jobs.common import (
     Follower,
     Page,
     print_json,
+    print_status,
     report,
     say,
-    status_object,
     switch,
 )
 from relight.cli.jobs.schedulers import option_lines
@@ -245,7 +245,7 @@ def _submit(runner: Runner, job: Prepared, values: dict[str, Any]) -> int:
         say(f"{handle} keeps running" if lives else f"stopping {handle}")
         raise
     if values["json"]:
-        print_json(status_object(handle, found))
+        print_status(handle, found)
     return found.exitcode if found.state.is_over else EXIT_OK
 
 

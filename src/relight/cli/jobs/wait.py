@@ -5,11 +5,10 @@ from relight.cli.jobs.common import (
     HANDLE,
     JSON,
     Page,
-    print_json,
+    print_status,
     read_arguments,
     report,
     say,
-    status_object,
 )
 from relight.flags.spec import Flag
 from relight.runner.runner import Runner
@@ -54,10 +53,10 @@ def main(argv: list[str]) -> int:
             found = runner.wait(handle, parsed.values["timeout"])
         except TimeoutError as error:
             if parsed.values["json"]:
-                print_json(status_object(handle, runner.status(handle)))
+                print_status(handle, runner.status(handle))
             say(str(error))
             return EXIT_TIMEOUT
     if parsed.values["json"]:
-        print_json(status_object(handle, found))
+        print_status(handle, found)
     report(handle, found)
     return found.exitcode
