@@ -196,21 +196,21 @@ class Role:
             return object.__getattribute__(self, name)
         return _once(overrides, name, f"role {own.get('name')}")()
 
+    @property
+    def least_replicas(self) -> int:
+        """The minimum number of replicas that the job needs to run."""
+        return self.num_replicas if self.min_replicas is None else self.min_replicas
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job can run with fewer than its maximum number of replicas."""
+        return self.least_replicas < self.num_replicas
+
     def pre_proc(self, scheduler: str, dryrun_info: Any) -> Any:  # noqa: ARG002
         """Return the scheduler's request unchanged. A subclass may modify the request, as in
         TorchX.
         """
         return dryrun_info
-
-
-def least_replicas(role: Role) -> int:
-    """Return the minimum number of replicas that a role needs."""
-    return role.num_replicas if role.min_replicas is None else role.min_replicas
-
-
-def is_elastic(role: Role) -> bool:
-    """Return whether a role can run with fewer than its maximum number of replicas."""
-    return least_replicas(role) < role.num_replicas
 
 
 @dataclass

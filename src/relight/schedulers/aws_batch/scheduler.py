@@ -26,7 +26,7 @@ from relight.base import env, redaction
 from relight.base.errors import MachineError, RelightError, UsageError
 from relight.base.text import did_you_mean
 from relight.job import launcher_file
-from relight.job.app import NOTHING, AppDef, RetryPolicy, is_elastic
+from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
 from relight.schedulers import resource_checks
 from relight.schedulers.api import (
@@ -433,7 +433,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     if len(app.roles) > 1:
         yield f"AWS Batch ends the job and all its roles when {first}/0 ends"
     for role in app.roles:
-        if is_elastic(role):
+        if role.is_elastic:
             yield (
                 f"{role.name}: AWS Batch starts all {role.num_replicas} nodes and does not "
                 f"replace lost ones; the job ends when {first}/0 ends"

@@ -21,16 +21,7 @@ from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
 from relight.base.values import whole
 from relight.job import launcher_file, macros, workspaces
-from relight.job.app import (
-    AppDef,
-    BindMount,
-    DeviceMount,
-    Mount,
-    RetryPolicy,
-    Role,
-    VolumeMount,
-    least_replicas,
-)
+from relight.job.app import AppDef, BindMount, DeviceMount, Mount, RetryPolicy, Role, VolumeMount
 from relight.job.user import user_name
 from relight.schedulers import resource_checks
 from relight.schedulers.api import DEVICE_FILES
@@ -298,7 +289,7 @@ def _labels(app: AppDef, role: Role, number: int, app_id: str) -> dict[str, str]
         Label.ROLE: role.name,
         Label.REPLICA: str(number),
         Label.REPLICAS: str(sum(role.num_replicas for role in app.roles)),
-        Label.MIN_REPLICAS: str(least_replicas(role)),
+        Label.MIN_REPLICAS: str(role.least_replicas),
         Label.RETRIES: str(role.max_retries),
         Label.USER: user_name(),
         Label.VERSION: __version__,

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from relight.base.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_PREEMPTED
-from relight.job.app import AppDef, Role, is_elastic, least_replicas
+from relight.job.app import AppDef, Role
 from relight.schedulers.api import ReplicaStatus, time_limit_s
 from relight.schedulers.kubernetes import pods, run_times
 from relight.schedulers.kubernetes.kind import (
@@ -100,8 +100,8 @@ class IndexedJob(Kind):
 
 def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     """Return the specification of a role's Job."""
-    size, least = role.num_replicas, least_replicas(role)
-    tries = _elastic_tries(role) if is_elastic(role) else _TRIES
+    size, least = role.num_replicas, role.least_replicas
+    tries = _elastic_tries(role) if role.is_elastic else _TRIES
     found: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": size,
@@ -116,7 +116,7 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
         # status.startTime, so the time starts when the Job is allowed to start, and starts over
         # when Kueue readmits the Job.
         found["activeDeadlineSeconds"] = seconds
-    if is_elastic(role):
+    if role.is_elastic:
         rule = {"succeededIndexes": f"0-{size - 1}", "succeededCount": least}
         found["successPolicy"] = {"rules": [rule]}
     return {**found, "template": pods.template(app, with_unfit_code(role), cfg, place)}

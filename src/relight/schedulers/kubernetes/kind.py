@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from relight.base.errors import EXIT_PREEMPTED, UNFIT_CODE_VARIABLE, UsageError
 from relight.job import launcher_file
-from relight.job.app import NOTHING, AppDef, AppState, Role, is_elastic, least_replicas
+from relight.job.app import NOTHING, AppDef, AppState, Role
 from relight.schedulers.api import ReplicaStatus
 from relight.schedulers.kubernetes.names import label_value
 from relight.schedulers.kubernetes.pods import ROLE, VOLCANO, MeetingPlace
@@ -127,7 +127,7 @@ def gang_annotation(cfg: Mapping[str, Any], role: Role) -> dict[str, str]:
     Source: getMinMemberFromUpperRes in Volcano's pkg/controllers/podgroup.
     """
     wanted = cfg.get("gang") and cfg.get("scheduler") == VOLCANO
-    return {"scheduling.volcano.sh/group-min-member": str(least_replicas(role))} if wanted else {}
+    return {"scheduling.volcano.sh/group-min-member": str(role.least_replicas)} if wanted else {}
 
 
 def conditions(each: Object, *names: str) -> Iterator[tuple[str, str]]:
@@ -149,7 +149,7 @@ def with_unfit_code(role: Role, code: int = EXIT_PREEMPTED) -> Role:
     its health check while the others train exits with this code. The pod is then recreated without
     counting a failure.
     """
-    if not is_elastic(role) or not launcher_file.starts_relight(role):
+    if not role.is_elastic or not launcher_file.starts_relight(role):
         return role
     return replace(role, env={UNFIT_CODE_VARIABLE: str(code), **role.env})
 

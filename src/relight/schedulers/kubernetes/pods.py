@@ -9,7 +9,7 @@ from relight import __version__
 from relight.base import redaction
 from relight.base.errors import UsageError
 from relight.job import launcher_file, macros, overlays
-from relight.job.app import AppDef, BindMount, DeviceMount, Role, VolumeMount, is_elastic
+from relight.job.app import AppDef, BindMount, DeviceMount, Role, VolumeMount
 from relight.job.user import user_name
 from relight.schedulers.api import time_limit_s
 from relight.schedulers.kubernetes import overrides, pod_security, run_times
@@ -173,7 +173,7 @@ def _no_consolidation(role: Role) -> dict[str, str]:
     Sources: podutils.IsDisruptable in Karpenter's pkg/utils/pod, and PodSafeToEvictKey in the
     Cluster Autoscaler's utils/drain.
     """
-    if is_elastic(role):
+    if role.is_elastic:
         return {}
     return {
         "karpenter.sh/do-not-disrupt": "true",

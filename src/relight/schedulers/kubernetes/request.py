@@ -16,7 +16,7 @@ from typing import Any
 
 from relight.base import redaction
 from relight.job import launcher_file
-from relight.job.app import AppDef, Role, least_replicas
+from relight.job.app import AppDef, Role
 from relight.schedulers.api import with_job_id
 from relight.schedulers.kubernetes import cluster, names, pods, store
 from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
@@ -78,7 +78,7 @@ def objects(
         spec = {**of_job, "policyTypes": ["Ingress"], "ingress": [{"from": [of_job]}]}
         found.append(made(store.NETWORK_POLICIES, name, spec=spec))
     if pods.has_pod_group({**cfg, "kind": kind.name}):
-        members = {"minMember": sum(map(least_replicas, app.roles))}
+        members = {"minMember": sum(role.least_replicas for role in app.roles)}
         found.append(made(store.POD_GROUPS, name, spec=members))
     for maker in kind.specs(app, cfg, place):
         each = made(kind.resource, maker.name, spec=maker.spec)

@@ -9,15 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from relight.base.errors import UsageError
-from relight.job.app import AppDef, Role, is_elastic
+from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import pods
-from relight.schedulers.kubernetes.kind import (
-    Kind,
-    Maker,
-    only_role,
-    queue_label,
-    role_label,
-)
+from relight.schedulers.kubernetes.kind import Kind, Maker, only_role, queue_label, role_label
 from relight.schedulers.kubernetes.pods import MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
@@ -51,7 +45,7 @@ class TrainJob(Kind):
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         """Reject settings that the runtime determines."""
         role = only_role(self, app)
-        if is_elastic(role):
+        if role.is_elastic:
             raise UsageError(
                 f"{role.name}: a TrainJob has a fixed number of pods and succeeds when all succeed",
                 hint="use -cfg kind=job for an elastic job",

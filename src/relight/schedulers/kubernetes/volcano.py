@@ -11,16 +11,10 @@ from typing import Any
 
 from relight.base.errors import EXIT_PREEMPTED
 from relight.job import launcher_file
-from relight.job.app import AppDef, AppState, Role, is_elastic, least_replicas
+from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.api import ReplicaStatus, time_limit_s
 from relight.schedulers.kubernetes import pods
-from relight.schedulers.kubernetes.kind import (
-    Kind,
-    Maker,
-    Verdict,
-    time_to_live,
-    with_unfit_code,
-)
+from relight.schedulers.kubernetes.kind import Kind, Maker, Verdict, time_to_live, with_unfit_code
 from relight.schedulers.kubernetes.names import label_name
 from relight.schedulers.kubernetes.pods import MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
@@ -77,7 +71,7 @@ class Volcano(Kind):
         would never run if maxRetry were max_retries, as it is in TorchX.
         """
         retries = min((role.max_retries for role in app.roles), default=0)
-        needed = sum(map(least_replicas, app.roles))
+        needed = sum(role.least_replicas for role in app.roles)
         spec: dict[str, Any] = {
             "schedulerName": cfg.get("scheduler") or pods.VOLCANO,
             "queue": cfg.get("queue") or "default",
@@ -88,7 +82,7 @@ class Volcano(Kind):
             "tasks": [_task(app, role, cfg, place) for role in app.roles],
             **time_to_live(cfg),
         }
-        if len(app.roles) == 1 and is_elastic(app.roles[0]):
+        if len(app.roles) == 1 and app.roles[0].is_elastic:
             # The Job completes as soon as this many pods of any task have succeeded (runningState
             # in state/running.go). With several roles, these could be the wrong ones.
             spec["minSuccess"] = needed
@@ -130,7 +124,7 @@ def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
     if retries > 0 and not all(map(launcher_file.starts_relight, app.roles)):
         return [{"event": event, **restart} for event in ("PodEvicted", "PodFailed")]
     again = [{"exitCode": code, "action": "RestartPod"} for code in _ENDED_FROM_OUTSIDE]
-    if any(map(is_elastic, app.roles)):
+    if any(role.is_elastic for role in app.roles):
         again.append({"exitCode": _UNFIT_CODE, "action": "RestartPod", "timeout": _UNFIT_DELAY})
     failed = restart if retries > 0 else {"action": "TerminateJob"}
     return [*again, {"event": "PodFailed", **failed}]
@@ -143,6 +137,6 @@ def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) 
     return {
         "name": label_name(role.name),
         "replicas": role.num_replicas,
-        "minAvailable": least_replicas(role),
+        "minAvailable": role.least_replicas,
         "template": template,
     }

@@ -12,7 +12,7 @@ from relight.base import env
 from relight.base.errors import UsageError
 from relight.base.text import pluralize
 from relight.job import macros
-from relight.job.app import AppDef, RetryPolicy, Role, is_elastic
+from relight.job.app import AppDef, RetryPolicy, Role
 from relight.schedulers import resource_checks
 from relight.schedulers.api import Capabilities, Option, Request
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessScheduler, layout, streams
@@ -121,7 +121,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     )
     if partly or len(retries) > 1:
         yield f"the job is retried as a whole, {pluralize(min(retries), 'time')}"
-    if any(map(is_elastic, app.roles)):
+    if any(role.is_elastic for role in app.roles):
         yield "all replicas start, and the job ends when one fails"
 
 

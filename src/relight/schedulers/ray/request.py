@@ -20,7 +20,7 @@ from typing import Any
 from relight import __version__
 from relight.base.errors import EXIT_MACHINE, UNFIT_CODE_VARIABLE, MachineError, UsageError
 from relight.job import launcher_file, macros
-from relight.job.app import AppDef, Role, is_elastic, least_replicas
+from relight.job.app import AppDef, Role
 from relight.job.user import user_name
 from relight.schedulers.api import time_limit_s
 
@@ -182,11 +182,11 @@ def _role(
         own = launcher_file.wrapped(own, "$RELIGHT_LAUNCHER_PATH")
     # The exit code of an agent on an unfit node must not be that of its failed worker, because the
     # others continue.
-    unfit = {UNFIT_CODE_VARIABLE: str(EXIT_MACHINE)} if is_elastic(role) else {}
+    unfit = {UNFIT_CODE_VARIABLE: str(EXIT_MACHINE)} if role.is_elastic else {}
     return {
         "name": role.name,
         "file": _file(role.name),
-        "least": least_replicas(role),
+        "least": role.least_replicas,
         "most": role.num_replicas,
         "retries": role.max_retries,
         "brings": brings,

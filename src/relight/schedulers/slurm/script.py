@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from relight.base import hostlist
 from relight.base.errors import UsageError
 from relight.job import launcher_file, macros
-from relight.job.app import AppDef, Role, is_elastic
+from relight.job.app import AppDef, Role
 from relight.schedulers.slurm.containers import FORMS, Container, mountable
 
 DEFAULT_SIGNAL = "USR1@120"
@@ -139,7 +139,7 @@ def render(
         ]
     stop = _STOP.strip() if len(roles) > 1 else ""
     step = _STEP.replace("        {stop}\n", f"        {stop}\n" if stop else "")
-    elastic = any(map(is_elastic, roles))
+    elastic = any(role.is_elastic for role in roles)
     step = step.replace("{survivors}", _SURVIVED if elastic else "")
     parts = [_RETRIES, _FIRST_FAILURE, *([_SURVIVORS] if elastic else []), step]
     if signal:
@@ -385,7 +385,7 @@ def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
 
 def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
     flags: dict[str, Any] = {"nodes": role.num_replicas, "ntasks-per-node": 1}
-    if is_elastic(role):
+    if role.is_elastic:
         # If the number of tasks per node is set, Slurm uses the minimum number of nodes, not the
         # maximum.
         flags = {"nodes": f"{role.min_replicas}-{role.num_replicas}", "no-kill": True}
@@ -397,7 +397,7 @@ def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
     if resource.gpu > 0:
         kind, form = cfg.get("gpu_type"), cfg.get("gpus") or GPU_FORMS[0]
         what = f"{kind}:{resource.gpu}" if kind else resource.gpu
-        if form == "gpus-per-task" and is_elastic(role):
+        if form == "gpus-per-task" and role.is_elastic:
             raise UsageError(
                 f"gpus={form} needs a fixed number of nodes", hint=f"gpus={GPU_FORMS[0]}"
             )
@@ -479,7 +479,7 @@ def _start_step(role: Role, function: str, group: int | None, box: Container | N
         flags += [f"--cpus-per-task={role.resource.cpu}"]
     # relight's agents handle the loss of an agent themselves.
     flags += [f"--kill-on-bad-exit={0 if is_ours(role) else 1}"]
-    flags += ["--no-kill"] if is_elastic(role) else []
+    flags += ["--no-kill"] if role.is_elastic else []
     command = ["bash", "-c", function]
     if box is not None:
         flags += box.flags(role)

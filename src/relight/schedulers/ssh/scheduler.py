@@ -37,15 +37,9 @@ from relight.base.errors import MachineError, UsageError
 from relight.base.fields import Malformed
 from relight.base.text import pluralize
 from relight.job import launcher_file, macros, records
-from relight.job.app import NOTHING, AppDef, Role, is_elastic, least_replicas
+from relight.job.app import NOTHING, AppDef, Role
 from relight.schedulers import resource_checks
-from relight.schedulers.api import (
-    AppStatus,
-    Capabilities,
-    JobSummary,
-    Option,
-    Request,
-)
+from relight.schedulers.api import AppStatus, Capabilities, JobSummary, Option, Request
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessScheduler, layout, streams
 from relight.schedulers.processes.orders import ReplicaPlan, to_text
 from relight.schedulers.ssh import hosts, link, locks, remote_checks
@@ -344,10 +338,10 @@ def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> I
             "that it can reach"
         )
     for role in app.roles:
-        if is_elastic(role):
+        if role.is_elastic:
             yield (
                 "the job ends when one host is lost, even if "
-                f"{pluralize(least_replicas(role), 'replica')} would be enough"
+                f"{pluralize(role.least_replicas, 'replica')} would be enough"
             )
     if len(retries := {role.max_retries for role in app.roles}) > 1:
         yield f"the job is retried as a whole, {pluralize(min(retries), 'time')}"
