@@ -4,6 +4,7 @@ and stopped together (`processes`).
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from relight.base import env
 from relight.base.errors import UsageError
 from relight.base.text import pluralize
-from relight.job import macros
+from relight.job import macros, workspaces
 from relight.job.app import AppDef, RetryPolicy, Role
 from relight.schedulers import resource_checks
 from relight.schedulers.api import Capabilities, Option, Request
@@ -152,14 +153,10 @@ def _text(body: Mapping[str, Any]) -> str:
 
 
 def _check_command(replica: ReplicaPlan, workspace: str | None) -> None:
-    import shutil
-
     name, where = replica.args[0], replica.cwd
     search = f"{replica.env['PATH']}:{where}"
     path = os.path.join(where, name) if "/" in name else name
     if workspace:
-        from relight.job import workspaces
-
         path = (workspaces.find(workspace, name) or path) if "/" in name else name
         search = ":".join([replica.env["PATH"], *(p for p, _ in workspaces.projects(workspace))])
     if shutil.which(path, path=search) is None:

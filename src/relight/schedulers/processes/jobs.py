@@ -19,7 +19,7 @@ from typing import Any
 from relight.base.errors import MachineError, UsageError
 from relight.base.text import last_line
 from relight.host.files import make_directories, remove_tree
-from relight.job import records
+from relight.job import records, workspaces
 from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.status import AppStatus, ReplicaStatus
 from relight.schedulers.api import JobSummary, LogQuery, Request, Scheduler, find_replica
@@ -108,8 +108,6 @@ class ProcessScheduler(Scheduler):
         )
         try:
             if workspace:
-                from relight.job import workspaces
-
                 workspaces.pack(workspace, os.path.join(log_dir, WORKSPACE))
             for place in (f for folders in body["role_log_dirs"].values() for f in folders):
                 make_directories(place, 0o700)

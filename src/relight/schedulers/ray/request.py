@@ -19,7 +19,7 @@ from typing import Any
 
 from relight import __version__
 from relight.base.errors import EXIT_MACHINE, UNFIT_CODE_VARIABLE, MachineError, UsageError
-from relight.job import launcher_file, macros
+from relight.job import launcher_file, macros, workspaces
 from relight.job.app import AppDef, Role
 from relight.job.user import user_name
 from relight.schedulers.api import time_limit_s
@@ -144,8 +144,6 @@ def _copied(workspace: str) -> Iterator[tuple[str, int, bytes]]:
     """Yield the files in a workspace. Links are replaced with copies of their targets, because Ray
     does not unpack links.
     """
-    from relight.job import workspaces
-
     for path, status, here in workspaces.entries(workspace):
         if stat.S_ISDIR(status.st_mode):
             yield f"{path}/", 0o755, b""

@@ -23,6 +23,7 @@ from typing import Any
 from relight.base import redaction
 from relight.base.errors import MachineError, UsageError
 from relight.base.text import split_lines
+from relight.job import workspaces
 from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
 from relight.schedulers import resource_checks
@@ -299,8 +300,6 @@ def _workspace(cfg: Mapping[str, Any]) -> str | None:
         UsageError: if a directory does not exist.
     """
     if cfg.get("workspace"):
-        from relight.job import workspaces
-
         return workspaces.absolute(cfg["workspace"])
     return os.getcwd() if cfg.get("sync") else None
 

@@ -27,7 +27,7 @@ from relight.base.errors import MachineError, UsageError
 from relight.host import tail
 from relight.host.files import remove_tree
 from relight.host.waiting import wait_until
-from relight.job import launcher_file, records
+from relight.job import launcher_file, records, workspaces
 from relight.job.app import NOTHING, AppDef, AppState, RetryPolicy
 from relight.output import error_files
 from relight.schedulers import resource_checks
@@ -226,8 +226,6 @@ class Slurm(Scheduler):
             ) from None
         try:
             if body["workspace"]:
-                from relight.job import workspaces
-
                 workspaces.pack(body["workspace"], os.path.join(folder, _WORKSPACE))
             app_id = self._sbatch(body["command"])
             with open(record, "w") as file:

@@ -29,6 +29,7 @@ from relight.base.errors import (
 from relight.base.fields import Malformed
 from relight.host import files
 from relight.host.loop import Loop
+from relight.job import workspaces
 from relight.schedulers.processes.orders import to_text
 from relight.schedulers.ssh import frames, hosts
 from relight.schedulers.ssh.orders import LinkOrder
@@ -118,8 +119,6 @@ class ReplicaLink:
 
     def _send_workspace(self) -> None:
         if self._order.workspace:
-            from relight.job import workspaces
-
             workspaces.archive(self._order.workspace, self)  # type: ignore[arg-type]  # it writes only
 
     def write(self, data: bytes) -> int:

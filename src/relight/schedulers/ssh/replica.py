@@ -21,6 +21,7 @@ import os
 import shutil
 import signal
 import sys
+import tarfile
 import tempfile
 from contextlib import suppress
 from typing import IO, NoReturn
@@ -261,8 +262,6 @@ def _copy_path(order: RunReplica | Remove) -> str:
 
 
 def _unpack(file: IO[bytes], place: str) -> None:
-    import tarfile
-
     with file:
         file.seek(0)
         try:
