@@ -221,20 +221,18 @@ class ProcessScheduler(Scheduler):
                 start_new_session=True,  # Ctrl-C is meant for the waiting command
             )
         assert process.stdin is not None and process.stdout is not None
+        said = ""
         try:
             with process.stdout:
                 process.stdin.write(to_text(order) + b"\n")
                 process.stdin.flush()
                 said = process.stdout.readline().decode().strip("\n")
-        except BaseException:
-            process.stdin.close()
-            process.wait(_CLOSE_S)
-            raise
-        if said == "started" and not order.detach:
-            self._attached[order.app_id] = process
-            return
-        process.stdin.close()
-        process.wait(_CLOSE_S)
+        finally:
+            if said == "started" and not order.detach:
+                self._attached[order.app_id] = process
+            else:
+                process.stdin.close()
+                process.wait(_CLOSE_S)
         if said != "started":
             message, _, hint = said.partition("\t")
             raise MachineError(message or _last_line(record.executor_log), hint=hint)

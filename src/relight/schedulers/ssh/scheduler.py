@@ -148,7 +148,7 @@ class Ssh(ProcessScheduler):
         except OSError as error:
             raise MachineError(f"can't write {path}: {error.strerror}") from None
         try:
-            return self.start(request, _link_processes(body, orders))
+            return self.start(request, tuple(map(_link_process, orders.values())))
         except BaseException:
             os.unlink(path)
             raise
@@ -218,11 +218,10 @@ def _link_order(
     body: Mapping[str, Any], role: str, number: int, replica: Mapping[str, Any]
 ) -> LinkOrder:
     """Return the order for a link."""
-    log_dir = body["log_dir"]
     return LinkOrder(
         host=hosts.parse(replica["host"]),
         command=tuple(replica["ssh"]),
-        workspace=os.path.join(log_dir, WORKSPACE) if body["workspace"] else "",
+        workspace=os.path.join(body["log_dir"], WORKSPACE) if body["workspace"] else "",
         report_path=os.path.join(body["role_log_dirs"][role][number], "error.json"),
         order=RunReplica(
             app_id=body["app_id"],
@@ -278,25 +277,19 @@ def _errors(orders: Sequence[LinkOrder]) -> Sequence[remote_checks.Failure]:
     )
 
 
-def _link_processes(
-    body: Mapping[str, Any], orders: Mapping[tuple[str, int], LinkOrder]
-) -> tuple[ReplicaPlan, ...]:
-    """Return the local processes that represent the replicas."""
-    path = env.read().get("PATH", os.defpath)
-    return tuple(
-        ReplicaPlan(
-            role=role,
-            replica=number,
-            args=(sys.executable, "-P", "-m", "relight.schedulers.ssh.link"),
-            env={
-                "PATH": path,
-                "TORCHELASTIC_ERROR_FILE": order.report_path,
-                link.VARIABLE: to_text(order).decode(),
-            },
-            cwd=os.getcwd(),
-            **streams(body["role_log_dirs"][role][number]),
-        )
-        for (role, number), order in orders.items()
+def _link_process(order: LinkOrder) -> ReplicaPlan:
+    """Return the local process that represents a replica."""
+    return ReplicaPlan(
+        role=order.order.role,
+        replica=order.order.replica,
+        args=(sys.executable, "-P", "-m", "relight.schedulers.ssh.link"),
+        env={
+            "PATH": env.read().get("PATH", os.defpath),
+            "TORCHELASTIC_ERROR_FILE": order.report_path,
+            link.VARIABLE: to_text(order).decode(),
+        },
+        cwd=os.getcwd(),
+        **streams(os.path.dirname(order.report_path)),
     )
 
 
