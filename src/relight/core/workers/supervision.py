@@ -173,7 +173,6 @@ class Supervision:
         self.received = 0
         """The signal that the agent received, or 0."""
         self._size = size
-        self._alive = dict.fromkeys(range(size))
         self._grace_s = grace_s
         self._noticed: set[int] = set()
         """The workers that were notified of a preemption."""
@@ -186,13 +185,13 @@ class Supervision:
     @property
     def alive(self) -> tuple[int, ...]:
         """The local ranks of the workers that have not ended."""
-        return tuple(self._alive)
+        return tuple(rank for rank in range(self._size) if rank not in self.ends)
 
     @property
     def failed(self) -> bool:
         """Whether a worker exited with a nonzero exit code or could not be killed."""
         return any(end.exitcode for end in self.ends.values()) or (
-            self.state is SupervisionState.ENDED and bool(self._alive)
+            self.state is SupervisionState.ENDED and bool(self.alive)
         )
 
     @property
@@ -210,9 +209,9 @@ class Supervision:
         if self.state is SupervisionState.ENDED:
             return []
         match event:
-            case WorkerExited(local_rank, exitcode) if local_rank in self._alive:
+            case WorkerExited(local_rank, exitcode) if local_rank in self.alive:
                 self._note_exit(local_rank, exitcode, now)
-                if not self._alive:
+                if not self.alive:
                     return self._become_ended()
                 if exitcode and self.state is SupervisionState.RUNNING:
                     return self._stop_or_let_save(now)
@@ -231,7 +230,6 @@ class Supervision:
             case WorkersReplaced() if self.state is SupervisionState.LEFT:
                 self.state, self._hanging = SupervisionState.RUNNING, ()
                 self.ends.clear()
-                self._alive = dict.fromkeys(range(self._size))
             case SaveAndLeave() if self.state is SupervisionState.RUNNING:
                 self.state = SupervisionState.SAVING
             case GroupStopped() if self.state is SupervisionState.RUNNING:
@@ -290,8 +288,7 @@ class Supervision:
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert set(self.ends) | set(self._alive) == set(range(self._size))
-        assert not set(self.ends) & set(self._alive)
+        assert self.ends.keys() <= set(range(self._size))
         timed = self.state not in (*UNSTOPPED, SupervisionState.LEFT, SupervisionState.ENDED)
         assert (self._deadline is not None) == (timed or self._is_saving_after_notice)
         assert self.state is SupervisionState.ENDED or self.alive
@@ -305,7 +302,7 @@ class Supervision:
     @property
     def _may_be_saving(self) -> bool:
         """Whether a worker that was notified of a preemption is running."""
-        return bool(self._noticed & self._alive.keys())
+        return not self._noticed.isdisjoint(self.alive)
 
     def _stop_or_let_save(self, now: float) -> list[Effect]:
         if not self._may_be_saving:
@@ -315,7 +312,6 @@ class Supervision:
         return []
 
     def _note_exit(self, local_rank: int, exitcode: int, now: float) -> None:
-        del self._alive[local_rank]
         stopping_s = 0.0 if self._stop_requested_at is None else now - self._stop_requested_at
         killed = int(signal.SIGKILL) if local_rank in self._hanging else 0
         asked = self._stop_signal or killed
