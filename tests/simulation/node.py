@@ -427,8 +427,9 @@ class Console:
     full = False
     unwritten = 0
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(self, loop: Any) -> None:
+        self.loop = loop
+        self._process: Process = loop.process
 
     def say(self, text: str) -> None:
         self._process.world.log(f"  {self._process.name}: {text}")
@@ -442,7 +443,7 @@ class Consoles(tuple[Console, ...]):
 
     @classmethod
     def open(cls, loop: Any) -> "Consoles":
-        return cls((Console(loop.process),))
+        return cls((Console(loop),))
 
     @property
     def stdout(self) -> Console:
