@@ -50,7 +50,7 @@ def have_dumped(env: Environment, ranks: Iterable[int], since: float) -> bool:
     """
     prefixes = _prefixes(env)
     return all(
-        any(_content(f"{prefix}{rank}", since, at_end=1) == _STOP for prefix in prefixes)
+        any(_content(f"{prefix}{rank}", since, only_end=True) == _STOP for prefix in prefixes)
         for rank in ranks
     )
 
@@ -114,17 +114,20 @@ def _read(prefixes: Iterable[str], rank: int, since: float) -> tuple[Collective,
     return None
 
 
-def _content(path: str, since: float, at_end: int = _MAX_BYTES) -> bytes | None:
-    """Return the last `at_end` bytes of a file, or None if the file is too old or belongs to
-    another user.
+def _content(path: str, since: float, *, only_end: bool = False) -> bytes | None:
+    """Return the content of a file, or just its last byte. Return None if the file is too old or
+    too large, or belongs to another user.
     """
     try:
         with files.opened(path) as file:
             found = os.fstat(file.fileno())
             if found.st_uid != os.geteuid() or found.st_mtime < since:
                 return None
-            file.seek(max(0, found.st_size - at_end))
-            return file.read(at_end)
+            if only_end:
+                file.seek(-1, os.SEEK_END)
+            elif found.st_size > _MAX_BYTES:
+                return None
+            return file.read(_MAX_BYTES)
     except (OSError, ValueError):
         return None
 

@@ -670,9 +670,9 @@ def _symptoms(failure: Failure) -> tuple[object, ...] | None:
 def _evidence(root: Failure, room: int) -> list[str]:
     """Return the traceback, or else the worker's last output, in at most `room` rows."""
     report = root.report
-    if report is not None and root.is_explained:
-        return ["", *excerpt(report.lines, room - 2), ""] if report.lines else [""]
     printed = () if report is None else report.lines
+    if root.is_explained:
+        return ["", *excerpt(printed, room - 2), ""] if printed else [""]
     size = WIDTH if printed or room < 2 * len(root.last_lines) + 3 else 2 * WIDTH
     last = [line for line in root.last_lines if line not in printed][-max(1, room - 3) :]
     lines = [cut(f"  {line}", size) for line in last]
