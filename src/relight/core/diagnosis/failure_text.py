@@ -529,13 +529,14 @@ def _short(text: str, field: str = "") -> str:
 
 def _size(failure: Failure, most: int = _RECORDED) -> int:
     """Return the size of the text to share, if each string is shortened to `most` characters."""
-    report, state = failure.report, failure.state
+    report, doing = failure.report, failure.doing
     texts = [failure.evidence, failure.gpu_error, failure.log, failure.words]
     texts += failure.last_lines[-_MAX_LAST:]
     if report is not None:
         texts += [report.type, report.message, report.where, report.source]
         texts += [*report.lines[-_MAX_LINES:], report.cause, report.cause_where, report.doubt]
-    texts += [state.place, state.handling, state.handling_where, *state.stack]
+    if doing is not None:
+        texts += [doing.place, doing.handling, doing.handling_where, *doing.stack]
     return sum(min(len(text), most) for text in texts)
 
 
