@@ -4,6 +4,7 @@ Older scripts expect their local rank as an argument, so without `--use-env`, ea
 `--local-rank=N` before its own arguments. Everything else works as in `relight run`.
 """
 
+from relight.agent.start import make_agent
 from relight.base import env as environment
 from relight.base.errors import EXIT_OK, UsageError
 from relight.cli import run
@@ -34,4 +35,4 @@ def main(argv: list[str]) -> int:
             "--no-python needs --use-env: --local-rank=N is an argument for Python scripts",
             hint="relight launch --use-env --no-python PROGRAM",
         )
-    return run.launch(spec, parsed.given, env, local_rank_argument=not use_env)
+    return make_agent(spec, parsed.given, env, local_rank_argument=not use_env).run()

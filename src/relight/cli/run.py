@@ -4,11 +4,10 @@ from collections.abc import Iterable
 
 from relight.agent.start import make_agent
 from relight.base import env as environment
-from relight.base.env import Environment
 from relight.base.errors import EXIT_OK
 from relight.flags import site
 from relight.flags.arguments import ParsedFlags, parse, to_spec
-from relight.flags.spec import FLAGS, Flag, LaunchSpec
+from relight.flags.spec import FLAGS, Flag
 
 
 def main(argv: list[str]) -> int:
@@ -21,7 +20,7 @@ def main(argv: list[str]) -> int:
     parsed = parse(argv, env, site=site.load(env))
     if answered(parsed, "run", FLAGS):
         return EXIT_OK
-    return launch(to_spec(parsed), parsed.given, env)
+    return make_agent(to_spec(parsed), parsed.given, env).run()
 
 
 def answered(parsed: ParsedFlags, command: str, flags: Iterable[Flag]) -> bool:
@@ -39,15 +38,3 @@ def answered(parsed: ParsedFlags, command: str, flags: Iterable[Flag]) -> bool:
 
         print(script(shell, flags))
     return bool(shell)
-
-
-def launch(
-    spec: LaunchSpec, given: set[str], env: Environment, *, local_rank_argument: bool = False
-) -> int:
-    """Run the agent and return the job's exit code. The arguments are the same as for
-    `agent.start.make_agent`.
-
-    Raises:
-        RelightError: if nothing was started.
-    """
-    return make_agent(spec, given, env, local_rank_argument=local_rank_argument).run()
