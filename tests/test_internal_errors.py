@@ -248,7 +248,7 @@ def test_elector_that_sends_garbage_is_disconnected() -> None:
     )  # fmt: skip
     seeker = Seeker()
     seeker.report_refused = said.append  # type: ignore[method-assign]
-    elector = Elector(loop, meeting, GroupSettings(1, 2, 0), 0, [[], []], lambda _: None, seeker)
+    elector = Elector(loop, meeting, GroupSettings(1, 2, 0), 0, [[], []], seeker)
     finder = Finder()
     finder.take_connection = elector.take_connection  # type: ignore[method-assign]
     coordinator = Coordinator(loop, sock, Security(), finder, socket.socket.close, said.append)

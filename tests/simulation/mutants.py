@@ -146,7 +146,7 @@ MUTANTS = (
     Mutant(
         "an elected coordinator's own workers run only as long as its votes last",
         "rendezvous/election_finder.py",
-        "self._seeker.extended(elector.election.lease_until())",
+        "self._seeker.extended(self.election.lease_until())",
         'self._seeker.extended(float("inf"))',
         "hosts",
     ),

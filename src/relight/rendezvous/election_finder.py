@@ -75,7 +75,6 @@ class ElectionFinder(Finder):
         self._unanswered = 0  # attempts since a coordinator last responded
         self._turn = 0
         self._elector: Elector | None = None
-        self._coordinates = False
         self._needed_at: float | None = None
         """The time at which this host was last known to be needed."""
         self._wait_from = 0.0
@@ -96,7 +95,7 @@ class ElectionFinder(Finder):
             self._become_elector()
         reason = "none of its hosts responds as the coordinator"
         if self._elector is not None:
-            if self._coordinates:
+            if self._elector.is_coordinator:
                 self._seeker.found(CoordinatorHere(self._elector.election.lease_until()))
                 return
             self._known_coordinator = self.coordinator_index()
@@ -244,23 +243,10 @@ class ElectionFinder(Finder):
                 self._settings,
                 index,
                 self._addresses,
-                self._on_role,
                 self._seeker,
             )
             self._seeker.listen(sock)
             return
-
-    def _on_role(self, coordinates: bool) -> None:
-        """Report to the seeker whether this host is the coordinator."""
-        elector, before, self._coordinates = self._elector, self._coordinates, coordinates
-        if elector is None:
-            return
-        if coordinates and before:
-            self._seeker.extended(elector.election.lease_until())
-        elif coordinates:
-            self._seeker.found(CoordinatorHere(elector.election.lease_until()))
-        elif before:
-            self._seeker.step_down(elector.election.explain(self._loop.now()), 0.0)
 
 
 class Elector:
@@ -272,11 +258,12 @@ class Elector:
         settings: the user's settings.
         me: this host's index in the list.
         addresses: the addresses of each host.
-        on_role: called repeatedly, with whether this host is the coordinator.
-        seeker: is notified of each elector whose messages are refused, and of each state change.
+        seeker: is notified of this host's role, of each elector whose messages are refused, and of
+            each state change.
 
     Attributes:
         election: the state machine.
+        is_coordinator: whether this host was the coordinator after the last step.
     """
 
     def __init__(
@@ -286,27 +273,25 @@ class Elector:
         settings: GroupSettings,
         me: int,
         addresses: list[list[tuple[str, int]]],
-        on_role: Callable[[bool], None],
         seeker: Seeker,
     ) -> None:
         self._loop = loop
         self._meeting = meeting
         self._settings = settings
         self._addresses = addresses
-        self._on_role = on_role
         self._seeker = seeker
         names = [host for host, _ in meeting.hosts]
         incarnation = os.urandom(8).hex()
         self.election = Election(
             names, me, incarnation, loop.now(), vote_s=_VOTE_S, alone=meeting.alone
         )
+        self.is_coordinator = False
         self._outgoing: dict[int, Connection] = {}
         self._up: set[int] = set()
         """Hosts that have responded and have not closed or refused a connection since then."""
         self._incoming: dict[Connection, None] = {}  # in order of arrival
         self._ballots = Ballots(loop)
         self._turn = 0
-        self._closed = False
         self._alarm = Alarm(loop, partial(self._step, Tick()))
         self._alarm.set(self.election.deadline())  # the first of two hosts needs no other vote
         self._ping_timer = loop.call_after(0, self._ping)
@@ -333,7 +318,6 @@ class Elector:
 
     def close(self) -> None:
         """Close all connections."""
-        self._closed = True
         self._alarm.set(None)
         self._ping_timer.cancel()
         for connection in [*self._outgoing.values(), *self._incoming]:
@@ -371,8 +355,6 @@ class Elector:
         self._outgoing = {i: each for i, each in self._outgoing.items() if each is not connection}
 
     def _ping(self) -> None:
-        if self._closed:
-            return
         now = self._loop.now()
         for index, addresses in enumerate(self._addresses):
             connection = self._outgoing.get(index)
@@ -412,7 +394,18 @@ class Elector:
         after = self.election.state
         if after is not before:
             self._seeker.record(changed("election", before.value, after.value, event))
-        self._on_role(self.election.coordinates(self._loop.now()))
+        self._report_role()
+
+    def _report_role(self) -> None:
+        """Report to the seeker whether this host is the coordinator."""
+        now, before = self._loop.now(), self.is_coordinator
+        self.is_coordinator = self.election.coordinates(now)
+        if self.is_coordinator and before:
+            self._seeker.extended(self.election.lease_until())
+        elif self.is_coordinator:
+            self._seeker.found(CoordinatorHere(self.election.lease_until()))
+        elif before:
+            self._seeker.step_down(self.election.explain(now), 0.0)
 
 
 class Ballots:
