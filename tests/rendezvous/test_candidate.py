@@ -51,11 +51,8 @@ def test_no_coordinator_is_elected_if_lock_cannot_be_renewed() -> None:
     """Otherwise each process would coordinate briefly in turn, forever."""
     loop, register, candidacy = Loop(), FullRegister(), Candidacy(15.0)
     answers: list[Answer] = []
-    candidate = Candidate(
-        loop, register, 15.0, candidacy,
-        on_renewed=lambda: None, on_step_down=lambda _: None, on_trouble=lambda _: None,
-        on_change=lambda _: None,
-    )  # fmt: skip
+    candidate = Candidate(loop, register, "there", 15.0, candidacy)
+    candidate.seeker = Found()
     try:
         assert candidate.take(lambda: "here", answers.append)
         loop.run_until(lambda: answers)
@@ -107,11 +104,9 @@ def test_lease_counts_from_before_the_request_however_late_the_answer() -> None:
     """The registry's own clock starts when it receives the request."""
     loop, register, candidacy = Loop(), SlowRegister(), Candidacy(5.0)
     renewed: list[float] = []
-    candidate = Candidate(
-        loop, register, 5.0, candidacy,
-        on_renewed=lambda: renewed.append(candidacy.until), on_step_down=lambda _: None,
-        on_trouble=lambda _: None, on_change=lambda _: None,
-    )  # fmt: skip
+    candidate = Candidate(loop, register, "there", 5.0, candidacy)
+    candidate.seeker = seeker = Found()
+    seeker.extended = renewed.append  # type: ignore[method-assign]
     latest = Candidacy(5.0)
     try:
         assert candidate.take(lambda: "here", lambda _: None)

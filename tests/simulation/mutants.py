@@ -153,8 +153,8 @@ MUTANTS = (
     Mutant(
         "a registry holder's lease counts from before its request",
         "rendezvous/leader_session.py",
-        "                self._hold_from(asked_at)\n                self._on_renewed()",
-        "                self._hold_from(self._loop.now())\n                self._on_renewed()",
+        "                self._hold_from(asked_at)\n                self.seeker.extended(",
+        "                self._hold_from(self._loop.now())\n                self.seeker.extended(",
         "register",
     ),
     Mutant(

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from relight.base import fields
 from relight.base.errors import UsageError
+from relight.base.text import format_duration
 from relight.core.link.leader_lease import Candidacy
 from relight.events.event_types import StateChanged
 from relight.host import background
 from relight.host.loop import Alarm, Loop
+from relight.rendezvous.discovery import Seeker
 from relight.rendezvous.leader_lock import LeaderLock, Record
 
 _RENEW_S = 0.3
@@ -51,38 +53,34 @@ class Candidate:
     Args:
         loop: the agent's loop.
         register: the registry, called in threads, one request at a time.
+        where: the registry, in readable form.
         ttl_s: how long a hold lasts unless it is renewed, in seconds.
         candidacy: determines until when the hold is certain to last.
-        on_renewed: called each time the hold is extended.
-        on_step_down: called with the reason when this process must stop coordinating.
-        on_trouble: called with the reason when the registry stops responding.
-        on_change: called each time the hold begins or ends.
+
+    Attributes:
+        seeker: is notified when the hold begins, is extended or ends. Set it before the first
+            request.
     """
 
     def __init__(
         self,
         loop: Loop,
         register: LeaderLock,
+        where: str,
         ttl_s: float,
         candidacy: Candidacy,
-        *,
-        on_renewed: Callable[[], None],
-        on_step_down: Callable[[str], None],
-        on_trouble: Callable[[str], None],
-        on_change: Callable[[StateChanged], None],
     ) -> None:
+        self.seeker: Seeker
         self.register = register
         self.asked_at: float | None = None
         """The time of the current request, or None."""
         self._loop = loop
+        self._where = where
         self._ttl_s = ttl_s
         self._candidacy = candidacy
-        self._on_renewed = on_renewed
-        self._on_step_down = on_step_down
-        self._on_trouble = on_trouble
-        self._on_change = on_change
         self._value = ""
         self._answers = True
+        self._closed = False
         self._renewal = Alarm(loop, self._renew)
         self._expiry = Alarm(loop, partial(self.step_down, "the register is not responding"))
 
@@ -138,9 +136,10 @@ class Candidate:
         return self._request(lambda: bool(self.register.evict(record, patience_s)), then)
 
     def step_down(self, reason: str) -> None:
-        """End the hold, and pass the reason to `on_step_down`."""
+        """End the hold, and stop coordinating."""
         self._end_hold(reason)
-        self._on_step_down(reason)
+        if not self._closed:
+            self.seeker.step_down(reason, 0.0)
 
     def release(self, reason: str) -> None:
         """End the hold and release the record immediately, so that another process can take it."""
@@ -149,6 +148,7 @@ class Candidate:
 
     def close(self) -> None:
         """End the hold, and release the record if the registry responds within 2 s."""
+        self._closed = True
         self._end_hold("the process leaves")
         end = self._loop.now() + _RELEASE_S
         self._loop.run_until(lambda: self.asked_at is None, _RELEASE_S)
@@ -160,7 +160,7 @@ class Candidate:
         the record expires.
         """
         if self._candidacy.until:
-            self._on_change(StateChanged("candidacy", "holding", "waiting", reason))
+            self.seeker.record(StateChanged("candidacy", "holding", "waiting", reason))
         self._candidacy.end_hold()
         self._renewal.set(None)
         self._expiry.set(None)
@@ -177,7 +177,7 @@ class Candidate:
         """
         if not self._candidacy.until:
             cause = "the register names this process"
-            self._on_change(StateChanged("candidacy", "waiting", "holding", cause))
+            self.seeker.record(StateChanged("candidacy", "waiting", "holding", cause))
         self._candidacy.held(asked_at)
         self._expiry.set(self._candidacy.until)
 
@@ -192,7 +192,11 @@ class Candidate:
                 return
             if isinstance(found, Exception):
                 if self._answers:
-                    self._on_trouble(describe_error(found))
+                    left = format_duration(self._candidacy.until - self._loop.now())
+                    self.seeker.say(
+                        f"can't renew the coordinator's record at {self._where}, "
+                        f"coordinating for {left} more: {describe_error(found)}"
+                    )
                 self._answers = False
             elif not found.ours:
                 self.step_down("the register names another coordinator")
@@ -200,7 +204,7 @@ class Candidate:
             else:
                 self._answers = True
                 self._hold_from(asked_at)
-                self._on_renewed()
+                self.seeker.extended(self._candidacy.until)
             if self._candidacy.until:
                 self._renew_later()
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from relight.base.errors import UsageError
-from relight.base.text import format_duration
 from relight.core.link.leader_lease import Candidacy, Refused
 from relight.core.link.lease import Refusal
 from relight.host.loop import Alarm, Loop
@@ -55,14 +54,7 @@ class RegisterFinder(Finder):
         self._meeting = meeting
         self._candidacy = Candidacy(meeting.ttl_s)
         self._candidate = Candidate(
-            loop,
-            meeting.register,
-            meeting.ttl_s,
-            self._candidacy,
-            on_renewed=lambda: self._seeker.extended(self._candidacy.until),
-            on_step_down=self._on_step_down,
-            on_trouble=self._on_trouble,
-            on_change=lambda change: self._seeker.record(change),  # noqa: PLW0108  # set later
+            loop, meeting.register, meeting.where, meeting.ttl_s, self._candidacy
         )
         self._seeker: Seeker
         self.keeps_socket = bool(port)
@@ -82,7 +74,7 @@ class RegisterFinder(Finder):
 
     def open(self, seeker: Seeker) -> None:
         """Store the seeker."""
-        self._seeker = seeker
+        self._seeker = self._candidate.seeker = seeker
 
     def seek(self, *, may_host: bool) -> None:
         """Read the registry's record. If it is empty and `may_host` is set, write a record for this
@@ -220,17 +212,6 @@ class RegisterFinder(Finder):
             self._seeker.found(CoordinatorAt(addresses[0], timeout_s, contact.host))
 
         dns.resolve(self._loop, name, contact.port, on_addresses)
-
-    def _on_step_down(self, reason: str) -> None:
-        if not self._closed:
-            self._seeker.step_down(reason, 0.0)
-
-    def _on_trouble(self, reason: str) -> None:
-        left = format_duration(self._candidacy.until - self._loop.now())
-        self._seeker.say(
-            f"can't renew the coordinator's record at {self._meeting.where}, "
-            f"coordinating for {left} more: {reason}"
-        )
 
     def _step_down(self) -> None:
         if self._candidacy.holds(self._loop.now()):
