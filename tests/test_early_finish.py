@@ -9,7 +9,7 @@ from conftest import LIMIT_S, Launch, Start
 
 IMPATIENT = """\
 import relight.agent.worker_group
-from relight.core.group import early_exits
+from relight.core.workers import early_exits
 relight.agent.worker_group._FINISHED_S = early_exits.MIN_S = 0.5
 from relight.__main__ import entry
 entry()

@@ -48,7 +48,7 @@ OWN = {
     "relight.core.group.membership",
     "relight.core.group.messages",
     "relight.core.group.node_ranks",
-    "relight.core.group.recovery",
+    "relight.core.group.node_recovery",
     "relight.core.group.restarts",
     "relight.core.group.roster",
     "relight.core.group.silence",

@@ -18,9 +18,9 @@ from warm_torch import WarmTorch
 
 from relight.base.text import pluralize
 from relight.core.workers import shared_words as words
-from relight.worker import recovery
-from relight.worker.recovery import _packed, sever
+from relight.worker import survivor
 from relight.worker.replicas import Generation
+from relight.worker.survivor import _packed, sever
 
 Script = Callable[[str], Path]
 SOON = (
@@ -256,8 +256,8 @@ def test_nccl_is_aborted_only_if_optimizer_steps_can_be_prevented(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another optimizer's step, or one in a CUDA graph, would use undefined data."""
-    monkeypatch.setattr(recovery, "has_nccl", lambda: True)
-    watch = recovery._Watch(memoryview(bytearray(words.SIZE)).cast("Q"))
+    monkeypatch.setattr(survivor, "has_nccl", lambda: True)
+    watch = survivor._Watch(memoryview(bytearray(words.SIZE)).cast("Q"))
     try:
         watch.generation = Generation(has_survived=False)
         assert watch.can_abort(), "nothing is trained yet"
@@ -469,21 +469,21 @@ def test_only_hung_rank_is_replaced_in_two_node_job(warm_torch: WarmTorch) -> No
 HELD_BACK = """
 import torch
 from relight.core.workers import shared_words as words
-from relight.worker import recovery
+from relight.worker import survivor
 from relight.worker.replicas import Generation
 
 page = memoryview(bytearray(words.SIZE)).cast("Q")
 weight = torch.nn.Parameter(torch.zeros(1))
 weight.grad = torch.ones(1)
 optimizer = torch.optim.SGD([weight], lr=1.0)
-watch = recovery._Watch(page)
+watch = survivor._Watch(page)
 watch.generation = Generation(False)
 watch.hook_optimizers()
 optimizer.step()
 page[words.LEAVE] = 1  # gradients of an aborted collective are undefined
 try:
     optimizer.step()
-except recovery.GroupBrokenError:
+except survivor.GroupBrokenError:
     print("held back at", weight.item())
 watch.end()
 optimizer.step()

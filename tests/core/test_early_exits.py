@@ -3,7 +3,6 @@
 import pytest
 from plays import Table, table
 
-from relight.core.group.early_exits import EarlyExits, describe_nodes, describe_ranks
 from relight.core.group.messages import Note
 from relight.core.status.snapshot import (
     DONE,
@@ -13,6 +12,7 @@ from relight.core.status.snapshot import (
     WholeJob,
     early_exits,
 )
+from relight.core.workers.early_exits import EarlyExits, describe_nodes, describe_ranks
 
 
 def times(found: EarlyExits, until: float) -> list[float]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relight.core.group.env_diff import compare
+from relight.core.env_diff import compare
 
 
 def known(**values: str) -> dict[str, dict[str, str]]:

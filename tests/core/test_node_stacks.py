@@ -4,7 +4,7 @@ import pytest
 
 from relight.base import fields
 from relight.core.diagnosis.stack_text import Frame, ProcessStack, ThreadStack
-from relight.core.group import node_stacks
+from relight.core.status import node_stacks
 from relight.core.status.snapshot import Question, Stacks
 
 

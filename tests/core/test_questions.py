@@ -7,7 +7,6 @@ from fuzzing import Chance, fuzzed
 
 from relight.agent.group import Group
 from relight.base import fields
-from relight.core.group.cluster_query import Questions
 from relight.core.group.group_types import GroupSettings, Received, Send
 from relight.core.group.messages import (
     Answer,
@@ -17,6 +16,7 @@ from relight.core.group.messages import (
     NodeAnswered,
     Question,
 )
+from relight.core.status.cluster_query import Questions
 from relight.host.loop import Loop
 
 

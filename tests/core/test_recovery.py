@@ -3,7 +3,7 @@
 import pytest
 
 from relight.core.failure import WorkerState
-from relight.core.workers.recovery import hanging, why_not, why_stopped
+from relight.core.workers.rank_recovery import hanging, why_not, why_stopped
 
 pytestmark = pytest.mark.pure
 

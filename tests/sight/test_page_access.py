@@ -338,11 +338,11 @@ def test_page_is_served_after_its_files_are_removed(
 @pytest.mark.mistakes
 def test_only_request_that_needs_removed_module_fails(page: Page) -> None:
     def stacks() -> str:
-        raise ModuleNotFoundError("No module named 'relight.core.group.node_stacks'")
+        raise ModuleNotFoundError("No module named 'relight.core.status.node_stacks'")
 
     page.server.served = page.server.served._replace(actions={"stacks": stacks})
     answer = page.act("stacks")
     assert answer.status == 500
     assert answer.body.count("\n") == 1
-    assert "No module named 'relight.core.group.node_stacks'" in answer.body
+    assert "No module named 'relight.core.status.node_stacks'" in answer.body
     assert page.ask("GET /state").status == 200

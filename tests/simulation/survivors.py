@@ -1,6 +1,6 @@
 """Simulated workers in a recoverable function.
 
-They leave a broken group and join the next one, as in worker/recovery. Some never enter the
+They leave a broken group and join the next one, as in worker/survivor. Some never enter the
 function, and some take longer than allowed.
 """
 

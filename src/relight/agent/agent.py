@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from relight.agent.network_check import NetworkCheck
     from relight.agent.shutdown import Leaving
     from relight.agent.status.inspector import JobInspector
-    from relight.warm.background import BackgroundPreload
+    from relight.warm.background_preload import BackgroundPreload
     from relight.warm.preloading import Preload
 
 _IDLE_S = 1.0
@@ -83,7 +83,7 @@ _LOADED_LATER = (
     "relight.core.workers.repeated_lines",
     "relight.agent.stacks_before_stop",
     "relight.processes.breakpoints",
-    "relight.core.group.node_stacks",
+    "relight.core.status.node_stacks",
     "relight.agent.status.inspector",
     "relight.agent.recovery",
 )
@@ -404,7 +404,7 @@ def _preload(
     if job.worker_program is None:
         return None
     if job.worker_program.in_background:
-        from relight.warm.background import BackgroundPreload
+        from relight.warm.background_preload import BackgroundPreload
 
         return BackgroundPreload(loop, job.worker_program, cold, journal.record, journal.say)
     from relight.warm.preloading import Preload

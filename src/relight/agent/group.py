@@ -16,13 +16,13 @@ from relight.events.event_types import StateChanged, Tick, changed
 from relight.host.loop import Alarm, Loop
 
 if TYPE_CHECKING:
-    from relight.core.group.cluster_query import Questions
+    from relight.core.status.cluster_query import Questions
 
 Recipient = Callable[[FromCoordinator], None]
 
 LOADED_LATER = (
     "relight.core.group.checkpoint_barrier",
-    "relight.core.group.early_exits",
+    "relight.core.workers.early_exits",
     "relight.core.group.flapping",
     "relight.core.diagnosis.flight_recorder_text",
     "relight.core.diagnosis.hang_text",
@@ -34,8 +34,8 @@ LOADED_LATER = (
 """Modules that a group needs after it has formed. Loading them earlier would slow down startup."""
 LOADED_FOR_NODES = (
     "hashlib",
-    "relight.core.group.env_diff",
-    "relight.core.group.cluster_query",
+    "relight.core.env_diff",
+    "relight.core.status.cluster_query",
     "relight.core.group.rank_order",
     "relight.core.group.reachability",
 )
@@ -166,7 +166,7 @@ class Group:
 
     def _relay(self, node: str, message: AskNodes | Answer) -> None:
         """Forward a node's query to all nodes, or handle one node's reply to it."""
-        from relight.core.group.cluster_query import LIMIT_S, Questions
+        from relight.core.status.cluster_query import LIMIT_S, Questions
 
         if self._questions is None:
             self._questions = Questions()

@@ -1,5 +1,5 @@
 """Lets workers keep their process after another worker has failed, by carrying out the effects of
-core/workers/recovery.
+core/workers/rank_recovery.
 
     a worker fails,    `begin`: request that the others, through memory shared with this agent,
     here or elsewhere  leave the group; poll until they have
@@ -12,7 +12,7 @@ generation is in a group.
 
 from collections.abc import Callable, Collection, Mapping
 
-from relight.core.workers import recovery
+from relight.core.workers import rank_recovery
 from relight.core.workers.supervision import SurvivorsLeave, SurvivorsLeft
 from relight.host.loop import Alarm, Loop
 from relight.processes.shared_pages import WorkerMemory
@@ -71,8 +71,8 @@ class Recovery:
         self._look()  # all of them may already be running again
         supervisor, memory = self._supervisor, self._memory()
         alive = [local_rank for local_rank in supervisor.alive if local_rank != failed]
-        hanging = recovery.hanging(alive, supervisor.workers.doing) if is_hang else ()
-        reason = recovery.why_not(alive, memory.inside(), hanging)
+        hanging = rank_recovery.hanging(alive, supervisor.workers.doing) if is_hang else ()
+        reason = rank_recovery.why_not(alive, memory.inside(), hanging)
         if reason is not None:
             if reason:
                 self._refuse(reason)
@@ -121,7 +121,7 @@ class Recovery:
             finished = [e.local_rank for e in supervisor.ends if not (e.exitcode or e.stop_signal)]
             self._stop_looking()
             if self._late and not supervisor.core.received:
-                self._refuse(recovery.why_stopped(finished, self._late, self._limit_s))
+                self._refuse(rank_recovery.why_stopped(finished, self._late, self._limit_s))
             return
         left = self._memory().have_left(self._count).difference(hanging)  # `hanging` are killed
         self._late = set(supervisor.alive) - left

@@ -67,11 +67,11 @@ if TYPE_CHECKING:
     from relight.agent.recovery import Recovery
     from relight.agent.watchdogs import Watchdogs
     from relight.core.diagnosis.printed_traceback import Program
-    from relight.core.group.early_exits import EarlyExits
+    from relight.core.workers.early_exits import EarlyExits
     from relight.core.workers.hang_detector import Quiet
     from relight.net.store_port import StorePort
     from relight.processes.shared_pages import WorkerMemory
-    from relight.warm.background import BackgroundPreload
+    from relight.warm.background_preload import BackgroundPreload
     from relight.warm.preloading import Preload
 
 _MAX_LOADERS = 4
@@ -81,7 +81,7 @@ _INIT_REPORT_S = 60
 start.
 """
 _FINISHED_S = 5.0
-"""When to first check for ranks that have finished before others (core/group/early_exits)."""
+"""When to first check for ranks that have finished before others (core/workers/early_exits)."""
 _AFTER_ERROR = (1, -signal.SIGABRT)
 """The exit codes of a worker that blames a peer. It either raises an exception or is killed by
 NCCL's watchdog.
@@ -769,7 +769,7 @@ class WorkerGroup:
         supervisor = self.supervisor
         if supervisor is None or not supervisor.is_running or self.stopped_by is not None:
             return
-        from relight.core.group.early_exits import EarlyExits, describe_ranks
+        from relight.core.workers.early_exits import EarlyExits, describe_ranks
         from relight.processes import breakpoints
 
         # Don't interrupt a debugger session, because the user already knows why that rank is

@@ -8,6 +8,7 @@ passed as an argument.
     status/      contents of `relight status` and `top`, and how the job spent its time
     failure.py   how a worker ended
     ranks.py     which worker has which rank
+    env_diff.py  differences between the environments of a job's nodes
 
 Each state machine has `step(event, now)`, which returns effects, as well as `deadline`, `explain`
 and `check`. Modules outside the core carry out the effects. There are scenarios for each state

@@ -18,8 +18,8 @@ which direction:
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from relight.core.group import env_diff
-from relight.core.group.env_diff import by_value, format_hosts
+from relight.core import env_diff
+from relight.core.env_diff import by_value, format_hosts
 from relight.health.doctor_messages import DoctorNode, Probe, ProbeResult
 from relight.health.finding import ERROR, WARNING, Finding, format_pairs
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from relight.core.group.env_diff import by_value, format_hosts
+from relight.core.env_diff import by_value, format_hosts
 from relight.core.ranks import natural
 
 _MAX_PARTS = 4

@@ -1,7 +1,7 @@
 """Collects facts that are expected to be the same on all nodes, within a few milliseconds and
 without importing torch.
 
-Facts that can't be determined are not compared. `core.group.env_diff` reports the differences
+Facts that can't be determined are not compared. `core.env_diff` reports the differences
 between nodes.
 """
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from relight.base import fields
 from relight.base.package import __version__
 from relight.base.values import whole
-from relight.core.group import node_stacks
-from relight.core.group.node_stacks import NodeStacks
+from relight.core.status import node_stacks
+from relight.core.status.node_stacks import NodeStacks
 from relight.core.status.snapshot import (
     ENDED,
     ClusterQuery,

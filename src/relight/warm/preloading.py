@@ -16,7 +16,7 @@ a generation's workers. Otherwise, the workers start cold. At most one warm spaw
                     (warm/import_profile). Without such a job, the first worker is watched, and the
                     warm spawner starts after its first optimizer step, at the lowest priority
     background      the same as auto, except that everything begins once the script's imports are
-                    complete, usually after the first step (`warm/background.py`), and that
+                    complete, usually after the first step (`warm/background_preload.py`), and that
                     processes from other jobs are not used
     more            with auto, the first worker of each generation is watched. If it imports modules
                     that the warm spawner lacks, and if it pays off (core/workers/import_ahead), a

@@ -203,7 +203,7 @@ def recoverable(function: Callable[Concatenate[Generation, P], R]) -> Callable[P
 
     Without relight, or if the surviving processes can't be kept, the function is called only once.
     """
-    from relight.worker import recovery
+    from relight.worker import survivor
 
     @wraps(function)
     def run(*arguments: P.args, **named: P.kwargs) -> R:
@@ -212,7 +212,7 @@ def recoverable(function: Callable[Concatenate[Generation, P], R]) -> Callable[P
         try:
             if not (os.environ.get("RELIGHT_RECOVERY") and os.environ.get(_ERROR_FILE)):
                 return function(Generation(False), *arguments, **named)
-            return recovery.run(page, lambda generation: function(generation, *arguments, **named))
+            return survivor.run(page, lambda generation: function(generation, *arguments, **named))
         finally:
             page[INSIDE] = 2
 

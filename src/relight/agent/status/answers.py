@@ -108,7 +108,7 @@ def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) 
 
 def _take_stacks(served: ServedJob, reply: Callable[[str], None]) -> None:
     """Read the workers' stacks in a thread, because each stack takes a few milliseconds."""
-    from relight.core.group import node_stacks
+    from relight.core.status import node_stacks
     from relight.stacks.worker_state import take_stacks
 
     workers = served.node.workers

@@ -1,5 +1,5 @@
 """Sends clients' queries to all nodes in a job through the coordinator, which gathers the replies
-(core/group/cluster_query).
+(core/status/cluster_query).
 """
 
 import json

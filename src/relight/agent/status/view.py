@@ -15,7 +15,7 @@ from relight.host.loop import Loop
 from relight.output.journal import Journal
 
 if TYPE_CHECKING:
-    from relight.warm.background import BackgroundPreload
+    from relight.warm.background_preload import BackgroundPreload
     from relight.warm.preloading import Preload
 
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")

@@ -13,7 +13,7 @@ from relight.cli.inspect import ranks
 from relight.cli.jobs.common import HANDLE, JSON, Page, print_json, read_arguments, switch
 from relight.core.diagnosis import stack_text
 from relight.core.diagnosis.stack_text import ProcessStack, RankGroup, ThreadStack
-from relight.core.group import node_stacks
+from relight.core.status import node_stacks
 from relight.job import handles
 from relight.processes.running_jobs import JobDirectory
 from relight.runner.lookup import run_jobs

@@ -31,7 +31,7 @@ class Differences:
             return []
         lines = []
         if kinds:  # empty in a single-node job, which starts faster without the import
-            from relight.core.group.env_diff import compare
+            from relight.core.env_diff import compare
 
             lines = compare(kinds, join.host, join.facts)
         kinds[join.host] = join.facts

@@ -5,7 +5,7 @@ dropped once the next one is formed or adopted.
 from typing import TYPE_CHECKING
 
 from relight.core.group.messages import NodePreempted, NodeReady
-from relight.core.group.recovery import Recovery
+from relight.core.group.node_recovery import Recovery
 from relight.core.group.roster import Roster
 from relight.core.group.successes import Successes
 from relight.core.group.teardown import Teardown, WorkerReports

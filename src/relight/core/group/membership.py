@@ -69,7 +69,7 @@ from relight.core.group.messages import (
     WorkerFailed,
     WorkersSucceeded,
 )
-from relight.core.group.recovery import Recovery
+from relight.core.group.node_recovery import Recovery
 from relight.core.group.restarts import Restarts
 from relight.core.group.roster import Roster
 from relight.core.group.successes import Successes

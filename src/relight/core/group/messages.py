@@ -409,7 +409,7 @@ class JobEnded(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A query to all nodes (core/group/cluster_query)."""
+    """A query to all nodes (core/status/cluster_query)."""
 
     number: int
     question: str

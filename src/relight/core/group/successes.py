@@ -2,13 +2,13 @@
 
 The nodes with running workers learn this for the next coordinator, which has no other source. If
 the other workers keep running for a long time, all nodes receive one message for users
-(core/group/early_exits). This has no other effect.
+(core/workers/early_exits). This has no other effect.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from relight.core.group.early_exits import EarlyExits
+    from relight.core.workers.early_exits import EarlyExits
 
 _REPORT_EVERY_S = 0.5
 """Minimum time between two messages about nodes that have succeeded."""
@@ -32,7 +32,7 @@ class Successes:
 
     def note_early_exit(self, group_rank: int, host: str, now: float) -> None:
         """Record that a node has succeeded while others are running."""
-        from relight.core.group.early_exits import EarlyExits
+        from relight.core.workers.early_exits import EarlyExits
 
         self._early_exits = self._early_exits or EarlyExits(self._began)
         self._early_exits.finish(group_rank, now)
@@ -64,7 +64,7 @@ class Successes:
             running: the hosts whose workers are running.
             now: the current time.
         """
-        from relight.core.group.early_exits import describe_nodes
+        from relight.core.workers.early_exits import describe_nodes
 
         assert self._early_exits is not None
         finished = [self._hosts[group_rank] for group_rank in self._early_exits.at]

@@ -146,7 +146,7 @@ class EventsAfter(NamedTuple):
 
 
 class Stacks(NamedTuple):
-    """A query to an agent for its workers' stacks (core/group/node_stacks)."""
+    """A query to an agent for its workers' stacks (core/status/node_stacks)."""
 
 
 class ClusterQuery(NamedTuple):
@@ -196,7 +196,7 @@ def early_exits(job: WholeJob) -> str:
     running = [rank.rank for node, rank in ranks if rank.exitcode is None and node.state == RUNNING]
     if own.state not in (RUNNING, DONE) or not (ended and running):
         return ""
-    from relight.core.group.early_exits import describe_ranks
+    from relight.core.workers.early_exits import describe_ranks
 
     ages_s = [max(0.0, own.taken - rank.ended) for rank in ended]
     return describe_ranks([rank.rank for rank in ended], ages_s, running)

@@ -31,7 +31,7 @@ DEADLINE = 2
 means never.
 """
 LEAVE = 3
-"""Written by the agent: how many process groups the worker must have left by now (worker/recovery).
+"""Written by the agent: how many process groups the worker must have left by now (worker/survivor).
 0 means none.
 """
 JOIN = 4

@@ -9,8 +9,8 @@ from typing import Any
 
 from relight.base import fields
 from relight.base.errors import EXIT_OK, UsageError
-from relight.core.group.node_stacks import numbered
 from relight.core.status import timeline
+from relight.core.status.node_stacks import numbered
 from relight.core.status.rates import Rates
 from relight.core.status.snapshot import ENDED, EventsAfter, NodeSnapshot, Output, WholeJob
 from relight.core.status.timeline import TimedEvent

@@ -16,7 +16,7 @@ from relight.core.diagnosis.stack_text import (
     few_or_many,
     main_thread,
 )
-from relight.core.group.cluster_query import LIMIT_S
+from relight.core.status.cluster_query import LIMIT_S
 
 _MAX_FRAMES = (100, 30, 10, 3)
 """How many of the innermost frames of each stack to keep. The first of these limits that makes the

@@ -1,6 +1,6 @@
 """Decides whether a node's surviving ranks can leave their process group and keep their processes.
 
-The surviving ranks join the next process group (worker/recovery) if the coordinator allows it
+The surviving ranks join the next process group (worker/survivor) if the coordinator allows it
 (core/group/survivors). Otherwise, the node restarts as usual, with a new process for every rank.
 """
 
