@@ -43,7 +43,7 @@ from contextlib import suppress
 from typing import Any
 
 from relight.base.errors import MachineError
-from relight.base.text import format_duration
+from relight.base.text import format_duration, pluralize
 from relight.core.status.preload_status import (
     IMPORTING,
     READY,
@@ -589,7 +589,7 @@ class Preload:
         setup = instructions(worker, names, learned, self._script.values, low_priority=low_priority)
         spawner = WarmSpawner(self._loop, self._begin(setup), self)
         self._asked = tuple(names)
-        what = ",".join(names) if learned is None else f"{len(names)} modules"
+        what = ",".join(names) if learned is None else pluralize(len(names), "module")
         self._record(PreloadStarted(spawner.pid, what))
         return spawner
 
