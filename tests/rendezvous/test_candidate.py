@@ -142,3 +142,27 @@ def test_agent_that_has_given_up_releases_record_obtained_afterwards(tmp_path: P
     finally:
         finder.close()
         loop.close()
+
+
+def test_holder_that_has_lost_a_node_steps_down_once_registry_is_silent(tmp_path: Path) -> None:
+    """The node was lost while the last confirmation was fresh. It may have evicted the holder since
+    then, and no further event may arrive before a successor continues without the holder.
+    """
+    flags = ["--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}", "--rdzv-id=j"]
+    meeting = arrange(to_spec(parse([*flags, "train.py"], Environment({}))), Environment({}))[0]
+    loop, register, seeker = Loop(), SlowRegister(), Found()
+    finder = RegisterFinder(loop, meeting._replace(register=register))
+    finder.open(seeker)
+    reasons: list[str] = []
+    seeker.step_down = lambda reason, again_s: reasons.append(reason)  # type: ignore[method-assign]
+    try:
+        finder._own.to_text = lambda: "here"  # type: ignore[method-assign]
+        finder.seek(may_host=True)
+        loop.run_until(lambda: seeker.results, LIMIT_S)
+        assert finder.coordinates(lambda: True)  # the confirmation is fresh
+        loop.run_until(lambda: reasons, LIMIT_S)
+        assert reasons == ["a node was lost during a register outage"]
+    finally:
+        register.answer.set()
+        finder.close()
+        loop.close()

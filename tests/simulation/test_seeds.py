@@ -36,6 +36,7 @@ def test_no_simulation_seed_violates_an_invariant_or_hangs(first: int) -> None:
         220_422,
         222_215,
         803_769,
+        300_884,
     ],
 )
 def test_seeds_that_exposed_past_bugs_pass(seed: int) -> None:
@@ -47,7 +48,8 @@ def test_seeds_that_exposed_past_bugs_pass(seed: int) -> None:
     had failed, or had succeeded before the others were asked to save. The coordinating host left
     during a blip because its own workers had ended, or never left. Two generations ran after the
     coordinator changed to a host that had just started, or whose agent had given up, or whose
-    nodes knew of a generation with a higher number than the last one.
+    nodes knew of a generation with a higher number than the last one, or while the former one was
+    cut off from its registry and waited for its next event to notice that.
     """
     _, _, wrong = play(seed)
     assert not wrong, wrong

@@ -69,6 +69,8 @@ class RegisterFinder(Finder):
         self._answers = False
         self._may_host = False
         self._alarm = Alarm(loop, self._request)
+        self._has_lost_nodes: Callable[[], bool] = lambda: False
+        self._stale = Alarm(loop, self._on_stale)
         self._retired = False
         self._closed = False
 
@@ -121,7 +123,12 @@ class RegisterFinder(Finder):
         now, candidacy = self._loop.now(), self._candidacy
         if not candidacy.holds(now):
             return False
-        if candidacy.is_fresh(now) or not has_lost_nodes():
+        if candidacy.is_fresh(now):
+            self._has_lost_nodes = has_lost_nodes
+            if self._stale.when is None:
+                self._stale.set(candidacy.fresh_until())
+            return True
+        if not has_lost_nodes():
             return True
         self._loop.call_after(0, self._step_down)
         return False
@@ -143,6 +150,7 @@ class RegisterFinder(Finder):
         """Stop, and release the record."""
         self._closed = True
         self._alarm.set(None)
+        self._stale.set(None)
         self._own.close()
         self._candidate.close()
 
@@ -212,6 +220,12 @@ class RegisterFinder(Finder):
             self._seeker.found(CoordinatorAt(addresses[0], timeout_s, contact.host))
 
         dns.resolve(self._loop, name, contact.port, on_addresses)
+
+    def _on_stale(self) -> None:
+        """Check whether a node was lost while the registry was still expected to respond. The next
+        event may be too late to stop the workers before a successor continues without them.
+        """
+        self.coordinates(self._has_lost_nodes)
 
     def _step_down(self) -> None:
         if self._candidacy.holds(self._loop.now()):

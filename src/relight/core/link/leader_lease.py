@@ -113,7 +113,11 @@ class Candidacy:
 
     def is_fresh(self, now: float) -> bool:
         """Return whether this holder would know if it had been evicted."""
-        return now < self.confirmed_at + FRESH_S
+        return now < self.fresh_until()
+
+    def fresh_until(self) -> float:
+        """Return when this holder could have been evicted without knowing it."""
+        return self.confirmed_at + FRESH_S
 
     def has_too_few(self, *, enough: bool) -> bool:
         """Record whether this holder has been reached by enough nodes for training. Return whether
