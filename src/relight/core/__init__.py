@@ -10,7 +10,8 @@ passed as an argument.
     ranks.py     which worker has which rank
     env_diff.py  differences between the environments of a job's nodes
 
-Each state machine has `step(event, now)`, which returns effects, as well as `deadline`, `explain`
-and `check`. Modules outside the core carry out the effects. There are scenarios for each state
-machine in tests/core, and tests/simulation runs all state machines together.
+The large state machines (`membership`, `link_state`, `election`, `supervision`) have
+`step(event, now)`, which returns effects, as well as `deadline`, `explain` and `check`. Their parts
+have methods named after what happened. Modules outside the core carry out the effects. There are
+scenarios for each state machine in tests/core, and tests/simulation runs all of them together.
 """

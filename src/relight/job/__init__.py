@@ -12,7 +12,8 @@ All other names are loaded on first use. Type checkers read `__init__.pyi`.
     serial.py             an app as JSON
     launcher_file.py      relight in one file, for images and hosts without it
 
-To add a field to roles, start in `app`, then add it to each scheduler's `request` module.
+To add a field to roles, start in `app`, then add it to each scheduler's `request` or `script`
+module.
 """
 
 _MODULES = {

@@ -1,7 +1,7 @@
 """Defines the generation (the argument of a recoverable function), and keeps the state that
 survives from one generation to the next.
 
-Of relight's modules, only this one imports torch, and only when state is shared. By then, the
+Of the modules in workers, only this one imports torch, and only when state is shared. By then, the
 script has already imported torch.
 """
 

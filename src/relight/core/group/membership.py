@@ -9,7 +9,7 @@ transitions and sends the messages. Smaller machines decide the rest:
     GATHERING   `formation`, with `foreign_leases` and `reachability`
     RUNNING     `admission`, `checkpoint_barrier`, `successes`, `roster` (hangs, slow ranks)
     STOPPING    `teardown`, then `restarts`
-    RECOVERING  `recovery`
+    RECOVERING  `node_recovery`
     always      `members`, `silence`, `wait_reports`
 
 Workers that can leave their process group may keep their process in the next generation

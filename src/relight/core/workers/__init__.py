@@ -7,5 +7,5 @@ whether workers can keep their process, and `early_exits` which of them finished
 `held_traceback`, `repeated_lines`, `traceback_groups`, `status_text` and `colours` format the
 terminal output. `shared_words` defines the layout of the memory shared by an agent and a worker.
 
-The drivers are processes/supervisor.py, agent/watchdogs.py and output/.
+The drivers are processes/supervisor.py, agent/watchdogs.py, agent/recovery.py and output/.
 """
