@@ -125,7 +125,7 @@ class RegisterFinder(Finder):
             return False
         if candidacy.is_fresh(now):
             self._has_lost_nodes = has_lost_nodes
-            if self._stale.when is None:
+            if self._stale.when is None:  # this is called for each heartbeat of each node
                 self._stale.set(candidacy.fresh_until())
             return True
         if not has_lost_nodes():
