@@ -29,8 +29,8 @@ _UNUSED = {"MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DE
 
 
 class Checked(NamedTuple):
-    """The result of the checks: the options that apply, which a cluster may have changed, and notes
-    for the user. The `python` field is the interpreter for Python scripts.
+    """The options, completed with the cluster's values, and notes for the user. The `python` field
+    is the interpreter for Python scripts.
     """
 
     spec: LaunchSpec
@@ -101,7 +101,7 @@ def _check_plugins(
 
 
 def _drop_unsupported(spec: LaunchSpec, notes: list[str]) -> LaunchSpec:
-    """Return the options without those that only work on Linux, and add a note for each of these.
+    """Remove the options that only work on Linux, and add notes about them.
 
     Raises:
         UsageError: if the launch can't work on this system at all.

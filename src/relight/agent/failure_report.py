@@ -57,7 +57,7 @@ def remove_old(path: str) -> None:
 
 
 def write(end: JobEnded, own: Sequence[Failure], job: AgentConfig, restarts: int) -> str:
-    """Write the report on a failed job to a file, which is always either complete or absent.
+    """Write the report on a failed job to a file. A partial file is never visible.
 
     Args:
         end: how the job ended.

@@ -205,15 +205,12 @@ class Kubelet:
         namespace = pod["metadata"]["namespace"]
         if projected := volume.get("projected"):
             mode = projected.get("defaultMode", 0o644)
-            sources = [
-                {**volume, part: {**source, "defaultMode": mode, "secretName": source.get("name")}}
-                for each in projected["sources"]
-                for part, source in each.items()
-            ]
-            for source in sources:
-                source.pop("projected")
-            filled = [self._files(pod, each) or {} for each in sources]
-            return {name: file for files in filled for name, file in files.items()}
+            found: dict[str, tuple[bytes, int]] = {}
+            for each in projected["sources"]:
+                for part, source in each.items():
+                    own = {**source, "secretName": source.get("name"), "defaultMode": mode}
+                    found |= self._files(pod, {"name": volume["name"], part: own}) or {}
+            return found
         for part, plural, key in (
             ("configMap", "configmaps", "name"), ("secret", "secrets", "secretName")
         ):  # fmt: skip
